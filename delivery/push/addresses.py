@@ -52,7 +52,7 @@ class ForbiddenEndpoint(ValueError):
     """``push_allow`` does not allow the endpoint; the text names what is not allowed."""
 
 
-class Endpoint(Struct, frozen=True):
+class CheckedEndpoint(Struct, frozen=True):
     """The parts of an endpoint that were checked. ``host`` is in lower case, without brackets."""
 
     scheme: str
@@ -136,7 +136,7 @@ class AllowList:
         """Whether a connection to ``address`` may be made for a URL with ``host``."""
         return self.allows_name(host) or self.allows_address(ipaddress.ip_address(address))
 
-    def check(self, endpoint: str) -> Endpoint:
+    def check(self, endpoint: str) -> CheckedEndpoint:
         """The endpoint, if it may be called as far as the URL shows it.
 
         Raises BadEndpoint and ForbiddenEndpoint.
@@ -158,7 +158,7 @@ def forbidden_text(host: str, address: str) -> str:
     )
 
 
-def check_endpoint(endpoint: str) -> Endpoint:
+def check_endpoint(endpoint: str) -> CheckedEndpoint:
     """The parts of an http or https URL. Raises BadEndpoint."""
     if len(endpoint) > ENDPOINT_CHARACTERS_MAX:
         raise BadEndpoint(
@@ -193,20 +193,20 @@ def check_endpoint(endpoint: str) -> Endpoint:
     port = port or (443 if parts.scheme == "https" else 80)
     if "[" in parts.netloc:
         try:
-            return Endpoint(parts.scheme, host, port, IPv6Address(host))
+            return CheckedEndpoint(parts.scheme, host, port, IPv6Address(host))
         except ValueError:
             raise BadEndpoint(f"the endpoint must have a valid address, got {host!r}") from None
     if _is_number(host.rstrip(".").rpartition(".")[2]):
         # Also 127.1, 2130706433 and 0x7f.1, which some libraries take for addresses.
         try:
-            return Endpoint(parts.scheme, host, port, IPv4Address(host))
+            return CheckedEndpoint(parts.scheme, host, port, IPv4Address(host))
         except ValueError:
             raise BadEndpoint(
                 f"the endpoint must have an address like 192.0.2.1, got {host!r}"
             ) from None
     if not NAME.fullmatch(host):
         raise BadEndpoint(f"the endpoint must have a host name, got {host!r}")
-    return Endpoint(parts.scheme, host, port, None)
+    return CheckedEndpoint(parts.scheme, host, port, None)
 
 
 def _is_number(label: str) -> bool:

@@ -1,10 +1,10 @@
 """What a receiver's answer means: the table, and nothing else.
 
-``Answer`` is what became of one POST, ``judge`` says what that means for its records, and ``TABLE``
-is what ``judge`` goes by: docs/push.md prints it, and a test compares the two.
+``PushAnswer`` is what became of one POST, ``judge`` says what that means for its records, and
+``TABLE`` is what ``judge`` goes by: docs/push.md prints it, and a test compares the two.
 
 An answer counts when it is complete. What was cut off in the middle, or took longer than the
-timeout, is no success whatever its status said: the receiver gets the records again. Only a body
+timeout, is a failure whatever its status said: the receiver gets the records again. Only a body
 that is longer than anyone needs is not read to its end, and its status counts.
 
 This module knows no sockets and reads no clocks.
@@ -43,7 +43,7 @@ class PushFailure(StrEnum):
     LOCAL = "local"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class PushAnswer(Struct, frozen=True, kw_only=True):
     """What became of a POST. Exactly one of ``status`` and ``failure`` decides: with a failure, a
     status is only what the receiver had said before it."""
 
@@ -64,7 +64,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     address: str = ""
 
 
-class Outcome(StrEnum):
+class AnswerOutcome(StrEnum):
     """What an answer means for the records of its POST."""
 
     SUCCESS = "success"  # delivered
@@ -74,22 +74,22 @@ class Outcome(StrEnum):
     GONE = "gone"  # the receiver wants no more: the subscription is paused
 
 
-class Meaning(Struct, frozen=True):
+class AnswerKind(Struct, frozen=True):
     """A row of the table. ``statuses`` are inclusive ranges; a status belongs to the first row
     that has it. A row that ``needs_retry_after`` has only answers with ``Retry-After``."""
 
     what: str
-    outcome: Outcome
+    outcome: AnswerOutcome
     why: str
     statuses: tuple[tuple[int, int], ...] = ()
     failures: tuple[PushFailure, ...] = ()
     needs_retry_after: bool = False
 
 
-class Verdict(Struct, frozen=True):
+class PushVerdict(Struct, frozen=True):
     """What an answer means. ``sentence`` says it to people."""
 
-    outcome: Outcome
+    outcome: AnswerOutcome
     sentence: str
     # How long the endpoint is held: always given with HELD, and with nothing else.
     retry_after_ms: int | None = None
@@ -97,84 +97,84 @@ class Verdict(Struct, frozen=True):
     @property
     def is_failure(self) -> bool:
         """Whether the limiter counts it: only failures of the receiver say that it is too slow."""
-        return self.outcome is Outcome.RECEIVER
+        return self.outcome is AnswerOutcome.RECEIVER
 
 
 def _each(*statuses: int) -> tuple[tuple[int, int], ...]:
     return tuple((status, status) for status in statuses)
 
 
-TABLE: tuple[Meaning, ...] = (
-    Meaning("2xx", Outcome.SUCCESS, "delivered; the body is not looked at", ((200, 299),)),
-    Meaning(
-        "429 or 503 with `Retry-After`", Outcome.HELD,
+TABLE: tuple[AnswerKind, ...] = (
+    AnswerKind("2xx", AnswerOutcome.SUCCESS, "delivered; the body is not looked at", ((200, 299),)),
+    AnswerKind(
+        "429 or 503 with `Retry-After`", AnswerOutcome.HELD,
         "the receiver asks for a pause, and gets it: at most an hour", _each(429, 503),
         needs_retry_after=True,
     ),
-    Meaning("410", Outcome.GONE, "the receiver wants no more of it", _each(410)),
-    Meaning(
-        "3xx", Outcome.RECEIVER, "redirects are not followed: change `endpoint`", ((300, 399),)
+    AnswerKind("410", AnswerOutcome.GONE, "the receiver wants no more of it", _each(410)),
+    AnswerKind(
+        "3xx", AnswerOutcome.RECEIVER, "redirects are not followed: change `endpoint`", ((300, 399),)
     ),
-    Meaning(
-        "401, 402, 403, 404, 405, 407, 421, 426", Outcome.RECEIVER,
+    AnswerKind(
+        "401, 402, 403, 404, 405, 407, 421, 426", AnswerOutcome.RECEIVER,
         "it would say the same of any record: the endpoint or its credentials are wrong",
         _each(401, 402, 403, 404, 405, 407, 421, 426),
     ),
-    Meaning(
-        "408, 423, 425, 429", Outcome.RECEIVER, "the receiver is too slow, or busy",
+    AnswerKind(
+        "408, 423, 425, 429", AnswerOutcome.RECEIVER, "the receiver is too slow, or busy",
         _each(408, 423, 425, 429),
     ),
-    Meaning(
-        "all other 4xx, such as 400, 409, 413, 422", Outcome.RECORD,
+    AnswerKind(
+        "all other 4xx, such as 400, 409, 413, 422", AnswerOutcome.RECORD,
         "the receiver refuses these records", ((400, 499),),
     ),
-    Meaning("5xx", Outcome.RECEIVER, "the receiver failed", ((500, 599),)),
-    Meaning(
-        "any other status", Outcome.RECEIVER, "that is not an answer to a POST", ((0, 999),)
+    AnswerKind("5xx", AnswerOutcome.RECEIVER, "the receiver failed", ((500, 599),)),
+    AnswerKind(
+        "any other status", AnswerOutcome.RECEIVER, "that is not an answer to a POST", ((0, 999),)
     ),
-    Meaning(
-        "no address (`dns`), no connection (`refused`, `unreachable`)", Outcome.RECEIVER,
+    AnswerKind(
+        "no address (`dns`), no connection (`refused`, `unreachable`)", AnswerOutcome.RECEIVER,
         "the receiver cannot be reached",
         failures=(PushFailure.DNS, PushFailure.REFUSED, PushFailure.UNREACHABLE),
     ),
-    Meaning(
-        "an address that `push_allow` does not allow (`forbidden`)", Outcome.RECEIVER,
+    AnswerKind(
+        "an address that `push_allow` does not allow (`forbidden`)", AnswerOutcome.RECEIVER,
         "nothing is sent to it", failures=(PushFailure.FORBIDDEN,),
     ),
-    Meaning(
-        "no TLS, or a certificate that is not valid (`tls`)", Outcome.RECEIVER,
+    AnswerKind(
+        "no TLS, or a certificate that is not valid (`tls`)", AnswerOutcome.RECEIVER,
         "nothing is sent to it", failures=(PushFailure.TLS,),
     ),
-    Meaning(
-        "no complete answer within `timeout_ms` (`timeout`)", Outcome.RECEIVER,
+    AnswerKind(
+        "no complete answer within `timeout_ms` (`timeout`)", AnswerOutcome.RECEIVER,
         "the receiver is too slow; it may have the records", failures=(PushFailure.TIMEOUT,),
     ),
-    Meaning(
-        "no answer, or half of one, and the connection closed (`closed`)", Outcome.RECEIVER,
+    AnswerKind(
+        "no answer, or half of one, and the connection closed (`closed`)", AnswerOutcome.RECEIVER,
         "the receiver may have the records", failures=(PushFailure.CLOSED,),
     ),
-    Meaning(
+    AnswerKind(
         "headers of more than 64 lines or 8 KiB each (`too_large`), or what is not HTTP"
-        " (`not_http`)", Outcome.RECEIVER,
+        " (`not_http`)", AnswerOutcome.RECEIVER,
         "the receiver may have the records",
         failures=(PushFailure.TOO_LARGE, PushFailure.NOT_HTTP),
     ),
-    Meaning(
-        "a request that cannot be made (`request`)", Outcome.RECEIVER,
+    AnswerKind(
+        "a request that cannot be made (`request`)", AnswerOutcome.RECEIVER,
         "the endpoint or an own header cannot be sent: change them",
         failures=(PushFailure.REQUEST,),
     ),
-    Meaning(
-        "no open file or memory for a connection (`local`)", Outcome.HELD,
+    AnswerKind(
+        "no open file or memory for a connection (`local`)", AnswerOutcome.HELD,
         "this machine is short of something: again after a second",
         failures=(PushFailure.LOCAL,),
     ),
 )  # fmt: skip
 
 
-def _by_status() -> dict[int, tuple[Meaning, ...]]:
+def _by_status() -> dict[int, tuple[AnswerKind, ...]]:
     """The rows of every status: one, or the one that needs ``Retry-After`` and the next."""
-    found: dict[int, tuple[Meaning, ...]] = {}
+    found: dict[int, tuple[AnswerKind, ...]] = {}
     for status in range(1_000):
         rows = [row for row in TABLE if any(low <= status <= high for low, high in row.statuses)]
         conditional = [row for row in rows if row.needs_retry_after]
@@ -183,14 +183,14 @@ def _by_status() -> dict[int, tuple[Meaning, ...]]:
     return found
 
 
-_BY_STATUS: Mapping[int, tuple[Meaning, ...]] = _by_status()
-_BY_FAILURE: Mapping[PushFailure, Meaning] = {
+_BY_STATUS: Mapping[int, tuple[AnswerKind, ...]] = _by_status()
+_BY_FAILURE: Mapping[PushFailure, AnswerKind] = {
     failure: row for row in TABLE for failure in row.failures
 }
-_DELIVERED = Verdict(Outcome.SUCCESS, "delivered")
+_DELIVERED = PushVerdict(AnswerOutcome.SUCCESS, "delivered")
 
 
-def meaning(answer: Answer) -> Meaning:
+def meaning(answer: PushAnswer) -> AnswerKind:
     """The row of the table that an answer belongs to."""
     if answer.failure is not None:
         return _BY_FAILURE[answer.failure]
@@ -201,7 +201,7 @@ def meaning(answer: Answer) -> Meaning:
     raise AssertionError("each status has a row without a condition")
 
 
-def judge(answer: Answer) -> Verdict:
+def judge(answer: PushAnswer) -> PushVerdict:
     """What an answer means for its records."""
     if answer.failure is None and answer.status is not None and 200 <= answer.status <= 299:
         return _DELIVERED
@@ -211,9 +211,9 @@ def judge(answer: Answer) -> Verdict:
     else:
         sentence = f"{answer.failure}: {answer.message or row.why}"
     pause_ms = None
-    if row.outcome is Outcome.HELD:
+    if row.outcome is AnswerOutcome.HELD:
         pause_ms = answer.retry_after_ms or LOCAL_HOLD_MS
-    return Verdict(row.outcome, sentence, pause_ms)
+    return PushVerdict(row.outcome, sentence, pause_ms)
 
 
 def retry_after_ms(value: str, date: str | None, now_ms: int) -> int | None:
@@ -245,16 +245,16 @@ def _http_date_ms(text: str) -> int | None:
         return None
 
 
-_OUTCOME_TEXT: Mapping[Outcome, str] = {
-    Outcome.SUCCESS: "success",
-    Outcome.RECEIVER: "failure of the receiver",
-    Outcome.RECORD: "failure of the record",
-    Outcome.HELD: "a pause",
-    Outcome.GONE: "the subscription is paused",
+_OUTCOME_TEXT: Mapping[AnswerOutcome, str] = {
+    AnswerOutcome.SUCCESS: "success",
+    AnswerOutcome.RECEIVER: "failure of the receiver",
+    AnswerOutcome.RECORD: "failure of the record",
+    AnswerOutcome.HELD: "a pause",
+    AnswerOutcome.GONE: "the subscription is paused",
 }
 
 
-def markdown(table: Iterable[Meaning] = TABLE) -> str:
+def markdown(table: Iterable[AnswerKind] = TABLE) -> str:
     """The table as docs/push.md has it."""
     lines = ["| answer | what it is | why |", "|---|---|---|"]
     lines += [f"| {row.what} | {_OUTCOME_TEXT[row.outcome]} | {row.why} |" for row in table]

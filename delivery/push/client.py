@@ -1,7 +1,7 @@
-"""The HTTP client of all senders of a shard: one POST in, one Answer out.
+"""The HTTP client of all senders of a shard: one POST in, one answer out.
 
 ``post`` never raises for anything that the receiver, the network or this machine does: what went
-wrong is in the Answer. Only the cancellation of the task passes.
+wrong is in the answer. Only the cancellation of the task passes.
 
 What holds for each POST:
 
@@ -13,7 +13,7 @@ What holds for each POST:
 
 The library (aiohttp) takes 130 ms to load and 14 MiB, so it is loaded by the first POST, in a
 thread: a daemon without push pays nothing. All of it is in ``posting.py``; this module knows the
-places and the Answer only.
+places only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from delivery.push.addresses import AllowList
-from delivery.push.answers import Answer, PushFailure
+from delivery.push.answers import PushAnswer, PushFailure
 from delivery.push.places import Places
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PushClient:
         body: bytes,
         timeout_ms: int,
         connections_max: int,
-    ) -> Answer:
+    ) -> PushAnswer:
         """Sends one POST, when fewer than ``connections_max`` are under way to ``endpoint``.
 
         ``headers`` are sent as they are; Host and Content-Length are added.
@@ -93,7 +93,7 @@ class PushClient:
         try:
             poster = self._poster
             if self._is_closed or poster is None:
-                return Answer(failure=PushFailure.LOCAL, message="the client is closed")
+                return PushAnswer(failure=PushFailure.LOCAL, message="the client is closed")
             return await poster.post(endpoint, headers, body, timeout_ms)
         finally:
             self._places.give(endpoint)
@@ -106,10 +106,10 @@ class PushClient:
         if self._poster is not None:
             await self._poster.close()
 
-    async def _open(self) -> Answer | None:
+    async def _open(self) -> PushAnswer | None:
         """Loads the library, once for all that wait for it."""
         if self._is_closed:
-            return Answer(failure=PushFailure.LOCAL, message="the client is closed")
+            return PushAnswer(failure=PushFailure.LOCAL, message="the client is closed")
         if self._opening is None:
             self._opening = asyncio.create_task(self._load())
         try:
@@ -117,7 +117,7 @@ class PushClient:
         except (ImportError, OSError, ValueError) as error:
             # The next POST tries again: the file may be there then.
             self._opening = None
-            return Answer(failure=PushFailure.LOCAL, message=str(error))
+            return PushAnswer(failure=PushFailure.LOCAL, message=str(error))
         return None
 
     async def _load(self) -> Poster:

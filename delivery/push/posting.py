@@ -27,7 +27,7 @@ from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
 from delivery.push.addresses import AllowList, BadEndpoint, check_endpoint, forbidden_text
-from delivery.push.answers import HEAD_BYTES, Answer, PushFailure, retry_after_ms
+from delivery.push.answers import HEAD_BYTES, PushAnswer, PushFailure, retry_after_ms
 from shards.clock import monotonic_ns, wall_ms
 
 _log = logging.getLogger(__name__)
@@ -167,13 +167,13 @@ class Poster:
         headers: Mapping[str, str] | Iterable[tuple[str, str]],
         body: bytes,
         timeout_ms: int,
-    ) -> Answer:
+    ) -> PushAnswer:
         """Sends a POST and reads its answer."""
         begin_ns = monotonic_ns()
         try:
             url = _url(endpoint)
         except BadEndpoint as error:
-            return Answer(failure=PushFailure.REQUEST, message=str(error))
+            return PushAnswer(failure=PushFailure.REQUEST, message=str(error))
         now = _Try(url.raw_host or "")
         token = _TRIES.set(now)
         try:
@@ -196,7 +196,7 @@ class Poster:
         body: bytes,
         begin_ns: int,
         now: _Try,
-    ) -> Answer:
+    ) -> PushAnswer:
         data = body if len(body) <= BYTES_MAX else io.BytesIO(body)
         response = await self._session.post(
             url, data=data, headers=_pairs(headers), allow_redirects=False
@@ -218,7 +218,7 @@ class Poster:
             pause_ms = retry_after_ms(
                 response.headers["Retry-After"], response.headers.get("Date"), wall_ms()
             )
-        return Answer(
+        return PushAnswer(
             status=response.status,
             retry_after_ms=pause_ms,
             head=head,
@@ -325,8 +325,8 @@ def _message(error: Exception, failure: PushFailure, now: _Try) -> str:
     return text[:MESSAGE_CHARACTERS_MAX]
 
 
-def _failed(failure: PushFailure, message: str, begin_ns: int, now: _Try) -> Answer:
-    return Answer(
+def _failed(failure: PushFailure, message: str, begin_ns: int, now: _Try) -> PushAnswer:
+    return PushAnswer(
         status=now.status,
         failure=failure,
         message=message,

@@ -13,8 +13,8 @@ from delivery.push.answers import (
     LOCAL_HOLD_MS,
     RETRY_AFTER_MS_MAX,
     TABLE,
-    Answer,
-    Outcome,
+    AnswerOutcome,
+    PushAnswer,
     PushFailure,
     judge,
     meaning,
@@ -26,7 +26,7 @@ NOW_MS = 1_795_000_000_000
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
 def test_any_2xx_is_a_success(status: int) -> None:
-    assert judge(Answer(status=status)).outcome is Outcome.SUCCESS
+    assert judge(PushAnswer(status=status)).outcome is AnswerOutcome.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -35,53 +35,56 @@ def test_any_2xx_is_a_success(status: int) -> None:
      500, 501, 502, 503, 504, 507, 599, 600, 999, 0],
 )  # fmt: skip
 def test_these_statuses_are_failures_of_the_receiver(status: int) -> None:
-    verdict = judge(Answer(status=status))
-    assert verdict.outcome is Outcome.RECEIVER
+    verdict = judge(PushAnswer(status=status))
+    assert verdict.outcome is AnswerOutcome.RECEIVER
     assert verdict.is_failure
     assert str(status) in verdict.sentence
 
 
 @pytest.mark.parametrize("status", [400, 406, 409, 411, 412, 413, 414, 415, 416, 417, 422, 431])
 def test_these_statuses_are_failures_of_the_record_and_say_nothing_about_speed(status: int) -> None:
-    verdict = judge(Answer(status=status))
-    assert verdict.outcome is Outcome.RECORD
+    verdict = judge(PushAnswer(status=status))
+    assert verdict.outcome is AnswerOutcome.RECORD
     assert not verdict.is_failure
 
 
 def test_410_pauses_the_subscription() -> None:
-    assert judge(Answer(status=410)).outcome is Outcome.GONE
+    assert judge(PushAnswer(status=410)).outcome is AnswerOutcome.GONE
 
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_pause_that_the_receiver_asks_for_is_no_failure(status: int) -> None:
-    verdict = judge(Answer(status=status, retry_after_ms=7_000))
-    assert (verdict.outcome, verdict.retry_after_ms) == (Outcome.HELD, 7_000)
+    verdict = judge(PushAnswer(status=status, retry_after_ms=7_000))
+    assert (verdict.outcome, verdict.retry_after_ms) == (AnswerOutcome.HELD, 7_000)
     assert not verdict.is_failure
 
 
 def test_other_statuses_with_a_pause_are_what_they_are_without_it() -> None:
-    assert judge(Answer(status=500, retry_after_ms=7_000)).outcome is Outcome.RECEIVER
-    assert judge(Answer(status=400, retry_after_ms=7_000)).outcome is Outcome.RECORD
+    assert judge(PushAnswer(status=500, retry_after_ms=7_000)).outcome is AnswerOutcome.RECEIVER
+    assert judge(PushAnswer(status=400, retry_after_ms=7_000)).outcome is AnswerOutcome.RECORD
 
 
 @pytest.mark.parametrize("failure", [each for each in PushFailure if each != "local"])
 def test_an_answer_that_does_not_count_is_a_failure_of_the_receiver(failure: PushFailure) -> None:
     # The status that came before the connection broke does not help it.
     for status in (None, 200, 400, 410):
-        verdict = judge(Answer(status=status, failure=failure, message="it broke"))
-        assert (verdict.outcome, verdict.sentence) == (Outcome.RECEIVER, f"{failure}: it broke")
+        verdict = judge(PushAnswer(status=status, failure=failure, message="it broke"))
+        assert (verdict.outcome, verdict.sentence) == (
+            AnswerOutcome.RECEIVER,
+            f"{failure}: it broke",
+        )
 
 
 def test_what_this_machine_is_short_of_holds_the_endpoint_for_a_second() -> None:
-    verdict = judge(Answer(failure=PushFailure.LOCAL, message="no files"))
-    assert (verdict.outcome, verdict.retry_after_ms) == (Outcome.HELD, LOCAL_HOLD_MS)
+    verdict = judge(PushAnswer(failure=PushFailure.LOCAL, message="no files"))
+    assert (verdict.outcome, verdict.retry_after_ms) == (AnswerOutcome.HELD, LOCAL_HOLD_MS)
     assert not verdict.is_failure
 
 
 def test_each_status_and_each_failure_has_exactly_one_row() -> None:
-    assert {meaning(Answer(failure=failure)) for failure in PushFailure} <= set(TABLE)
+    assert {meaning(PushAnswer(failure=failure)) for failure in PushFailure} <= set(TABLE)
     for status in range(-1, 1_002):
-        assert meaning(Answer(status=status)) in TABLE
+        assert meaning(PushAnswer(status=status)) in TABLE
     assert all(row.statuses or row.failures for row in TABLE)
     named = [failure for row in TABLE for failure in row.failures]
     assert sorted(named) == sorted(PushFailure)
@@ -95,8 +98,8 @@ def test_each_status_and_each_failure_has_exactly_one_row() -> None:
 def test_only_what_is_held_has_a_pause(
     status: int, failure: PushFailure | None, pause_ms: int | None
 ) -> None:
-    verdict = judge(Answer(status=status, failure=failure, retry_after_ms=pause_ms))
-    assert (verdict.retry_after_ms is not None) == (verdict.outcome is Outcome.HELD)
+    verdict = judge(PushAnswer(status=status, failure=failure, retry_after_ms=pause_ms))
+    assert (verdict.retry_after_ms is not None) == (verdict.outcome is AnswerOutcome.HELD)
     assert verdict.sentence
 
 
