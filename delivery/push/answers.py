@@ -113,7 +113,8 @@ TABLE: tuple[AnswerKind, ...] = (
     ),
     AnswerKind("410", AnswerOutcome.GONE, "the receiver wants no more of it", _each(410)),
     AnswerKind(
-        "3xx", AnswerOutcome.RECEIVER, "redirects are not followed: change `endpoint`", ((300, 399),)
+        "3xx", AnswerOutcome.RECEIVER, "redirects are not followed: change `endpoint`",
+        ((300, 399),),
     ),
     AnswerKind(
         "401, 402, 403, 404, 405, 407, 421, 426", AnswerOutcome.RECEIVER,
