@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tests.chaos.run import only_subscriptions, run, under_pressure
+from tests.chaos.run import only_push, only_subscriptions, run, under_pressure
 from tests.chaos.world import SPEC, Options
 
 SHOWN_MAX = 20
@@ -26,10 +26,11 @@ SHOWN_MAX = 20
 @click.option("--no-lake", is_flag=True, help="Without compactions and collections.")
 @click.option("--pressure", is_flag=True, help="Small rings, and a store that is slow and busy.")
 @click.option("--subscriptions", is_flag=True, help="Subscriptions and little else.")
+@click.option("--push", is_flag=True, help="Push subscriptions and little else.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
-    subscriptions: bool, no_steps: bool,
+    subscriptions: bool, push: bool, no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
@@ -42,6 +43,8 @@ def main(
         options = under_pressure(options)
     if subscriptions:
         options = only_subscriptions(options)
+    if push:
+        options = only_push(options)
     try:
         report = run(options)
     except Exception:
@@ -67,6 +70,8 @@ def main(
     click.echo(f"watchers: {report.streams} streams, {report.records_watched} records seen")
     consumed = ", ".join(f"{count} {what}" for what, count in sorted(report.consumed.items()))
     click.echo(f"consumers: {consumed or 'none'}")
+    pushed = ", ".join(f"{count} {what}" for what, count in sorted(report.pushed.items()))
+    click.echo(f"receiver: {pushed or 'none'}")
     if report.contradictions:
         for sentence in report.contradictions[:SHOWN_MAX]:
             click.echo(sentence)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shards.clock import monotonic_ns
-from tests.chaos import history, plan, pressure, routers, subscriptions
+from tests.chaos import history, plan, pressure, pushes, routers, subscriptions
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.consumers import Consumer, Operator
@@ -35,7 +35,7 @@ CAPPED: Place = ("short", 0)
 CAP_RECORDS = 50
 LOSSY = "news"
 PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED, (LOSSY, 0)]
-ALL_PLACES = [*PLACES, *routers.COPIES, *subscriptions.BURIED]
+ALL_PLACES = [*PLACES, *routers.COPIES, *subscriptions.BURIED, *pushes.BURIED]
 FIRST_RECORDS = 200  # of each partition before the first compaction
 
 
@@ -59,6 +59,7 @@ class Report(Struct):
     streams: int = 0
     records_watched: int = 0
     consumed: Counter[str] = Counter()
+    pushed: Counter[str] = Counter()
     rungs: Counter[str] = Counter()
     windows_ms: set[float] = set()
     contradictions: list[str] = []
@@ -78,21 +79,36 @@ def only_subscriptions(options: Options) -> Options:
     return replace(options, read=False, lake=False, subscribe=True)
 
 
+def only_push(options: Options) -> Options:
+    """The same run, with push subscriptions and little else."""
+    return replace(
+        options, read=False, lake=False, push=True, producers=pushes.PRODUCERS,
+        pause_s=pushes.PAUSE_S, settings=options.settings | pushes.SETTINGS,
+    )  # fmt: skip
+
+
 def run(options: Options) -> Report:
     """Runs and checks. Raises the error of a client or of a start of the daemon."""
     path = options.folder / "history.jsonl"
     with History(path) as written:
         world = World(options, written)
+        spoiler = pushes.Spoiler(options.folder, written, options.seed) if options.push else None
         try:
-            report = _live(options, world, written)
+            report = _live(options, world, written, spoiler)
         finally:
             world.end(signal.SIGKILL, group=True)
+            if spoiler is not None:
+                spoiler.receiver.kill()
+        if spoiler is not None:
+            for line in spoiler.lines():
+                written.add(line)
     lines = history.load(path)
     report.contradictions += check(lines)
     pages = [line for line in lines if isinstance(line, history.Page)]
     report.records_evicted = max(
         (page.gap[1] for page in pages if page.gap is not None and page.reason == "cap"), default=0
     )
+    report.pushed = pushes.told(lines)
     cold = [line for line in lines if isinstance(line, history.Page) and line.reader == COLD]
     report.records_kept = sum(len(page.records) for page in cold)
     answered = sum(isinstance(line, history.Answered) for line in lines)
@@ -100,7 +116,9 @@ def run(options: Options) -> Report:
     return report
 
 
-def _live(options: Options, world: World, written: History) -> Report:
+def _live(
+    options: Options, world: World, written: History, spoiler: pushes.Spoiler | None
+) -> Report:
     world.start()
     topic_ids = _create_topics(world, written)
     numbers = Numbers()
@@ -113,8 +131,14 @@ def _live(options: Options, world: World, written: History) -> Report:
     readers, rereaders, watchers = _readers(options, world, written, topic_ids)
     consumers = _consumers(options, world, written)
     governor = pressure.GovernorWatch(world.port)
+    spoilers = [spoiler] if spoiler is not None else []
+    for each in spoilers:
+        assert world.daemon is not None
+        each.begin()
+        pushes.create(world.daemon, written, each.receiver)
     keeper = world.keeper
-    with _running([*producers, *readers, *rereaders, *watchers, *consumers, governor]):
+    clients = [*producers, *readers, *rereaders, *watchers, *consumers, *spoilers, governor]
+    with _running(clients):
         if keeper is not None:
             _wait_for_records(world)
             keeper.once()
@@ -129,6 +153,9 @@ def _live(options: Options, world: World, written: History) -> Report:
             wait_until_seen(watchers, world.port)
         if options.subscribe:
             subscriptions.wait_until_drained(world.port, written)
+        if options.push:
+            _stop(spoilers)
+            pushes.wait_until_drained(world.port, written)
         _stop([*watchers, *readers, *rereaders, *consumers, governor])
     for place in ALL_PLACES:
         for page in read_whole(world.port, place, "hot"):
@@ -136,6 +163,7 @@ def _live(options: Options, world: World, written: History) -> Report:
     world.calm()
     world.restart()
     contradictions = subscriptions.undone(world.port) if options.subscribe else []
+    contradictions += pushes.undone(world.port) if options.push else []
     if keeper is not None:
         keeper.once()
         world.restart()  # and no cache has what is in the lake now

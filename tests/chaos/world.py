@@ -32,7 +32,7 @@ RETRY_S = 1.0
 
 class Options(Struct, frozen=True):
     """Options of a run. It ends at either limit; ``kills`` 0 means no limit. ``read``: there are
-    readers, watchers and routers; ``subscribe``: subscriptions."""
+    readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push subscriptions."""
 
     folder: Path
     seed: int
@@ -44,6 +44,7 @@ class Options(Struct, frozen=True):
     lake: bool = True
     read: bool = True
     subscribe: bool = False
+    push: bool = False
     producers: int = 6
     pause_s: float = 0.005
     pad_bytes: int = 0
