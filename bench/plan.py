@@ -3,8 +3,9 @@
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body; ``ceiling/SIZE``
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
 with the shards, ``delivery/WHAT`` what comes after the commit, ``subscriptions/WHAT`` what
-consumers share, ``governor/WHAT`` what pressure does, and ``compaction/SHAPE`` the Spark job and
-plain pyarrow. Cases that are compared run one after the other, because machines drift.
+consumers share, ``push/WHAT`` what is POSTed, ``governor/WHAT`` what pressure does, and
+``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run one after the
+other, because machines drift.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DELIVERIES = {
     "delivery/routed": 40,
     "delivery/wakeups": 30,
 }
-# Subscriptions and the governor, in the same way.
+# Subscriptions, push and the governor, in the same way.
 SUBSCRIBED = {
     "subscriptions/drain": 50,
     "subscriptions/waiting": 25,
@@ -45,6 +46,11 @@ SUBSCRIBED = {
     "subscriptions/hot-key": 45,
     "subscriptions/takeover": 50,
     "subscriptions/requests": 30,
+}
+PUSHED = {
+    "push/posts": 75,
+    "push/allowed": 90,
+    "push/follow": 105,
 }
 GOVERNED = {
     "governor/loads": 75,
@@ -59,7 +65,7 @@ SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
 
 START_STOP_S = 4  # start and end of a daemon, and its share of the start of MinIO
-LIMIT_S = 2100
+LIMIT_S = 2400
 QUICK_LIMIT_S = 90
 
 
@@ -85,7 +91,7 @@ QUICK = Times(ceiling_s=2, light_s=3, half_s=2, saturated_s=4, compared_s=4, tai
 
 class Case(NamedTuple):
     """One case; ``kind`` is embedded, minio, ceiling, s2-lite, put-cost, scale, a delivery,
-    subscriptions, the governor or a compaction."""
+    subscriptions, push, the governor or a compaction."""
 
     kind: str
     size: Size | None = None
@@ -138,6 +144,8 @@ class Case(NamedTuple):
             return DELIVERIES[self.kind]
         if self.kind in SUBSCRIBED:
             return SUBSCRIBED[self.kind]
+        if self.kind in PUSHED:
+            return PUSHED[self.kind]
         if self.kind in GOVERNED:
             return GOVERNED[self.kind]
         if self.kind == SCALE:
@@ -172,7 +180,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    kinds = [SCALE, *DELIVERIES, *SUBSCRIBED, *GOVERNED, *COMPACTIONS]
+    kinds = [SCALE, *DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 
 

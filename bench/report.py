@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench import delivery_report, governor_report, subscription_report
+from bench import delivery_report, governor_report, push_report, subscription_report
 from bench.figures import GIB, MIB, NONE, Target, cpu_s_per_gib, mib_per_s, number, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
 from bench.results import (
@@ -59,6 +59,8 @@ def text(results: Results) -> str:
         sections.append(_section(title, heads, rows))
     for title, (heads, rows) in subscription_report.sections(results.subscriptions):
         sections.append(_section(title, heads, rows))
+    for title, (heads, rows) in push_report.sections(results.push):
+        sections.append(_section(title, heads, rows))
     for title, (heads, rows) in governor_report.sections(results.governor):
         sections.append(_section(title, heads, rows))
     if results.compactions:
@@ -88,6 +90,7 @@ def targets(results: Results) -> list[Target]:
         *_scale_targets(results),
         *delivery_report.targets(results.delivery),
         *subscription_report.targets(results.subscriptions),
+        *push_report.targets(results.push),
         *governor_report.targets(results.governor),
     ]
 
@@ -272,6 +275,7 @@ def _notes(results: Results) -> Iterator[str]:
     shares = [load.others_share for daemon in results.daemons for load in _loads(daemon)]
     shares += [other.others_share for other in [*results.ceilings, *results.peers]]
     shares += [results.delivery.others_share, results.subscriptions.others_share]
+    shares.append(results.push.others_share)
     if max(shares, default=0.0) > OTHERS_SHARE_MAX:
         yield (
             f"Other programs used up to {max(shares):.0%} of all CPUs during a load: figures per"

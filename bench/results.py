@@ -7,6 +7,7 @@ import msgspec
 from bench.delivery_results import DeliveryResults
 from bench.governor_results import GovernorResults
 from bench.load import Load
+from bench.push_results import PushResults
 from bench.put_cost import PutCost
 from bench.subscription_results import SubscriptionResults
 
@@ -130,6 +131,7 @@ class Results(msgspec.Struct):
     scale: list[ScaleResult] = []
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
     subscriptions: SubscriptionResults = msgspec.field(default_factory=SubscriptionResults)
+    push: PushResults = msgspec.field(default_factory=PushResults)
     governor: GovernorResults = msgspec.field(default_factory=GovernorResults)
     left_out: list[LeftOut] = []
     case_seconds: dict[str, float] = {}

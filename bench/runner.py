@@ -26,6 +26,7 @@ from bench.processes import (
     start_null,
     start_s2_lite,
 )
+from bench.pushes import PushBench
 from bench.results import DaemonResult, LeftOut, LoadResult, OtherResult, Results, TailResult
 from bench.sampler import Sampler
 from bench.subscriptions import SubscriptionsBench
@@ -100,6 +101,10 @@ class Runner:
                 self._work, daemon_cpus, self._results.subscriptions, set(self._cpus)
             )
             subscribed.run(case.kind)
+        elif case.kind in plan.PUSHED:
+            daemon_cpus, _, _ = share_cpus(self._cpus, 1)
+            pushed = PushBench(self._work, daemon_cpus, self._results.push, set(self._cpus))
+            pushed.run(case.kind)
         elif case.kind in plan.GOVERNED:
             daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
             governed = self._results.governor
