@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from bench import push_series
 from bench.others import Others
 from bench.processes import (
     ROOT,
@@ -32,6 +31,7 @@ from bench.processes import (
 )
 from bench.push_results import AllowedResult, FollowResult, PostingResult, PushResults
 from shards.clock import monotonic_ns
+from tools.receiver import series as push_series
 from tools.receiver.behavior import SERIES_MS, Behavior, Counts
 from tools.receiver.process import ReceiverProcess
 

@@ -7,8 +7,8 @@ import pytest
 
 from bench import push_report, report
 from bench.push_results import AllowedResult, FollowResult, PostingResult, PushResults
-from bench.push_series import counted, peak, settled_after_s
 from bench.results import Machine, Results
+from tools.receiver.series import counted, peak, settled_after_s
 
 
 def verdicts(results: PushResults) -> list[str]:

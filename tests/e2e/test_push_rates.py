@@ -1,0 +1,88 @@
+"""Senders find the speed of real receivers that answer 503 beyond their capacity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import running, wait_until
+from tests.e2e.pushing import SETTLED_HANG_S, TIMES, Pushing
+from tools.receiver.behavior import Behavior
+from tools.receiver.process import ReceiverProcess
+from tools.receiver.series import STEPS_PER_S, peak
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("capacity", [20, 200])
+def test_a_sender_settles_at_the_capacity_of_its_receiver_and_follows_it(
+    data: Path, capacity: int
+) -> None:
+    """Row H25: within a tenth, with less than 5 % failures; then half of it, then all of it."""
+    with ReceiverProcess() as receiver, running(data, settings=TIMES) as daemon:
+        receiver.behave("found", Behavior(capacity_per_s=capacity))
+        pushing = Pushing(daemon, receiver, "found", rate_max=1_000, connections_max=64)
+        pushing.fill(150 * capacity)
+        pushing.wait_until_settled(capacity, 10)
+        receiver.behave("found", Behavior(capacity_per_s=capacity / 2))
+        pushing.wait_until_settled(capacity / 2, 10)
+        receiver.behave("found", Behavior(capacity_per_s=capacity))
+        pushing.wait_until_settled(capacity, 10)
+
+
+# The healthy ones by capacity; rate_max is far above it. The others cannot be served at all.
+CAPACITIES = {"c5": 5, "c10": 10, "c20": 20, "c40": 40, "c60": 60, "c80": 80}
+BAD = {
+    "down": Behavior(capacity_per_s=0),
+    "silent": Behavior(silent_share=1),
+    "cut": Behavior(cut_share=1),
+    "slow": Behavior(latency_ms=400),
+}
+SLOW_PER_S = 10  # 4 connections of 400 ms each
+
+
+def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> None:
+    with ReceiverProcess() as receiver, running(data, shards=2, settings=TIMES) as daemon:
+        pushings = {}
+        for name, capacity in CAPACITIES.items():
+            receiver.behave(name, Behavior(capacity_per_s=capacity))
+            pushings[name] = Pushing(daemon, receiver, name, rate_max=500, timeout_ms=2_000)
+        for name, behavior in BAD.items():
+            receiver.behave(name, behavior)
+            pushings[name] = Pushing(
+                daemon, receiver, name, rate_max=500, timeout_ms=1_000, connections_max=4
+            )
+        for name, pushing in pushings.items():
+            pushing.fill(100 * CAPACITIES.get(name, 20))
+        expected = {**CAPACITIES, "slow": SLOW_PER_S}
+        wait_until(
+            lambda: all(
+                pushings[name].is_settled(capacity, 8) for name, capacity in expected.items()
+            ),
+            "all that answer to have what they can take",
+            SETTLED_HANG_S,
+        )
+        for name in ("down", "silent", "cut"):
+            state = pushings[name].state
+            assert state["lag"] == 100 * 20 and state["poisoned"] == 0
+        for name in BAD:
+            receiver.behave(name, Behavior())
+        for name in BAD:
+            pushings[name].wait_until_drained()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_backlog_uses_the_whole_rate_and_never_more(data: Path, shards: int) -> None:
+    """Rows H8 and H15, at a real receiver: the burst is 50 ms of the rate, and a POST may be held
+    up on its way."""
+    rate = 100.0
+    with ReceiverProcess() as receiver, running(data, shards=shards, settings=TIMES) as daemon:
+        pushing = Pushing(
+            daemon, receiver, "whole", rate_max=rate, senders=shards, partitions=shards
+        )
+        pushing.fill(6_000)
+        pushing.wait_until_settled(rate, 10)
+        series = receiver.counts("whole").series
+        first, last = min(series), max(series)
+        assert peak(series, first, last - STEPS_PER_S) <= 1.25 * rate
