@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 
 from daemon import inherit, logs, memory
@@ -41,6 +42,7 @@ from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
 from delivery.pipes.addresses import open_pipe_listeners
+from delivery.push.secrets import SecretsFile
 from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at
@@ -97,8 +99,9 @@ class Supervisor:
         self.bells = Doorbells.create(config.shards)
         self._owner = OwnerThread(self.segment, self.bells, owner_log, told)
         self._upkeep = UpkeepThread(
-            self.segment, kept, lambda: self.config.retention_interval_ms, clocks
-        )
+            self.segment, kept, lambda: self.config.retention_interval_ms, clocks,
+            SecretsFile(Path(config.data_dir)),
+        )  # fmt: skip
         self._alarms = AlarmBoard(self.segment, config.shards)
         self._images = ImageThread(
             self.segment, self._owner, owner_log, store, copied, self._alarms

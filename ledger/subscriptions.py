@@ -263,6 +263,13 @@ def owned(
     return changes.latest(tx), [_view(tx, each) for each in found.values()]
 
 
+def secrets_ids(tx: ReadTx) -> set[str]:
+    """The ids of the secrets that live subscriptions have; at most SUBSCRIPTIONS_MAX."""
+    rows = tx.execute("SELECT config FROM subscriptions WHERE deleted_ms IS NULL")
+    settings = [_decoder.decode(config).push for (config,) in rows.fetchall()]
+    return {each.secrets_id for each in settings if each is not None and each.secrets_id}
+
+
 def _store(tx: WriteTx, changed: Subscription) -> None:
     tx.execute(
         "UPDATE subscriptions SET config = ?, dead_letter_id = ?, changed = ?"

@@ -3,7 +3,8 @@
 Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/upkeep/retention.py``
 says which and by what time) and evicts in short transactions; where no topic has a limit that is
 one read of the ledger. Every ten minutes it raises the epoch in the names of new objects, and,
-where names of deleted objects wait for it, the epoch floor.
+where names of deleted objects wait for it, the epoch floor; then it removes secrets of push
+subscriptions that are gone.
 
 It writes its words of the segment, the ledger's partitions, marks and two notes. It waits for the
 ledger lock, which the supervisor's tick must not: a shard that was stopped while it holds the lock
@@ -17,7 +18,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from daemon.upkeep.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
-from ledger import commits, dedupe, epochs, notes, topics
+from delivery.push.secrets import SecretsFile, SecretsFileError
+from ledger import commits, dedupe, epochs, notes, subscriptions, topics
 from ledger.ages import NOTE as AGES_NOTE
 from ledger.ages import Aged, Clocks, is_due
 from ledger.ages import note_of as aged_note
@@ -55,6 +57,7 @@ class UpkeepThread:
         ledger: Ledger,
         interval_ms: Callable[[], int],
         now: Callable[[], Noted],
+        secrets: SecretsFile,
     ) -> None:
         self._words = segment.words
         self._layout = segment.layout
@@ -62,6 +65,7 @@ class UpkeepThread:
         self._ledger = ledger
         self._interval_ms = interval_ms
         self._now = now
+        self._secrets = secrets
         self._schedule = Schedule()
         self._alarms = AlarmBoard(segment, segment.layout.shards)
         self._aged: Aged | None = None
@@ -92,11 +96,14 @@ class UpkeepThread:
                 if epoch_ms >= EPOCH_MS:
                     epoch_ms = 0
                     self.raise_epoch()
+                    self.tidy_secrets()
                 if reclaim_ms >= RECLAIM_MS:
                     reclaim_ms = 0
                     self.reclaim()
             except LedgerError as error:
                 log.error("retention waits: %s", error)
+            except SecretsFileError as error:
+                log.error("secrets of deleted push subscriptions stay: %s", error)
             except Exception as error:  # the last resort of a thread: said, and it goes on
                 log.error("retention failed by a bug", exc_info=error)
             wait_ms = min(LOOK_S * 1000, self._interval_ms())
@@ -243,6 +250,14 @@ class UpkeepThread:
         if self._ledger.read(unreferenced.are_names_kept, over):
             self._ledger.write(epochs.raise_floor, self._leases.oldest_epoch())
         self._words[at.G_EPOCH] = self._ledger.write(epochs.advance)
+
+    # Secrets
+
+    def tidy_secrets(self) -> None:
+        """Removes secrets of push subscriptions that no subscription has had for a day. Raises
+        LedgerError, SecretsFileError."""
+        if self._secrets.path.exists():
+            self._secrets.retain(self._ledger.read(subscriptions.secrets_ids))
 
 
 def clocks() -> Noted:

@@ -6,9 +6,9 @@ go to the store. Only its owner may read it (0600). The settings of a subscripti
     save (an entry of its own, durable) -> the ledger commits settings that name it -> load, by
     senders -> other settings are committed -> remove
 
-An entry that no settings name is what a kill between the two leaves; ``retain`` removes it when the
-daemon starts. Entries are never changed: settings that change get another id, so that a sender
-never has secrets of one state and settings of another.
+A kill between two steps and the deletion of a topic leave entries that no settings name; ``retain``
+removes them a day later. Entries are never changed: settings that change get another id, so that a
+sender never has secrets of one state and settings of another.
 
 All calls block for a few ms; none is for an event loop. No message shows a secret.
 """
@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from delivery.push.signatures import key_of
 from ledger.push_settings import PushSettings
+from shards.clock import wall_ms
 from uploader.stores.disk import sync_directory
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,13 @@ log = logging.getLogger(__name__)
 FILE_NAME = "push-secrets.json"
 LOCK_NAME = "push-secrets.lock"
 VERSION = 1
+ABANDONED_MS = 86_400_000  # a ledger that is empty by mistake leaves a day for another one
 # A rotation needs two; a few more are for receivers that take long to follow.
 SIGNING_MAX = 4
 HEADERS_MAX = 16
 HEADER_NAME_MAX = 64
 # Receivers take 8 KiB of headers or more; the other half is for attributes of records. With 1,024
-# subscriptions the file has 5 MiB at most.
+# subscriptions, each with 4 signing secrets of 100 characters, the file has 5 MiB.
 HEADER_CHARACTERS_MAX = 4_096
 
 _name = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
@@ -140,23 +142,34 @@ def check_secrets(secrets: PushSecrets) -> None:
         )
 
 
-class _Content(Struct, forbid_unknown_fields=True):
+class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    saved_ms: int
+    secrets: msgspec.Raw
+
+
+class _Content(Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    secrets: dict[str, msgspec.Raw]
+    entries: dict[str, _Entry]
 
 
 _content = msgspec.json.Decoder(_Content)
-_entry = msgspec.json.Decoder(PushSecrets)
+_secrets = msgspec.json.Decoder(PushSecrets)
 _encoder = msgspec.json.Encoder()
 
 
 class SecretsFile:
     """The file of a data directory, for any process and thread."""
 
-    def __init__(self, data_dir: Path, token: Callable[[int], str] = randomness.token_hex) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        token: Callable[[int], str] = randomness.token_hex,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
         self.path = data_dir / FILE_NAME
         self._lock_path = data_dir / LOCK_NAME
         self._token = token
+        self._now_ms = now_ms
 
     def load(self, secrets_id: str) -> PushSecrets | None:
         """The secrets of an id; None if they are not there. Raises SecretsFileError."""
@@ -164,7 +177,7 @@ class SecretsFile:
         if entry is None:
             return None
         try:
-            return _entry.decode(entry)
+            return _secrets.decode(entry.secrets)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SecretsFileError(f"an entry of {self.path} is damaged: {error}") from None
 
@@ -173,30 +186,36 @@ class SecretsFile:
         SecretsFileError."""
         check_secrets(secrets)
         secrets_id = self._token(16)
+        encoded = msgspec.Raw(_encoder.encode(secrets))
         with self._locked():
             entries = self._read()
-            entries[secrets_id] = msgspec.Raw(_encoder.encode(secrets))
+            entries[secrets_id] = _Entry(self._now_ms(), encoded)
             self._write(entries)
         return secrets_id
 
-    def remove(self, ids: Collection[str]) -> None:
-        """Removes entries, of those that are there. Raises SecretsFileError."""
-        self._keep(lambda secrets_id: secrets_id not in ids)
+    def remove(self, ids: Collection[str]) -> int:
+        """Removes entries, and returns how many were there. Raises SecretsFileError."""
+        return self._remove(lambda secrets_id, entry: secrets_id in ids)
 
-    def retain(self, ids: Collection[str]) -> None:
-        """Removes all other entries; while nobody saves any. Raises SecretsFileError."""
-        self._keep(lambda secrets_id: secrets_id in ids)
+    def retain(self, ids: Collection[str]) -> int:
+        """Removes all other entries that are older than a day, and returns how many were there.
+        Raises SecretsFileError."""
+        before_ms = self._now_ms() - ABANDONED_MS
+        return self._remove(
+            lambda secrets_id, entry: secrets_id not in ids and entry.saved_ms < before_ms
+        )
 
-    def _keep(self, kept: Callable[[str], bool]) -> None:
+    def _remove(self, is_over: Callable[[str, _Entry], bool]) -> int:
         if not self.path.exists():
-            return
+            return 0
         with self._locked():
             entries = self._read()
-            rest = {secrets_id: entry for secrets_id, entry in entries.items() if kept(secrets_id)}
+            rest = {each: entry for each, entry in entries.items() if not is_over(each, entry)}
             if len(rest) < len(entries):
                 self._write(rest)
+        return len(entries) - len(rest)
 
-    def _read(self) -> dict[str, msgspec.Raw]:
+    def _read(self) -> dict[str, _Entry]:
         try:
             with self.path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -220,9 +239,9 @@ class SecretsFile:
             raise SecretsFileError(
                 f"{self.path} has the version {content.version}, and this daemon knows {VERSION}"
             )
-        return content.secrets
+        return content.entries
 
-    def _write(self, entries: dict[str, msgspec.Raw]) -> None:
+    def _write(self, entries: dict[str, _Entry]) -> None:
         """Replaces the file: after a kill or a loss of power it is the old or the new one."""
         unfinished = self.path.with_name(f"{FILE_NAME}.new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW

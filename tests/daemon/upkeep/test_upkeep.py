@@ -10,14 +10,17 @@ import pytest
 
 from daemon.upkeep.retention import Noted
 from daemon.upkeep.upkeep import UpkeepThread, followed_and_live
-from ledger import ages, epochs, notes, reads, topics
+from delivery.push.secrets import ABANDONED_MS, PushSecrets, SecretsFile
+from ledger import ages, epochs, notes, reads, subscriptions, topics
 from ledger import commits as ledger_commits
 from ledger import topics as ledger_topics
 from ledger.checks import invariants
 from ledger.dedupe import DedupeLimits
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
+from ledger.push_settings import PushSettings
 from ledger.space import deletions, marking, retention, unreferenced
+from ledger.subscriptions import SubscriptionConfig
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
 from shards import layout as at
 from shards.alarms import raised
@@ -43,7 +46,11 @@ class Place:
         self.words = self.segment.words
         self.words[at.G_EPOCH] = self.ledger.read(epochs.current)
         self.wall_ms = self.boot_ms = 1_000_000
-        self.upkeep = UpkeepThread(self.segment, self.ledger, lambda: 1_000, self.now)
+        self.secrets = SecretsFile(directory, now_ms=lambda: self.wall_ms)
+        self.upkeep = self.another()
+
+    def another(self) -> UpkeepThread:
+        return UpkeepThread(self.segment, self.ledger, lambda: 1_000, self.now, self.secrets)
 
     def now(self) -> Noted:
         return Noted("boot", self.wall_ms, self.boot_ms)
@@ -211,7 +218,7 @@ def test_a_clock_that_jumped_evicts_nothing_by_time_until_it_is_accepted(
     assert (words[at.G_CLOCK_STOPPED], words[at.G_CLOCK_JUMP_MS]) == (stopped, 2 * HOUR_MS)
 
     # A restart of the daemon does not accept it.
-    again = UpkeepThread(place.segment, place.ledger, lambda: 1_000, place.now)
+    again = place.another()
     assert again.round() == [] and words[at.G_CLOCK_STOPPED] == stopped
 
     place.ledger.write(notes.put, "clock", "")
@@ -395,3 +402,22 @@ def test_a_commit_that_is_not_in_the_log_yet_keeps_its_result(place: Place) -> N
     place.write(topic, 1)  # killed before it was published
     place.upkeep.reclaim()
     assert results(place) == [False, True]
+
+
+def test_secrets_of_push_subscriptions_go_a_day_after_them(place: Place) -> None:
+    assert not place.secrets.path.exists()
+    place.upkeep.tidy_secrets()
+    ids = [place.secrets.save(PushSecrets(headers={"x-token": "1"})) for _ in range(3)]
+    for topic, name, secrets_id in (("a", "s", ids[0]), ("b", "s", ids[1]), ("a", "t", None)):
+        place.topic(topic)
+        push = PushSettings("https://example.com", secrets_id=secrets_id)
+        place.ledger.write(
+            subscriptions.create, topic, name, SubscriptionConfig(push=push), "earliest", 1
+        )
+    assert place.ledger.read(subscriptions.secrets_ids) == {ids[0], ids[1]}
+    place.ledger.write(topics.delete, "b", 2)
+    place.upkeep.tidy_secrets()
+    assert all(place.secrets.load(each) for each in ids)
+    place.wall_ms += ABANDONED_MS + 1
+    place.upkeep.tidy_secrets()
+    assert [place.secrets.load(each) is None for each in ids] == [False, True, True]

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.pretty import pretty_repr
 
 from delivery.push.secrets import (
+    ABANDONED_MS,
     FILE_NAME,
     HEADER_CHARACTERS_MAX,
     HEADERS_MAX,
@@ -51,18 +51,28 @@ def test_secrets_come_back_by_their_id_in_any_process(tmp_path: Path) -> None:
 def test_without_a_file_there_are_no_secrets_and_none_is_made(tmp_path: Path) -> None:
     file = SecretsFile(tmp_path)
     assert file.load("any") is None
-    file.remove(["any"])
-    file.retain([])
+    assert file.remove(["any"]) == file.retain([]) == 0
     assert not any(tmp_path.iterdir())
 
 
 def test_entries_go_when_they_are_removed_and_others_stay(tmp_path: Path) -> None:
     file = SecretsFile(tmp_path)
     ids = [file.save(SECRETS) for _ in range(4)]
-    file.remove([ids[0], "unknown"])
-    assert [file.load(each) is None for each in ids] == [True, False, False, False]
-    file.retain([ids[2], "unknown"])
-    assert [file.load(each) is None for each in ids] == [True, True, False, True]
+    assert file.remove([ids[0], ids[2], "unknown"]) == 2
+    assert [file.load(each) is None for each in ids] == [True, False, True, False]
+
+
+def test_entries_that_nothing_names_are_kept_for_a_day(tmp_path: Path) -> None:
+    now_ms = 1_000
+    file = SecretsFile(tmp_path, now_ms=lambda: now_ms)
+    named, abandoned = file.save(SECRETS), file.save(SECRETS)
+    now_ms += ABANDONED_MS
+    fresh = file.save(SECRETS)
+    assert file.retain([named]) == 0
+    now_ms += 1
+    assert file.retain([named]) == 1
+    kept = [each for each in (named, abandoned, fresh) if file.load(each) is not None]
+    assert kept == [named, fresh]
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o277])
@@ -163,11 +173,15 @@ def test_processes_that_save_simultaneously_lose_nothing(tmp_path: Path) -> None
     assert all(file.load(each) == SECRETS for each in ids)
 
 
+def _damaged(entry: bytes) -> bytes:
+    return b'{"version":1,"entries":{"a":{"saved_ms":1,"secrets":%b}}}' % entry
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff", b'{"version":1,"secrets":{"a":"\xff"}}', b'{"version":2,"secrets":{}}',
-     b'{"version":1,"secrets":{"a":{"signing":"whsec_hunter2","headers":{}}}}',
-     b'{"version":1,"secrets":{"a":{"signing":[],"headers":{"x":["hunter2"]}}}}'],
+    [b"", b"{", b"\xff", b'{"version":1,"entries":{"\xff":1}}', b'{"version":2,"entries":{}}',
+     _damaged(b'"\xff"'), _damaged(b'{"signing":"whsec_hunter2","headers":{}}'),
+     _damaged(b'{"signing":[],"headers":{"x":["hunter2"]}}')],
 )  # fmt: skip
 def test_a_damaged_file_is_named_not_shown_and_never_written_over(
     tmp_path: Path, content: bytes
@@ -178,7 +192,7 @@ def test_a_damaged_file_is_named_not_shown_and_never_written_over(
     with pytest.raises(SecretsFileError, match=FILE_NAME) as failed:
         file.load("a")
     assert "hunter2" not in str(failed.value)
-    if b'"a":' not in content:  # if only an entry is damaged, the others can be used
+    if b'"a"' not in content:  # if only an entry is damaged, the others can be used
         with pytest.raises(SecretsFileError):
             file.save(SECRETS)
         with pytest.raises(SecretsFileError):
@@ -257,11 +271,17 @@ def test_what_is_missing_is_named_and_complete_secrets_miss_nothing() -> None:
 
 
 def test_the_file_is_plain_json_that_an_operator_can_restore(tmp_path: Path) -> None:
-    secrets_id = SecretsFile(tmp_path).save(SECRETS)
+    secrets_id = SecretsFile(tmp_path, now_ms=lambda: 5).save(SECRETS)
     assert json.loads((tmp_path / FILE_NAME).read_bytes()) == {
         "version": 1,
-        "secrets": {secrets_id: msgspec.to_builtins(SECRETS, str_keys=True) | {
-            "signing": [SECRET, OTHER]
-        }},
-    }  # fmt: skip
+        "entries": {
+            secrets_id: {
+                "saved_ms": 5,
+                "secrets": {
+                    "signing": [SECRET, OTHER],
+                    "headers": {"authorization": "Bearer hunter2"},
+                },
+            }
+        },
+    }
     assert len(secrets_id) == 32
