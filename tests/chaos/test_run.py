@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import only_subscriptions, run, under_pressure
+from tests.chaos.run import only_push, only_subscriptions, run, under_pressure
 from tests.chaos.watchers import WANTED
 from tests.chaos.world import Options
 
@@ -49,3 +49,16 @@ def test_subscriptions_under_kills_lose_and_reorder_nothing(tmp_path: Path) -> N
     consumed = report.consumed
     assert consumed["acknowledged"] > report.records_kept, "consumers saw little"
     assert consumed["again"], "the kills did not meet consumers"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kills_while_pushing_lose_and_reorder_nothing(tmp_path: Path) -> None:
+    """Each record arrives, those of a key in order, and repetitions under the same id."""
+    report = run(only_push(Options(tmp_path, seed=3, seconds=300, kills=15)))
+    assert report.contradictions == []
+    assert report.kills >= 15
+    pushed = report.pushed
+    assert pushed["answered 200"] > report.records_kept / 2, "little was pushed"
+    assert pushed["again"] and pushed["not answered"], "nothing was repeated"
+    assert pushed["answered 503"] and pushed["answered 400"]
