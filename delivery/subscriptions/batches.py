@@ -11,6 +11,7 @@ the consumer's failure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -66,6 +67,28 @@ class Batch:
         found = self._places.get(place)
         return None if found is None or self.messages[found] is None else found
 
+    def indexes(
+        self, named: Iterable[Place] | None, but: Iterable[Place] = ()
+    ) -> tuple[Sequence[int], list[Place]]:
+        """Where messages are, and those that are not in it; None: all that are, but ``but``."""
+        if named is None and not but and self.open == len(self.messages):
+            return range(self.open), []
+        if named is None:
+            left_out = {self.index(each) for each in but}
+            return [
+                index for index, message in enumerate(self.messages)
+                if message is not None and index not in left_out
+            ], []  # fmt: skip
+        found: dict[int, None] = {}
+        unknown = []
+        for each in named:
+            index = self.index(each)
+            if index is None or index in found:
+                unknown.append(each)
+            else:
+                found[index] = None
+        return list(found), unknown
+
 
 class RefusedPlace(NamedTuple):
     """A message that an acknowledgment names in vain; ``place`` is None for a whole batch.
@@ -98,7 +121,8 @@ class DeadLetter(NamedTuple):
 class Blocked(NamedTuple):
     """A message that nobody gets until ``due_ns``, or, without it, until something is done.
 
-    ``number`` tells it from an earlier one of the same message.
+    ``number`` tells it from an earlier one of the same message. ``is_counted``: the delivery
+    counted as failed.
     """
 
     message: SentMessage
@@ -107,6 +131,7 @@ class Blocked(NamedTuple):
     since_ns: int
     due_ns: int | None
     number: int
+    is_counted: bool = True
 
 
 class WindowCounts:

@@ -18,7 +18,6 @@ Which messages a member gets, and what waits for what, is the mode's: ``window.p
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +38,7 @@ from delivery.subscriptions.look_ahead import MESSAGE_BYTES, LookAhead
 from delivery.subscriptions.loose import LooseMessages
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.rests import Rests
 
 # Nobody knows whether what is blocked ever goes on, so it is limited apart from what is in flight.
 BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 30 MB
@@ -60,16 +60,20 @@ class Deliveries(ABC):
         self.in_flight = 0
         self.batches: dict[int, Batch] = {}
         self.stuck: dict[Place, Blocked] = {}
-        self.resting: dict[Place, Blocked] = {}
         self.dead_letters: list[DeadLetter] = []
         self.counts = WindowCounts()
         self._moving_away: set[Place] = set()  # dead letters that the caller has taken
-        self._rests: list[tuple[int, int, Place]] = []  # a heap; not all of them hold any more
+        self._rests = Rests()
         self._numbers = 0
         self._unanswered: OrderedDict[int, Batch] = OrderedDict()  # sent, oldest first
         self._news: dict[int, list[int]] = {}
 
     # What there is
+
+    @property
+    def resting(self) -> dict[Place, Blocked]:
+        """The messages that rest."""
+        return self._rests.by_place
 
     @property
     def unfinished(self) -> int:
@@ -139,6 +143,11 @@ class Deliveries(ABC):
     @abstractmethod
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
         """A message that was sent is blocked."""
+
+    def _take_back_after(self, message: SentMessage) -> None:
+        """A message that was sent has failed: those that must not be dealt with before it come
+        back, whatever becomes of it."""
+        return
 
     @abstractmethod
     def _members_changed(self, gone: Consumer | None) -> None:
@@ -220,7 +229,8 @@ class Deliveries(ABC):
         if len(self.stuck) + len(self.resting) >= BLOCKED_MAX:
             return 0
         member = self.members.by_name[name]
-        return min(policy.member_max - member.in_flight, policy.in_flight_max - self.in_flight)
+        in_flight = self.in_flight + self._rests.uncounted
+        return min(policy.member_max - member.in_flight, policy.in_flight_max - in_flight)
 
     def settle(self) -> int:
         """Finds owners of some keys, after a change of members; returns how many, 0 if all have
@@ -231,7 +241,8 @@ class Deliveries(ABC):
     def is_full(self) -> bool:
         """Whether no member may have more, whatever it has."""
         blocked = len(self.stuck) + len(self.resting)
-        return self.in_flight >= self.policy.in_flight_max or blocked >= BLOCKED_MAX
+        in_flight = self.in_flight + self._rests.uncounted
+        return in_flight >= self.policy.in_flight_max or blocked >= BLOCKED_MAX
 
     def takers(self) -> list[str]:
         """The members that there are messages for which nobody else gets."""
@@ -275,14 +286,14 @@ class Deliveries(ABC):
         if messages is None:
             self._withdraw(batch)
             return
-        for index in sorted(self._indexes(batch, messages, ())[0], reverse=True):
+        for index in sorted(batch.indexes(messages)[0], reverse=True):
             self._once_more(batch, index)
 
     def missing(self, epoch: int, messages: Iterable[Place]) -> None:
         """Messages of a batch turned out to be removed by retention: they are finished."""
         batch = self.batches.get(epoch)
         if batch is not None:
-            for index in self._indexes(batch, messages, ())[0]:
+            for index in batch.indexes(messages)[0]:
                 self._evict_one(self._take_out(batch, index))
 
     def _withdraw(self, batch: Batch) -> None:
@@ -343,7 +354,7 @@ class Deliveries(ABC):
         batch = self._batch(name, epoch, now_ns)
         if batch is None:
             return self._refused(None if messages is None else list(messages))
-        indexes, unknown = self._indexes(batch, messages, but)
+        indexes, unknown = batch.indexes(messages, but)
         self._done(self._take_all(batch, indexes))
         self.counts.acknowledged += len(indexes)
         return self._outcome(len(indexes), unknown)
@@ -351,13 +362,16 @@ class Deliveries(ABC):
     def nack(
         self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
         but: Iterable[Place] = (), delay_ns: int = 0, why: str = "refused by the consumer",
+        is_counted: bool = True,
     ) -> Outcome:  # fmt: skip
-        """Deliveries failed; the rest as ``ack``."""
+        """Deliveries failed; the rest as ``ack``. If it is not counted, only the way to a receiver
+        has failed: a message comes again after exactly the delay, as often as it takes."""
         batch = self._batch(name, epoch, now_ns)
         if batch is None:
             return self._refused(None if messages is None else list(messages))
-        indexes, unknown = self._indexes(batch, messages, but)
-        self._fail_all(batch, sorted(indexes), now_ns, delay_ns, why)
+        indexes, unknown = batch.indexes(messages, but)
+        rest_ns = None if is_counted else delay_ns
+        self._fail_all(batch, sorted(indexes), now_ns, delay_ns, why, rest_ns)
         return self._outcome(len(indexes), unknown)
 
     def _batch(self, name: str, epoch: int, now_ns: int) -> Batch | None:
@@ -366,28 +380,6 @@ class Deliveries(ABC):
             return None
         batch.member.heard_ns = now_ns
         return batch
-
-    def _indexes(
-        self, batch: Batch, named: Iterable[Place] | None, but: Iterable[Place]
-    ) -> tuple[Sequence[int], list[Place]]:
-        """Where messages are in a batch, and those that are not in it."""
-        if named is None and not but and batch.open == len(batch.messages):
-            return range(batch.open), []
-        if named is None:
-            left_out = {batch.index(each) for each in but}
-            return [
-                index for index, message in enumerate(batch.messages)
-                if message is not None and index not in left_out
-            ], []  # fmt: skip
-        found: dict[int, None] = {}
-        unknown = []
-        for each in named:
-            index = batch.index(each)
-            if index is None or index in found:
-                unknown.append(each)
-            else:
-                found[index] = None
-        return list(found), unknown
 
     def _refused(self, named: list[Place] | None) -> Outcome:
         if named is not None:
@@ -431,34 +423,50 @@ class Deliveries(ABC):
     # Failures
 
     def _fail_all(
-        self, batch: Batch, indexes: Iterable[int], now_ns: int, delay_ns: int, why: str
-    ) -> None:
+        self, batch: Batch, indexes: Iterable[int], now_ns: int, delay_ns: int, why: str,
+        rest_ns: int | None = None,
+    ) -> None:  # fmt: skip
         for index in indexes:
-            if batch.messages[index] is not None:  # a mode may have withdrawn it meanwhile
-                self._fail(self._take_out(batch, index), now_ns, delay_ns, why)
+            if batch.messages[index] is None:  # it was taken back with one before it
+                continue
+            message = self._take_out(batch, index)
+            self._take_back_after(message)
+            if message.offset < message.lane.gone_before:
+                self._evict_one(message)
+            elif rest_ns is None:
+                self._fail(message, now_ns, delay_ns, why)
+            else:
+                self._rest(message, message.attempts, now_ns, now_ns + rest_ns, why, False)
 
     def _fail(self, message: SentMessage, now_ns: int, delay_ns: int, why: str) -> None:
-        if message.offset < message.lane.gone_before:
-            self._evict_one(message)
-            return
         attempts, policy = message.attempts + 1, self.policy
         if message.queue is None:
             self.loose.attempts[message.place] = attempts
-        rests = attempts <= policy.redeliveries_max
-        self._numbers += 1
-        due_ns = now_ns + policy.rest_ns(attempts, delay_ns) if rests else None
-        blocked = Blocked(message, attempts, why, now_ns, due_ns, self._numbers)
-        if due_ns is None and policy.poison == "drop":
+        if attempts <= policy.redeliveries_max:
+            due_ns = now_ns + policy.rest_ns(attempts, delay_ns)
+            self._rest(message, attempts, now_ns, due_ns, why, True)
+        elif policy.poison == "drop":
             self.counts.dropped += 1
             self._done((message,))
-            return
-        self._block(message, attempts, stuck=due_ns is None)
-        if due_ns is None:
-            self._stick(blocked)
         else:
-            self.counts.redelivered += 1
-            self.resting[message.place] = blocked
-            heapq.heappush(self._rests, (due_ns, blocked.number, message.place))
+            self._block(message, attempts, stuck=True)
+            self._stick(Blocked(message, attempts, why, now_ns, None, self._number()))
+
+    def _rest(
+        self, message: SentMessage, attempts: int, now_ns: int, due_ns: int, why: str,
+        is_counted: bool,
+    ) -> None:  # fmt: skip
+        self.counts.redelivered += 1
+        self._block(message, attempts, stuck=False)
+        if due_ns <= now_ns:
+            self._again(message)
+            return
+        number = self._number()
+        self._rests.add(Blocked(message, attempts, why, now_ns, due_ns, number, is_counted))
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
 
     def _stick(self, blocked: Blocked) -> None:
         place = blocked.message.place
@@ -476,7 +484,7 @@ class Deliveries(ABC):
     def _unblock(self, place: Place) -> Blocked | None:
         found = self.stuck.pop(place, None)
         if found is None:
-            return self.resting.pop(place, None)
+            return self._rests.pop(place)
         self._moving_away.discard(place)
         if self.dead_letters:
             self.dead_letters = [each for each in self.dead_letters if each[:2] != place]
@@ -499,12 +507,8 @@ class Deliveries(ABC):
             else:
                 everything = range(len(batch.messages))
                 self._fail_all(batch, everything, now_ns, 0, "not acknowledged in time")
-        while self._rests and self._rests[0][0] <= now_ns:
-            _, number, place = heapq.heappop(self._rests)
-            found = self.resting.get(place)
-            if found is not None and found.number == number:
-                del self.resting[place]
-                self._again(found.message)
+        for blocked in self._rests.take_due(now_ns):
+            self._again(blocked.message)
         return gone
 
     def _timed_out(self, now_ns: int) -> Iterator[Batch]:
@@ -517,7 +521,8 @@ class Deliveries(ABC):
 
     def next_due_ns(self) -> int | None:
         """When ``tick`` has something to do; 0: now."""
-        due = [self._rests[0][0]] if self._rests else []
+        rest_ns = self._rests.next_due_ns()
+        due = [] if rest_ns is None else [rest_ns]
         if self._unanswered:
             sent_ns = next(iter(self._unanswered.values())).sent_ns
             assert sent_ns is not None
@@ -586,6 +591,7 @@ class Deliveries(ABC):
             assert place not in sent and not self.lanes[place[0]].is_done(place[1])
             assert (blocked.due_ns is None) == (place in self.stuck)
         assert self._moving_away <= self.stuck.keys()
+        self._rests.check_invariants()
         for lane in self.lanes.values():
             lane.check_invariants()
         self.loose.check_invariants(list(self.lanes.values()))

@@ -65,8 +65,10 @@ class ExclusiveWindow(SharedWindow):
         return self.loose.pick(left, self._first_blocked)
 
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
+        self._blocks.setdefault(message.lane, set()).add(message.offset)
+
+    def _take_back_after(self, message: SentMessage) -> None:
         lane = message.lane
-        self._blocks.setdefault(lane, set()).add(message.offset)
         for epoch in sorted(self.batches, reverse=True):
             batch = self.batches[epoch]
             for index in range(len(batch.messages) - 1, -1, -1):

@@ -57,6 +57,7 @@ ADMIT_EACH = 128  # messages for each consumer, of ADMIT_CONSUMERS_MAX: 1 ms of 
 ADMIT_CONSUMERS_MAX = 16
 HELD_NS = 1_000_000_000  # after a read that failed
 REFUSED_NAMED = 100
+NEVER_NS = 1 << 62
 
 
 class Wanted(NamedTuple):
@@ -379,10 +380,11 @@ class RunningSubscription:
         window, name, now_ns = self.window, asked.consumer, self._now_ns()
         delay_ns = asked.delay_ms * 1_000_000
         why = asked.reason or "refused by the consumer"
+        rest = (delay_ns, why, asked.is_counted)
         return self._acknowledged(
-            [(epoch, window.nack(name, epoch, now_ns, places, (), delay_ns, why))
+            [(epoch, window.nack(name, epoch, now_ns, places, (), *rest))
              for epoch, places in _by_epoch(asked.messages)]
-            + [(each.epoch, window.nack(name, each.epoch, now_ns, None, each.but, delay_ns, why))
+            + [(each.epoch, window.nack(name, each.epoch, now_ns, None, each.but, *rest))
                for each in asked.batches]
         )  # fmt: skip
 
@@ -396,7 +398,7 @@ class RunningSubscription:
                 partition, seq = place or (None, None)
                 named.append(RefusedMessage(partition, seq, epoch, reason))
         self.refused += refused
-        return Acknowledged(accepted, refused, named)
+        return Acknowledged(accepted, refused, named, self.window.epoch)
 
     # Time
 
@@ -423,10 +425,16 @@ def _by_epoch(messages: Iterable[MessageRef]) -> list[tuple[int, list[tuple[int,
 def policy_of(config: SubscriptionConfig) -> WindowPolicy:
     """What the window needs of the settings."""
     low_ms, high_ms = config.backoff_ms
+    in_flight_max, ack_timeout_ns = config.window_max, config.ack_timeout_ms * 1_000_000
+    if config.push is not None:
+        # Messages rest while a receiver fails. So their number, which BLOCKED_BYTES is for each, is
+        # what the senders may have; they are there as long as their streams, and wait for the rate.
+        in_flight_max = min(in_flight_max, config.push.senders * config.consumer_max)
+        ack_timeout_ns = NEVER_NS
     return WindowPolicy(
-        in_flight_max=config.window_max,
+        in_flight_max=in_flight_max,
         member_max=config.consumer_max,
-        ack_timeout_ns=config.ack_timeout_ms * 1_000_000,
+        ack_timeout_ns=ack_timeout_ns,
         redeliveries_max=config.redeliveries_max,
         backoff_min_ns=low_ms * 1_000_000,
         backoff_max_ns=high_ms * 1_000_000,

@@ -35,6 +35,13 @@ class Acknowledged(Struct, frozen=True):
     refused_messages: Annotated[
         list[RefusedMessage], Meta(description="the first hundred of them")
     ] = []
+    epoch: Annotated[
+        int,
+        Meta(
+            description="of the last batch of the subscription until then: what a nack took back"
+            " was sent in batches up to this one, and comes again in later ones"
+        ),
+    ] = 0
 
 
 class ConsumerState(Struct, frozen=True):

@@ -273,10 +273,17 @@ class UnreliableWindow:
 
     def nack(
         self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
-        but: Iterable[Place] = (), delay_ns: int = 0, why: str = "",
+        but: Iterable[Place] = (), delay_ns: int = 0, why: str = "", is_counted: bool = True,
     ) -> Outcome:  # fmt: skip
-        """Everything is finished already."""
-        return self.ack(name, epoch, now_ns, messages, but)
+        """Everything is finished already. What a sender could not bring to its receiver, by an
+        uncounted nack that names messages, is dropped."""
+        if is_counted or messages is None:
+            return self.ack(name, epoch, now_ns, messages, but)
+        named = list(messages)
+        unknown = [each for each in named if not self.is_finished(*each)]
+        self.counts.dropped += len(named) - len(unknown)
+        refused = self.ack(name, epoch, now_ns, unknown)
+        return refused._replace(accepted=len(named) - len(unknown))
 
     def is_finished(self, partition: int, offset: int) -> bool:
         """Whether a message was admitted."""

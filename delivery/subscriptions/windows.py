@@ -91,7 +91,7 @@ class SubscriptionWindow(Protocol):
     ) -> Outcome: ...  # fmt: skip
     def nack(
         self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
-        but: Iterable[Place] = (), delay_ns: int = 0, why: str = ...,
+        but: Iterable[Place] = (), delay_ns: int = 0, why: str = ..., is_counted: bool = True,
     ) -> Outcome: ...  # fmt: skip
     def is_finished(self, partition: int, offset: int) -> bool: ...
     def take_news(self) -> dict[int, list[int]]: ...

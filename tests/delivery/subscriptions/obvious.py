@@ -50,6 +50,7 @@ class ObviousSubscription:
         self.heard: dict[str, int] = {}
         self.attempts: dict[Place, int] = {}
         self.rests: dict[Place, int] = {}
+        self.uncounted: set[Place] = set()  # of what rests, or did
         self.stuck: set[Place] = set()
 
     # Who may get what
@@ -108,7 +109,8 @@ class ObviousSubscription:
     def left(self, name: str) -> int:
         """How many more messages a member may have."""
         mine = sum(self.batches[epoch][0] == name for epoch in self.out.values())
-        return min(self.policy.member_max - mine, self.policy.in_flight_max - len(self.out))
+        held = len(self.out) + len(self.uncounted & self.rests.keys())
+        return min(self.policy.member_max - mine, self.policy.in_flight_max - held)
 
     def may_finish_by_itself(self, place: Place) -> bool:
         """Whether nobody has to decide that a message is finished."""
@@ -155,6 +157,7 @@ class ObviousSubscription:
     def send(self, name: str, epoch: int, places: list[Place]) -> None:
         """A member takes messages."""
         self.batches[epoch] = (name, None)
+        self.uncounted.difference_update(places)
         for place in places:
             self.out[place] = epoch
 
@@ -178,24 +181,30 @@ class ObviousSubscription:
         if decided:
             self.decided.append(place)
 
-    def fail(self, place: Place, now_ns: int, asked_ns: int = 0) -> None:
-        """A delivery failed."""
+    def fail(
+        self, place: Place, now_ns: int, asked_ns: int = 0, *, is_counted: bool = True
+    ) -> None:
+        """A delivery failed; if it is not counted, the message rests as long as was asked."""
         if place not in self.out:
             return
+        if self.mode == "exclusive":
+            self.come_back([each for each in self.out if each[0] == place[0] and each > place])
         if self.is_evicted(place):
             self.finish(place, decided=False)
             return
-        self.attempts[place] = self.attempts.get(place, 0) + 1
-        if self.attempts[place] > self.policy.redeliveries_max:
-            if self.policy.poison == "drop":
-                self.finish(place)
-                return
-            self.stuck.add(place)
-        else:
-            self.rests[place] = now_ns + self.policy.rest_ns(self.attempts[place], asked_ns)
         del self.out[place]
-        if self.mode == "exclusive":
-            self.come_back([each for each in self.out if each[0] == place[0] and each > place])
+        if not is_counted:
+            if asked_ns:
+                self.rests[place] = now_ns + asked_ns
+                self.uncounted.add(place)
+            return
+        self.attempts[place] = self.attempts.get(place, 0) + 1
+        if self.attempts[place] <= self.policy.redeliveries_max:
+            self.rests[place] = now_ns + self.policy.rest_ns(self.attempts[place], asked_ns)
+        elif self.policy.poison == "drop":
+            self.finish(place)
+        else:
+            self.stuck.add(place)
 
     def leave(self, name: str) -> None:
         """A member is gone, and has nothing any more."""

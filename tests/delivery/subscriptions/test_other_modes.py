@@ -9,6 +9,8 @@ from delivery.subscriptions.windows import SubscriptionWindow, window_for
 
 S = 1_000_000_000
 
+MODES = pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
+
 
 def opened(
     mode: str, policy: WindowPolicy | None = None, *, reliable: bool = True
@@ -20,12 +22,14 @@ def opened(
     return window
 
 
-def take(window: SubscriptionWindow, name: str, count: int = 100) -> list[tuple[int, int]]:
+def take(
+    window: SubscriptionWindow, name: str, count: int = 100, now_ns: int = 0
+) -> list[tuple[int, int]]:
     """Places of a batch that is sent."""
-    batch = window.take(name, count, 0)
+    batch = window.take(name, count, now_ns)
     if batch is None:
         return []
-    window.sent(batch.epoch, 0)
+    window.sent(batch.epoch, now_ns)
     window.check_invariants()
     return [message.place for message in batch.messages if message is not None]
 
@@ -106,11 +110,70 @@ def test_a_poisoned_message_of_an_exclusive_subscription(poison: str, goes_on: b
     window.admit_loose(0, 3)
     assert len(take(window, "a")) == 3
     window.nack("a", 1, 0, [(0, 1)])
-    assert window.in_flight == (2 if goes_on else 0)
-    assert take(window, "a") == []
+    assert window.in_flight == 0, "what follows comes back, whatever becomes of the first"
+    assert take(window, "a") == ([(0, 2), (0, 3)] if goes_on else [])
     assert window.moved(0, 1) is not goes_on
     assert window.is_finished(0, 1)
     assert take(window, "a") == ([] if goes_on else [(0, 2), (0, 3)])
+
+
+@MODES
+def test_a_failure_of_the_receiver_counts_as_no_failed_delivery(mode: str) -> None:
+    window = opened(mode, WindowPolicy(redeliveries_max=0, backoff_max_ns=1 * S))
+    window.join("a")
+    window.admit(0, ["x"])
+    now_ns = 0
+    for epoch in range(1, 100):
+        assert take(window, "a", now_ns=now_ns) == [(0, 1)]
+        window.nack("a", epoch, now_ns, None, (), 100 * S, "503", False)
+        window.check_invariants()
+        window.tick(now_ns + 99 * S)
+        assert set(window.resting) == {(0, 1)}, "it rests as long as was asked"
+        now_ns += 100 * S
+        window.tick(now_ns)
+    batch = window.take("a", 1, now_ns)
+    assert batch is not None and batch.messages[0] is not None
+    assert batch.messages[0].attempts == 0
+
+
+@MODES
+def test_a_message_that_is_given_back_without_a_delay_comes_again_immediately(mode: str) -> None:
+    window = opened(mode)
+    window.join("a")
+    window.admit(0, ["x", "y"])
+    assert take(window, "a") == [(0, 1), (0, 2)]
+    window.nack("a", 1, 5, [(0, 1)], (), 0, "", False)
+    assert take(window, "a", now_ns=5) == ([(0, 1), (0, 2)] if mode == "exclusive" else [(0, 1)])
+
+
+def test_what_rests_because_its_receiver_failed_counts_as_in_flight() -> None:
+    window = opened("shared", WindowPolicy(in_flight_max=3))
+    window.join("a")
+    window.admit_loose(0, 9)
+    assert len(take(window, "a")) == 3
+    window.nack("a", 1, 0, [(0, 1), (0, 2)], (), 5 * S, "503", False)
+    assert window.is_full and window.room("a") == 0
+    window.ack("a", 1, 0)
+    assert window.room("a") == 1
+    window.evict(0, 2)
+    assert window.room("a") == 2
+    window.tick(5 * S)
+    assert window.room("a") == 3
+    window.check_invariants()
+
+
+def test_what_a_sender_cannot_deliver_of_an_unreliable_subscription_is_dropped_and_counted() -> (
+    None
+):
+    window = opened("shared", reliable=False)
+    window.join("a")
+    window.admit_loose(0, 3)
+    assert len(take(window, "a")) == 3
+    outcome = window.nack("a", 1, 0, [(0, 1), (0, 3), (0, 9)], (), 0, "503", False)
+    assert (outcome.accepted, outcome.refused) == (2, 1)
+    assert window.counts.dropped == 2
+    assert window.nack("a", 1, 0, [(0, 2)]).accepted == 0, "of other consumers nothing is expected"
+    assert window.counts.dropped == 2
 
 
 def test_who_stands_by_takes_over_from_one_that_answers_nothing() -> None:

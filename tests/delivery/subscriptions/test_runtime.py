@@ -17,10 +17,15 @@ from delivery.subscriptions.requests import (
     Describe,
     DescribeKey,
     Leave,
+    MessageRef,
+    Nack,
     OwnerRefused,
     Poll,
 )
+from delivery.subscriptions.running import NEVER_NS, policy_of
 from ledger import subscriptions
+from ledger.push_settings import PushSettings
+from ledger.subscriptions import SubscriptionConfig
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
 from tests.delivery.watch.watching import Client
@@ -234,6 +239,37 @@ def test_a_refused_message_comes_again_after_its_rest(node: Node) -> None:
         assert messages(client)[-1]["attempt"] == 2
 
     run(node, use)
+
+
+def test_an_uncounted_nack_of_a_sender_changes_no_attempts_and_tells_the_last_batch(
+    node: Node,
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="exclusive", redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(record(1), record(2))
+        await owner.rest()
+        first, second = messages(client)
+        ref = MessageRef(first["partition"], first["seq"], first["epoch"])
+        asked = Nack(made.subscription_id, "c", [ref], [], 2_000, "503", is_counted=False)
+        answer = await owner.ask(asked)
+        assert (answer["accepted"], answer["epoch"]) == (1, second["epoch"])
+        await owner.later(1.9)
+        assert data(client) == [1, 2]
+        await owner.later(0.2)
+        assert data(client) == [1, 2, 1, 2]
+        assert {each["attempt"] for each in messages(client)} == {1}
+        assert messages(client)[-1]["epoch"] > answer["epoch"]
+
+    run(node, use)
+
+
+def test_the_window_of_a_push_subscription_knows_its_senders() -> None:
+    push = PushSettings("http://receiver.example/", senders=3)
+    config = SubscriptionConfig(consumer_max=10, window_max=100, push=push)
+    assert policy_of(config).in_flight_max == 30, "as much as its senders may have, at rest too"
+    assert policy_of(config).ack_timeout_ns == NEVER_NS
+    assert policy_of(SubscriptionConfig(window_max=100)).in_flight_max == 100
 
 
 def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(node: Node) -> None:

@@ -175,8 +175,11 @@ class WindowsMachine(RuleBasedStateMachine):
         how=st.sampled_from(["all", "but", "some"]),
         is_mine=st.sampled_from([True, True, False]),
         delay_s=st.sampled_from([None, None, 0, 100]),
+        is_counted=st.booleans(),
     )
-    def answer(self, data: st.DataObject, how: str, is_mine: bool, delay_s: int | None) -> None:
+    def answer(
+        self, data: st.DataObject, how: str, is_mine: bool, delay_s: int | None, is_counted: bool
+    ) -> None:
         model = self.model
         epoch = data.draw(st.sampled_from(sorted(model.batches)))
         name = model.batches[epoch][0] if is_mine else "stranger"
@@ -193,13 +196,16 @@ class WindowsMachine(RuleBasedStateMachine):
             if delay_s is None:
                 model.finish(place)
             else:
-                model.fail(place, self.now_ns, delay_s * S)
+                model.fail(place, self.now_ns, delay_s * S, is_counted=is_counted)
         messages, but = (named, []) if how == "some" else (None, named)
         refused = self.window.counts.refused
         if delay_s is None:
             outcome = self.window.ack(name, epoch, self.now_ns, messages, but)
         else:
-            outcome = self.window.nack(name, epoch, self.now_ns, messages, but, delay_s * S)
+            delay_ns = delay_s * S
+            outcome = self.window.nack(
+                name, epoch, self.now_ns, messages, but, delay_ns, "", is_counted
+            )
         assert outcome.accepted == len(accepted)
         assert outcome.refused == self.window.counts.refused - refused
         if messages is None:
@@ -315,6 +321,9 @@ class WindowsMachine(RuleBasedStateMachine):
             assert window.lanes[partition].floor == min([*left, self.head(partition) + 1]) - 1
         assert set(window.stuck) == model.stuck and set(window.resting) == set(model.rests)
         assert window.in_flight == len(model.out) <= model.policy.in_flight_max
+        for place, blocked in window.resting.items():
+            assert blocked.is_counted == (place not in model.uncounted)
+            assert blocked.attempts == model.attempts.get(place, 0)
         assert window.unfinished == len(model.unfinished())
         if window.next_due_ns() != 0:  # otherwise keys still look for their owners
             assert window.drainable == model.drainable()
