@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from ledger import changes, cursors
+from ledger import changes, cursors, push_rates
 from ledger.decide import CursorKey, OffsetKey
 from ledger.tx import ReadTx, WriteTx
 
@@ -151,6 +151,7 @@ def end_all(tx: WriteTx, topic_id: int, now_ms: int) -> None:
 def end(tx: WriteTx, subscription_id: int, cursor_id: int, now_ms: int) -> None:
     """Deletes a living subscription."""
     forget(tx, cursor_id, now_ms)
+    push_rates.forget(tx, subscription_id)
     tx.execute(
         "UPDATE subscriptions SET deleted_ms = ?, changed = ? WHERE subscription_id = ?",
         (now_ms, changes.following(tx), subscription_id),

@@ -46,11 +46,12 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   ``finished_rows``: offsets that are finished above the position of a subscription's cursor, a bit
   for each of 4,096 (``progress.py``). ``partition_growth``: the heads, as JSON, of the partitions
   before ``first_partition`` when it and those after it were added.
+- ``push_rates``: what senders of push subscriptions have learned (``push_rates.py``).
 - ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
   twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
   id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
 
-The owner's log does not carry ``runs``, ``free_ms`` and ``freed_seq``.
+The owner's log does not carry ``runs``, ``push_rates``, ``free_ms`` and ``freed_seq``.
 
 A migration is a list of statements; its place in MIGRATIONS, from 1, is the version it leads to
 (``PRAGMA user_version``). Released migrations are never edited. Statements are limited to what
@@ -353,6 +354,16 @@ MIGRATIONS: tuple[Migration, ...] = (
             first_partition INTEGER NOT NULL,
             heads TEXT NOT NULL,
             PRIMARY KEY (topic_id, first_partition)
+        ) WITHOUT ROWID""",
+    ),
+    (
+        """CREATE TABLE push_rates (
+            subscription_id BIGINT NOT NULL,
+            sender INTEGER NOT NULL,
+            mode INTEGER NOT NULL,
+            rate DOUBLE PRECISION NOT NULL,
+            ceiling DOUBLE PRECISION,
+            PRIMARY KEY (subscription_id, sender)
         ) WITHOUT ROWID""",
     ),
 )

@@ -2,9 +2,9 @@
 
 A router whose filter lets nothing through has no frame to move its cursor with. It offers such a
 *move* instead, from where it knows the cursor to be. Subscriptions offer their *progress*: floors,
-and what is finished above them. One round::
+and what is finished above them. Senders of push subscriptions offer their *rates*. One round::
 
-    pause -> ask each source for its moves, and for progress -> one transaction, in this module's
+    pause -> ask each source for its moves, progress or rates -> one transaction, in this module's
     thread -> tell each source what was written
 
 A move is conditional: where the cursor is not at ``expected`` (its owner was stopped meanwhile, and
@@ -29,10 +29,11 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from ledger import cursors, progress
+from ledger import cursors, progress, push_rates
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.progress import SubscriptionFlush
+from ledger.push_rates import PushRate
 from ledger.tx import WriteTx
 from ledger.types import CursorMove
 
@@ -81,6 +82,18 @@ class ProgressSource(Protocol):
         ...
 
 
+class RateSource(Protocol):
+    """Whoever has senders of push subscriptions. Called in the loop."""
+
+    def learned(self) -> Sequence[PushRate]:
+        """What to write now. ``kept`` follows, before the next call."""
+        ...
+
+    def kept(self, *, written: bool) -> None:
+        """Whether it was."""
+        ...
+
+
 class _Outcome(NamedTuple):
     refused: dict[tuple[int, int], int | None]
     ignored: set[int]
@@ -107,6 +120,7 @@ class CursorFlush:
         self._sleep_s = sleep_s
         self._sources: list[FlushSource] = []
         self._progress: list[ProgressSource] = []
+        self._rates: list[RateSource] = []
         self._hurried = asyncio.Event()
         self._failed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="flush")
@@ -121,6 +135,10 @@ class CursorFlush:
     def add_progress(self, source: ProgressSource) -> None:
         """Asks this source from now on."""
         self._progress.append(source)
+
+    def add_rates(self, source: RateSource) -> None:
+        """Asks this source from now on."""
+        self._rates.append(source)
 
     def hurry(self) -> None:
         """Begins the next round now, or immediately after the one that is under way."""
@@ -186,17 +204,20 @@ class CursorFlush:
         moves = [move for _, some in taken for move in some]
         collected = [(source, source.collect()) for source in self._progress]
         flushes = [flush for _, some in collected for flush in some]
+        rates = [rate for source in self._rates for rate in source.learned()]
         self._failed = False
-        if not moves and not flushes:
+        if not moves and not flushes and not rates:
             return 0
         began_ns = self._monotonic_ns()
         outcome: _Outcome | None = None
         try:
-            outcome = await self.write(_write, moves, flushes)
+            outcome = await self.write(_write, moves, flushes, rates)
         except LedgerError as error:
             self._failed = True
-            log.warning("%d moves of cursors and the progress of %d subscriptions could not be"
-                        " written: %s", len(moves), len(flushes), error)  # fmt: skip
+            log.warning(
+                "%d moves of cursors, the progress of %d subscriptions and the rates of %d senders"
+                " could not be written: %s", len(moves), len(flushes), len(rates), error,
+            )  # fmt: skip
         except Exception as error:  # nobody would write these moves any more
             self._failed = True
             log.critical("the flush of cursors cannot continue in this process, which ends",
@@ -212,6 +233,8 @@ class CursorFlush:
         for progress_source, written in collected:
             if written:
                 progress_source.collected(None if outcome is None else outcome.ignored)
+        for rate_source in self._rates:
+            rate_source.kept(written=outcome is not None)
         return took_ns
 
     def _opened(self) -> Ledger:
@@ -229,7 +252,12 @@ async def _awaited(awaitable: Awaitable[object]) -> None:
 
 
 def _write(
-    tx: WriteTx, moves: Sequence[CursorMove], flushes: Sequence[SubscriptionFlush]
+    tx: WriteTx,
+    moves: Sequence[CursorMove],
+    flushes: Sequence[SubscriptionFlush],
+    rates: Sequence[PushRate],
 ) -> _Outcome:
     refused = cursors.flush(tx, moves) if moves else {}
+    if rates:
+        push_rates.write(tx, rates)
     return _Outcome(refused, progress.flush(tx, flushes) if flushes else set())

@@ -35,7 +35,7 @@ OWNER = Owner("host", 1, "boot", 1, 2, "/data")
 
 # What is found again rather than told, and what ends with its ledger.
 NOT_TOLD = {("objects", "free_ms"), ("partitions", "freed_seq")}
-NO_TABLES = {"runs", "sqlite_sequence"}
+NO_TABLES = {"runs", "push_rates", "sqlite_sequence"}
 
 
 def tables_of(path: Path) -> dict[str, list[Any]]:

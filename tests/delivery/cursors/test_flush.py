@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from delivery.cursors.flush import INTERVAL_NS, CursorFlush, pause_ns
-from ledger import changes, cursors, progress, subscriptions, topics
+from ledger import changes, cursors, progress, push_rates, subscriptions, topics
 from ledger.cursors import Setting
 from ledger.errors import LedgerBusy
 from ledger.ledger import Ledger
 from ledger.progress import SubscriptionFlush
+from ledger.push_rates import PushRate
 from ledger.subscriptions import SubscriptionConfig
 from ledger.types import CursorMove, TopicConfig
 from shards.clock import monotonic_ns
@@ -350,3 +351,46 @@ def test_progress_of_several_rounds_waits_for_its_share_of_the_time_only(place: 
     asyncio.run(run())
     state = place.ledger.read(progress.state_of, 1)
     assert state is not None and state.floors == {0: 8}, "a stop writes all of it"
+
+
+class Rates:
+    """Offers what senders have learned until it is written."""
+
+    def __init__(self, rate: PushRate) -> None:
+        self.offered = [rate]
+
+    def learned(self) -> Sequence[PushRate]:
+        return list(self.offered)
+
+    def kept(self, *, written: bool) -> None:
+        if written:
+            self.offered = []
+
+
+def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it_fails(
+    place: Place,
+) -> None:
+    place.ledger.write(topics.create, "orders", TopicConfig(), 1)
+    made = place.ledger.write(
+        subscriptions.create, "orders", "s", SubscriptionConfig(), "earliest", 1
+    )
+    source = Rates(PushRate(made.subscription_id, 2, 1, 0.5, 80.0))
+
+    async def run() -> None:
+        flush = place.flush()
+        flush.add_rates(source)
+        place.fails = True
+        await flush.flush()
+        assert source.offered
+        place.fails = False
+        await flush.flush()
+        opened = place.opened_count
+        await flush.flush()
+        assert place.opened_count == opened
+        await flush.stop()
+
+    asyncio.run(run())
+    assert not source.offered
+    assert place.ledger.read(push_rates.of, made.subscription_id) == {
+        2: PushRate(made.subscription_id, 2, 1, 0.5, 80.0)
+    }
