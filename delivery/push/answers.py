@@ -18,6 +18,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from shards.pushboard import PushOutcome
+
 HOUR_MS = 3_600_000
 # A receiver may ask for a pause, but not switch a subscription off by a wrong number.
 RETRY_AFTER_MS_MAX = HOUR_MS
@@ -76,10 +78,12 @@ class AnswerOutcome(StrEnum):
 
 class AnswerKind(Struct, frozen=True):
     """A row of the table. ``statuses`` are inclusive ranges; a status belongs to the first row
-    that has it. A row that ``needs_retry_after`` has only answers with ``Retry-After``."""
+    that has it. A row that ``needs_retry_after`` has only answers with ``Retry-After``. The board
+    counts an answer as ``counted_as``."""
 
     what: str
     outcome: AnswerOutcome
+    counted_as: PushOutcome
     why: str
     statuses: tuple[tuple[int, int], ...] = ()
     failures: tuple[PushFailure, ...] = ()
@@ -90,6 +94,7 @@ class PushVerdict(Struct, frozen=True):
     """What an answer means. ``sentence`` says it to people."""
 
     outcome: AnswerOutcome
+    counted_as: PushOutcome
     sentence: str
     # How long the endpoint is held: always given with HELD, and with nothing else.
     retry_after_ms: int | None = None
@@ -105,72 +110,131 @@ def _each(*statuses: int) -> tuple[tuple[int, int], ...]:
 
 
 TABLE: tuple[AnswerKind, ...] = (
-    AnswerKind("2xx", AnswerOutcome.SUCCESS, "delivered; the body is not looked at", ((200, 299),)),
     AnswerKind(
-        "429 or 503 with `Retry-After`", AnswerOutcome.HELD,
-        "the receiver asks for a pause, and gets it: at most an hour", _each(429, 503),
+        "2xx",
+        AnswerOutcome.SUCCESS,
+        PushOutcome.DELIVERED,
+        "delivered; the body is not looked at",
+        ((200, 299),),
+    ),
+    AnswerKind(
+        "429 or 503 with `Retry-After`",
+        AnswerOutcome.HELD,
+        PushOutcome.HELD,
+        "the receiver asks for a pause, and gets it: at most an hour",
+        _each(429, 503),
         needs_retry_after=True,
     ),
-    AnswerKind("410", AnswerOutcome.GONE, "the receiver wants no more of it", _each(410)),
     AnswerKind(
-        "3xx", AnswerOutcome.RECEIVER, "redirects are not followed: change `endpoint`",
+        "410", AnswerOutcome.GONE, PushOutcome.GONE, "the receiver wants no more of it", _each(410)
+    ),
+    AnswerKind(
+        "3xx",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.REDIRECTED,
+        "redirects are not followed: change `endpoint`",
         ((300, 399),),
     ),
     AnswerKind(
-        "401, 402, 403, 404, 405, 407, 421, 426", AnswerOutcome.RECEIVER,
+        "401, 402, 403, 404, 405, 407, 421, 426",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.RECEIVER_REFUSED,
         "it would say the same of any record: the endpoint or its credentials are wrong",
         _each(401, 402, 403, 404, 405, 407, 421, 426),
     ),
     AnswerKind(
-        "408, 423, 425, 429", AnswerOutcome.RECEIVER, "the receiver is too slow, or busy",
+        "408, 423, 425, 429",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.RECEIVER_REFUSED,
+        "the receiver is too slow, or busy",
         _each(408, 423, 425, 429),
     ),
     AnswerKind(
-        "all other 4xx, such as 400, 409, 413, 422", AnswerOutcome.RECORD,
-        "the receiver refuses these records", ((400, 499),),
+        "all other 4xx, such as 400, 409, 413, 422",
+        AnswerOutcome.RECORD,
+        PushOutcome.RECORD_REFUSED,
+        "the receiver refuses these records",
+        ((400, 499),),
     ),
-    AnswerKind("5xx", AnswerOutcome.RECEIVER, "the receiver failed", ((500, 599),)),
     AnswerKind(
-        "any other status", AnswerOutcome.RECEIVER, "that is not an answer to a POST", ((0, 999),)
+        "5xx",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.SERVER_ERROR,
+        "the receiver failed",
+        ((500, 599),),
     ),
     AnswerKind(
-        "no address (`dns`), no connection (`refused`, `unreachable`)", AnswerOutcome.RECEIVER,
+        "any other status",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.ANSWER_BROKEN,
+        "that is not an answer to a POST",
+        ((0, 999),),
+    ),
+    AnswerKind(
+        "the name has no address (`dns`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.NAME_UNKNOWN,
         "the receiver cannot be reached",
-        failures=(PushFailure.DNS, PushFailure.REFUSED, PushFailure.UNREACHABLE),
+        failures=(PushFailure.DNS,),
     ),
     AnswerKind(
-        "an address that `push_allow` does not allow (`forbidden`)", AnswerOutcome.RECEIVER,
-        "nothing is sent to it", failures=(PushFailure.FORBIDDEN,),
+        "no connection (`refused`, `unreachable`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.UNREACHABLE,
+        "the receiver cannot be reached",
+        failures=(PushFailure.REFUSED, PushFailure.UNREACHABLE),
     ),
     AnswerKind(
-        "no TLS, or a certificate that is not valid (`tls`)", AnswerOutcome.RECEIVER,
-        "nothing is sent to it", failures=(PushFailure.TLS,),
+        "an address that `push_allow` does not allow (`forbidden`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.FORBIDDEN,
+        "nothing is sent to it",
+        failures=(PushFailure.FORBIDDEN,),
     ),
     AnswerKind(
-        "no complete answer within `timeout_ms` (`timeout`)", AnswerOutcome.RECEIVER,
-        "the receiver is too slow; it may have the records", failures=(PushFailure.TIMEOUT,),
+        "no TLS, or a certificate that is not valid (`tls`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.TLS_FAILED,
+        "nothing is sent to it",
+        failures=(PushFailure.TLS,),
     ),
     AnswerKind(
-        "no answer, or half of one, and the connection closed (`closed`)", AnswerOutcome.RECEIVER,
-        "the receiver may have the records", failures=(PushFailure.CLOSED,),
+        "no complete answer within `timeout_ms` (`timeout`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.TIMED_OUT,
+        "the receiver is too slow; it may have the records",
+        failures=(PushFailure.TIMEOUT,),
+    ),
+    AnswerKind(
+        "no answer, or half of one, and the connection closed (`closed`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.ANSWER_BROKEN,
+        "the receiver may have the records",
+        failures=(PushFailure.CLOSED,),
     ),
     AnswerKind(
         "headers of more than 64 lines or 8 KiB each (`too_large`), or what is not HTTP"
-        " (`not_http`)", AnswerOutcome.RECEIVER,
+        " (`not_http`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.ANSWER_BROKEN,
         "the receiver may have the records",
         failures=(PushFailure.TOO_LARGE, PushFailure.NOT_HTTP),
     ),
     AnswerKind(
-        "a request that cannot be made (`request`)", AnswerOutcome.RECEIVER,
+        "a request that cannot be made (`request`)",
+        AnswerOutcome.RECEIVER,
+        PushOutcome.UNREACHABLE,
         "the endpoint or an own header cannot be sent: change them",
         failures=(PushFailure.REQUEST,),
     ),
     AnswerKind(
-        "no open file or memory for a connection (`local`)", AnswerOutcome.HELD,
+        "no open file or memory for a connection (`local`)",
+        AnswerOutcome.HELD,
+        PushOutcome.HELD,
         "this machine is short of something: again after a second",
         failures=(PushFailure.LOCAL,),
     ),
-)  # fmt: skip
+)
 
 
 def _by_status() -> dict[int, tuple[AnswerKind, ...]]:
@@ -188,7 +252,7 @@ _BY_STATUS: Mapping[int, tuple[AnswerKind, ...]] = _by_status()
 _BY_FAILURE: Mapping[PushFailure, AnswerKind] = {
     failure: row for row in TABLE for failure in row.failures
 }
-_DELIVERED = PushVerdict(AnswerOutcome.SUCCESS, "delivered")
+_DELIVERED = PushVerdict(AnswerOutcome.SUCCESS, PushOutcome.DELIVERED, "delivered")
 
 
 def meaning(answer: PushAnswer) -> AnswerKind:
@@ -214,7 +278,7 @@ def judge(answer: PushAnswer) -> PushVerdict:
     pause_ms = None
     if row.outcome is AnswerOutcome.HELD:
         pause_ms = answer.retry_after_ms or LOCAL_HOLD_MS
-    return PushVerdict(row.outcome, sentence, pause_ms)
+    return PushVerdict(row.outcome, row.counted_as, sentence, pause_ms)
 
 
 def retry_after_ms(value: str, date: str | None, now_ms: int) -> int | None:
