@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 2_048
 # Of the files that a process may open, at most this part is for push.
 FILES_PART = 8
+# A name's addresses are looked up again after this long, when a connection is made.
+NAMES_KEPT_S = 30
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -57,12 +59,15 @@ class PushClient:
         ca_file: str | None = None,
         *,
         resolve: Resolve | None = None,
+        names_kept_s: int = NAMES_KEPT_S,
         connections_total: int | None = None,
     ) -> None:
-        """``resolve`` finds the addresses of a name, by default as the system does."""
+        """``resolve`` finds the addresses of a name, by default as the system does; they are kept
+        for ``names_kept_s``, for connections that are made then."""
         self._allow = allow
         self._ca_file = ca_file
         self._resolve = resolve
+        self._names_kept_s = names_kept_s
         self._places = Places(connections_total or connections_max())
         self._poster: Poster | None = None
         self._opening: asyncio.Task[Poster] | None = None
@@ -124,5 +129,5 @@ class PushClient:
         name = "delivery.push.posting"
         posting = await asyncio.to_thread(importlib.import_module, name)
         context = await asyncio.to_thread(posting.tls_context, self._ca_file)
-        poster: Poster = posting.Poster(self._allow, context, self._resolve)
+        poster: Poster = posting.Poster(self._allow, context, self._resolve, self._names_kept_s)
         return poster

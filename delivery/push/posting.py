@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 Resolve = Callable[[str], Awaitable[Iterable[str]]]
 
 KEEP_ALIVE_S = 4.0
-# A name's addresses are looked up again after this long, when a connection is made.
-NAMES_KEPT_S = 30
 # More of a body is not read. What most receivers answer is shorter by far.
 BODY_BYTES_MAX = 64 << 10
 HEADERS_MAX = 64
@@ -134,7 +132,11 @@ class Poster:
     """The session of a shard."""
 
     def __init__(
-        self, allow: AllowList, context: ssl.SSLContext, resolve: Resolve | None = None
+        self,
+        allow: AllowList,
+        context: ssl.SSLContext,
+        resolve: Resolve | None,
+        names_kept_s: int,
     ) -> None:
         self._allow = allow
         self._session = aiohttp.ClientSession(
@@ -142,7 +144,8 @@ class Poster:
                 ssl=context,
                 limit=0,  # Places
                 keepalive_timeout=KEEP_ALIVE_S,
-                ttl_dns_cache=NAMES_KEPT_S,
+                use_dns_cache=names_kept_s > 0,
+                ttl_dns_cache=names_kept_s,
                 resolver=_Names(resolve) if resolve is not None else None,
                 socket_factory=self._socket,
             ),
@@ -321,8 +324,35 @@ def _message(error: Exception, failure: PushFailure, now: _Try) -> str:
         return f"the answer has headers beyond {HEADERS_MAX} lines or {HEADER_BYTES_MAX:,} bytes"
     if failure is PushFailure.NOT_HTTP:
         return "the answer is not HTTP"
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text[:MESSAGE_CHARACTERS_MAX]
+    reason = _reason(error)
+    if failure is PushFailure.REFUSED:
+        return f"{now.address} refuses connections"
+    if failure is PushFailure.DNS:
+        return f"{now.host} has no address: {reason}"
+    if failure is PushFailure.UNREACHABLE:
+        return f"no connection to {now.address or now.host}: {reason}"
+    if failure is PushFailure.TLS:
+        if isinstance(error, ssl.CertificateError | aiohttp.ClientConnectorCertificateError):
+            return f"the certificate of {now.host} is not valid: {reason}"
+        return f"no TLS with {now.address}: {reason}"
+    return reason
+
+
+def _reason(error: Exception) -> str:
+    """What the system or the TLS library said."""
+    cause: object = error
+    text: str | None
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        text = cause.verify_message
+    elif isinstance(cause, ssl.SSLError):
+        text = cause.reason
+    else:
+        text = cause.strerror if isinstance(cause, OSError) else ""
+    return " ".join(str(text or cause).split())[:MESSAGE_CHARACTERS_MAX] or type(cause).__name__
 
 
 def _failed(failure: PushFailure, message: str, begin_ns: int, now: _Try) -> PushAnswer:
