@@ -6,6 +6,7 @@ import json
 import re
 from base64 import b64decode
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
@@ -84,6 +85,16 @@ def test_a_record_in_binary_mode_is_the_body_and_its_attributes_are_headers() ->
         },
         b'{"a":1}',
     )
+
+
+def test_the_request_in_the_guide_is_one_that_is_sent() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "push.md").read_text()
+    shown = guide.partition("```\nPOST /orders HTTP/1.1\n")[2].partition("\n```")[0]
+    head, _, body = shown.partition("\n\n")
+    source = EventSource("orders", 12, 1_700_000_000_000, "")
+    sent = message(attempt=1, key="customer-17", data=body)
+    headers, _ = request_of(settings(), source, [sent], None, NOW_MS)
+    assert head.split("\n") == [f"{name}: {value}" for name, value in headers.items()]
 
 
 def test_bytes_are_sent_as_they_are() -> None:
