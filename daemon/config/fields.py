@@ -15,11 +15,13 @@ import msgspec
 
 from daemon.api.schemas import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from daemon.config.price_values import PRICES
+from daemon.config.push_values import ALLOWED
 from daemon.config.values import (
     ADDRESS,
     BYTES,
     COUNT,
     ENDPOINT_URL,
+    FILE,
     FOLDER,
     NUMBER,
     ORIGINS,
@@ -102,6 +104,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pressure_weights: dict[str, float]
     gate_pause_above: float
     gate_resume_below: float
+    push_allow: tuple[str, ...]
+    push_ca_file: str | None
     push_limiter_period_s: float
     push_speedup_tolerance: float
     push_tolerance: float
@@ -320,6 +324,13 @@ FIELDS: tuple[Field, ...] = (
           "the pressure below which they go on; below `gate_pause_above`, so that they do not stop"
           " and go all the time",
           check=above_zero(1)),
+    Field("push_allow", ALLOWED, "public", "",
+          "whom push may call: `public` for all addresses that the internet routes, host names,"
+          " `*.example.com`, addresses, networks like `10.0.0.0/8`; a name in the list may lead to"
+          " any address. In the environment, with commas; empty for nobody"),
+    Field("push_ca_file", optional(FILE), None, "",
+          "certificates, in PEM format, of authorities that push trusts in addition to those of"
+          " the system"),
     Field("push_limiter_period_s", NUMBER, 30.0, "seconds",
           "how often a sender of a push subscription sets its rate, from what failed since"
           " (`LIMITER_PERIOD`)", check=above_zero(86_400)),

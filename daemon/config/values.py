@@ -104,7 +104,7 @@ def read_size(value: object) -> int:
 
 
 def read_path(value: object) -> str:
-    """An absolute path, so that every process means the same folder."""
+    """An absolute path, so that every process means the same folder or file."""
     return os.path.abspath(os.path.expanduser(read_text(value)))
 
 
@@ -207,6 +207,7 @@ NUMBER = ValueType("number", read_number)
 BYTES = ValueType("size", read_size)
 SWITCH = ValueType("true or false", read_switch)
 FOLDER = ValueType("folder", read_path)
+FILE = ValueType("file", read_path)
 ADDRESS = ValueType("HOST:PORT", read_address)
 STORE_URL = ValueType("URL", read_store_url)
 ENDPOINT_URL = ValueType("URL", read_endpoint_url)

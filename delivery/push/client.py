@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # at most a few hundred KiB of buffers, in this process and in the kernel.
 CONNECTIONS_MAX = 2_048
 # Of the files that a process may open, at most this part is for push.
-FILES_PART = 8
+FILES_PART = 16
 # A name's addresses are looked up again after this long, when a connection is made.
 NAMES_KEPT_S = 30
 

@@ -357,6 +357,30 @@ def test_origins_are_a_list_or_text_with_commas(
 
 
 @pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", ()),
+        ("public", ("public",)),
+        ("Public, hooks.Example.com,10.0.0.0/8", ("public", "hooks.example.com", "10.0.0.0/8")),
+        ("*.example.com,[::1],::1,*.example.com", ("*.example.com", "[::1]", "::1")),
+    ],
+)
+def test_whom_push_may_call_is_a_list_or_text_with_commas(
+    tmp_path: Path, text: str, read: tuple[str, ...]
+) -> None:
+    assert loaded(("push_allow", text)).push_allow == read
+    file = written(tmp_path, f"push_allow = {text.split(',') if text else []}")
+    assert load(file, {}).push_allow == read
+    assert loaded().push_allow == ("public",)
+
+
+@pytest.mark.parametrize("entry", ["http://a.example", "10.0.0.1/8", "a b", ",", "*", "127.1"])
+def test_what_names_nobody_that_push_could_call_is_refused(entry: str) -> None:
+    with pytest.raises(ConfigError, match="push_allow must have"):
+        loaded(("push_allow", entry))
+
+
+@pytest.mark.parametrize(
     "origin", ["example.org", "https://example.org/", "https://a/b", "https://*.a", "http://", ","]
 )
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
