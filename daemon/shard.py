@@ -74,6 +74,7 @@ from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.server import PipeServer
+from delivery.push.secrets import SecretsFile
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
 from delivery.subscriptions.owners import Owners, PipedRequests
@@ -286,6 +287,7 @@ class Shard:
                 ledger,
                 self.topics,
                 self._after.partitions,
+                SecretsFile(Path(config.data_dir)),
                 directory,
                 owners,
             ),

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import fields
 
+from delivery.push.secrets import HEADERS_MAX, SIGNING_MAX
 from ledger.push_settings import PushTarget
 from ledger.subscription_rules import SubscriptionRules
 
@@ -15,9 +16,37 @@ _MADE = ("headers", "signed", "secrets_count")  # of what a request says otherwi
 PushChanges = defstruct(
     "PushChanges",
     [
-        (each.name, each.type | UnsetType, UNSET)
-        for each in fields(PushTarget)
-        if each.name not in _MADE
+        *(
+            (each.name, each.type | UnsetType, UNSET)
+            for each in fields(PushTarget)
+            if each.name not in _MADE
+        ),
+        (
+            "headers",
+            Annotated[
+                dict[str, str | None],
+                Meta(
+                    max_length=2 * HEADERS_MAX,
+                    description="own headers to send, by name; null removes one, and those that are"
+                    " not named stay. Nothing ever shows their values again",
+                ),
+            ]
+            | UnsetType,
+            UNSET,
+        ),
+        (
+            "secrets",
+            Annotated[
+                list[str],
+                Meta(
+                    max_length=SIGNING_MAX,
+                    description="`whsec_...`, the newest first: each POST is signed with all of"
+                    " them; an empty list ends signing. Nothing ever shows them again",
+                ),
+            ]
+            | UnsetType,
+            UNSET,
+        ),
     ],
     namespace={"__doc__": "What to change; what is not given stays as it is, or has its default."},
     module=__name__,

@@ -7,7 +7,8 @@ change of subscriptions changes a shared word, by which their owners notice it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,16 @@ from msgspec import UNSET, Struct, UnsetType
 
 from daemon.api.errors import ApiError, invalid
 from daemon.api.names import check_subscription_name
-from daemon.api.push_settings import changed_push, given_fields, shown_config
+from daemon.api.push_settings import (
+    PushChange,
+    PushSecretChanges,
+    SecretsMoved,
+    change_of,
+    changed_push,
+    given_fields,
+    secrets_of,
+    shown_config,
+)
 from daemon.api.streaming import EncodedJson
 from daemon.api.subscription_directory import SubscriptionDirectory, unknown_subscription
 from daemon.api.subscription_schemas import (
@@ -34,6 +44,7 @@ from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
+from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek
 from delivery.subscriptions.schemas import (
@@ -52,6 +63,7 @@ from ledger.subscription_errors import (
     SubscriptionsFull,
 )
 from ledger.subscriptions import (
+    Subscription,
     SubscriptionConfig,
     SubscriptionView,
 )
@@ -61,6 +73,7 @@ from shards.segment import Segment
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 
 T = TypeVar("T")
+TRIES = 10  # of a change, while others change the same secrets
 
 
 class SubscriptionRoutes:
@@ -73,6 +86,7 @@ class SubscriptionRoutes:
         ledger: LedgerThread,
         topics: TopicCache,
         reader: PartitionReader,
+        secrets: SecretsFile,
         directory: SubscriptionDirectory,
         owners: SubscriptionOwner,
     ) -> None:
@@ -81,6 +95,7 @@ class SubscriptionRoutes:
         self._changes = changes
         self._topics = topics
         self._reader = reader
+        self._secrets = PushSecretChanges(secrets, ledger)
         self._directory = directory
         self._owners = owners
 
@@ -88,28 +103,68 @@ class SubscriptionRoutes:
         """Creates a subscription, or changes what is given. Raises ApiError."""
         check_subscription_name(name)
         given = given_fields(asked)
-        push: Struct | UnsetType | None = given.pop("push", UNSET)
+        asked_push: Struct | UnsetType | None = given.pop("push", UNSET)
+        push = change_of(name, asked_push) if isinstance(asked_push, Struct) else asked_push
         start: SubscriptionStart = given.pop("start", "earliest")
         entry = await self._topics.entry_now(topic)
-        if await self._ledger.read(subscriptions.find, entry.topic_id, name) is None:
-            start = await self._exact(entry, start)
+        for _ in range(TRIES):
+            found = await self._ledger.read(subscriptions.find, entry.topic_id, name)
+            if found is None:
+                start = await self._exact(entry, start)
+            try:
+                return await self._put(entry, name, found, given, push, start)
+            except SecretsMoved:
+                continue
+        raise ApiError(
+            503, "changed_meanwhile", f"other requests change the secrets of subscription {name!r}"
+            " all the time; nothing was changed; ask again", retry_after_s=1,
+        )  # fmt: skip
 
-        def change(tx: WriteTx) -> tuple[SubscriptionView | None, bool]:
+    async def _put(
+        self,
+        entry: TopicEntry,
+        name: str,
+        found: Subscription | None,
+        given: Mapping[str, Any],
+        push: PushChange | UnsetType | None,
+        start: SubscriptionStart,
+    ) -> SubscriptionSummary | Created:
+        """Raises ApiError, and SecretsMoved if the secrets are not those of ``found`` any more."""
+        new_id: str | None = None
+        is_secret = False
+        if isinstance(push, PushChange) and push.is_secret:
+            is_secret = True
+            with refusals(entry.name, name):
+                known = None if found is None else found.config.push
+                new_id = await self._secrets.save(name, known, push)
+
+        def change(tx: WriteTx) -> tuple[SubscriptionView, Subscription | None]:
             present = subscriptions.find(tx, entry.topic_id, name)
+            if is_secret and secrets_of(present) != secrets_of(found):
+                raise SecretsMoved
             wanted = dict(given)
-            if push is not UNSET:
-                pushed = None if present is None else present.config.push
-                wanted["push"] = None if push is None else changed_push(name, pushed, push)
+            if isinstance(push, PushChange):
+                former = None if present is None else present.config.push
+                wanted["push"] = changed_push(name, former, push, new_id)
+            elif push is None:
+                wanted["push"] = None
             if present is None:
                 config = SubscriptionConfig(**wanted)
-                made = subscriptions.create(tx, topic, name, config, start, wall_ms())
+                made = subscriptions.create(tx, entry.name, name, config, start, wall_ms())
             else:
-                made = subscriptions.alter(tx, topic, name, wanted)
-            return subscriptions.view(tx, made.topic_id, name), present is None
+                made = subscriptions.alter(tx, entry.name, name, wanted)
+            view = subscriptions.view(tx, made.topic_id, name)
+            assert view is not None  # of the same transaction
+            return view, present
 
-        view, created = await self._changed(topic, name, change)
-        assert view is not None  # of the same transaction
-        return Created(self._summary(view)) if created else self._summary(view)
+        try:
+            view, former = await self._changed(entry.name, name, change)
+        except (ApiError, SecretsMoved):
+            await self._secrets.forget(new_id)  # after other errors it may be committed
+            raise
+        if secrets_of(former) != secrets_of(view.subscription):
+            await self._secrets.forget(secrets_of(former))
+        return self._summary(view) if former is not None else Created(self._summary(view))
 
     async def get(self, topic: str, name: str) -> SubscriptionStatus:
         """One subscription. Raises ApiError 404."""
@@ -147,9 +202,10 @@ class SubscriptionRoutes:
     async def delete(self, topic: str, name: str) -> SubscriptionDeleted:
         """Deletes a subscription. Raises ApiError 404."""
         check_subscription_name(name)
-        await self._changed(
+        deleted = await self._changed(
             topic, name, lambda tx: subscriptions.delete(tx, topic, name, wall_ms())
         )
+        await self._secrets.forget(secrets_of(deleted))
         return SubscriptionDeleted(topic, name)
 
     async def seek(self, topic: str, name: str, asked: SeekRequest) -> EncodedJson[Sought]:
@@ -179,23 +235,30 @@ class SubscriptionRoutes:
         return summary_of(view, row)
 
     async def _changed(self, topic: str, name: str, change: Callable[[WriteTx], T]) -> T:
-        try:
+        with refusals(topic, name):
             return await self._changes.make(change)
-        except SubscriptionMissing as error:
-            raise unknown_subscription(topic, name) from error
-        except TopicMissing as error:
-            raise unknown_topic(error.name) from error
-        except SubscriptionRefused as error:
-            raise invalid(str(error), field=error.field, subscription=name) from error
-        except DeadLetterCycle as error:
-            detail: dict[str, Any] = {"subscription": name, "path": error.path}
-            raise ApiError(409, "dead_letter_cycle", str(error), detail) from error
-        except SubscriptionsFull as error:
-            limit = {"limit_subscriptions": error.maximum}
-            raise ApiError(409, "subscriptions_full", str(error), limit) from error
-        except CursorsFull as error:
-            limit = {"limit_cursors": error.maximum}
-            raise ApiError(409, "cursors_full", str(error), limit) from error
+
+
+@contextmanager
+def refusals(topic: str, name: str) -> Iterator[None]:
+    """What the ledger refuses to do with a subscription, as what clients are told."""
+    try:
+        yield
+    except SubscriptionMissing as error:
+        raise unknown_subscription(topic, name) from error
+    except TopicMissing as error:
+        raise unknown_topic(error.name) from error
+    except SubscriptionRefused as error:
+        raise invalid(str(error), field=error.field, subscription=name) from error
+    except DeadLetterCycle as error:
+        detail: dict[str, Any] = {"subscription": name, "path": error.path}
+        raise ApiError(409, "dead_letter_cycle", str(error), detail) from error
+    except SubscriptionsFull as error:
+        limit = {"limit_subscriptions": error.maximum}
+        raise ApiError(409, "subscriptions_full", str(error), limit) from error
+    except CursorsFull as error:
+        limit = {"limit_cursors": error.maximum}
+        raise ApiError(409, "cursors_full", str(error), limit) from error
 
 
 _COUNTS = [each for each in SubscriptionCounts.__struct_fields__ if each != "lag"]

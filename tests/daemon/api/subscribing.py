@@ -27,6 +27,7 @@ from daemon.http.server import Server
 from daemon.intake.topic_cache import TopicCache
 from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
+from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRequest
 from delivery.waiters import Waiters
 from delivery.watch.outlet import Outlet
@@ -76,7 +77,7 @@ class TimeIndex:
 class SubscribingNode:
     """One shard's subscriptions. ``t`` is a topic with two partitions."""
 
-    def __init__(self, segment: Segment, ledger: LedgerThread) -> None:
+    def __init__(self, segment: Segment, ledger: LedgerThread, directory: Path) -> None:
         self.segment = segment
         self.ledger = ledger.ledger
         self.owners = ToldOwners()
@@ -84,10 +85,11 @@ class SubscribingNode:
         self.topics = TopicCache(segment, ledger, nullcontext())
         self.directory = SubscriptionDirectory(segment, ledger, self.topics)
         reader: Any = TimeIndex()
+        self.secrets = SecretsFile(directory)
         handlers: Any = _Handlers()
         handlers.subscriptions = SubscriptionRoutes(
             segment, DeliveryChanges(segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
-            ledger, self.topics, reader, self.directory, self.owners,
+            ledger, self.topics, reader, self.secrets, self.directory, self.owners,
         )  # fmt: skip
         handlers.consumers = ConsumerRoutes(self.directory, self.owners)
         producer: Any = None  # there is no route for producing
@@ -139,7 +141,7 @@ def subscribing(directory: Path) -> Iterator[SubscribingNode]:
         closing(Ledger(directory / "ledger.db", nullcontext())) as ledger,
         ThreadPoolExecutor(1) as thread,
     ):
-        node = SubscribingNode(segment, LedgerThread(ledger, thread))
+        node = SubscribingNode(segment, LedgerThread(ledger, thread), directory)
         asyncio.run(node.topics.create("t", TopicConfig(partitions=2)))
         yield node
     segment.close()
