@@ -4,41 +4,39 @@ Two parts. *Targets* are what is negotiated, every 30 s, from how much each send
 maximum; joins, leaves and a change of the rate move them immediately:
 
 - A sender is *busy* if it used more than 0.9, and *hungry* if it used all.
-- If one is hungry, each sender that is not gives some: its new maximum is ``max * 2u / (u + 1)``,
-  which halves what it does not use, and not below the minimum.
-- What is freed goes to the hungry. A hungry sender below the mean of the busy ones rises towards
-  it, by 4, 8, 16, ... % from round to round, and at most half of the way; what is not freed for
-  that comes from the busy ones above the mean. So shares become even without overshooting, and one
-  that needs a little more gets a little more.
-- A change below 1 % is ignored.
+- If one is hungry, each that is not gives some: its new maximum is ``max * 2u / (u + 1)``, which
+  halves what it does not use, and not below the minimum. What is freed goes to the hungry.
+- If one is busy and none hungry, it gets the same from those that used less than 0.8.
+- A hungry sender below the mean of the busy ones rises towards it: 4 % in the first round, 16 in
+  the next, then 64 and so on, and at most half of the way; what is not freed for that comes from
+  the busy ones above the mean. So shares become even without overshooting, and one that needs a
+  little more gets a little more.
+- A change below 1 % is ignored, except that what a rise needs may be little from each of many.
 - A newcomer has its fair share immediately, ``rate / senders``; the others keep their proportions,
   as they do when one leaves or the rate changes.
 
 *Grants* follow the targets (``step``, every 100 ms). They are what keeps the sum of all maxima in
-force within the rate at every instant, although senders take notice of a grant when they can:
+force within the rate at every instant, although senders take notice of a grant when they can. For
+each sender the caller knows the last grant, and what it may be using: the highest grant since the
+one that it is known to obey (``shards/pushgrants.py``). A grant is lowered immediately. Grants rise
+by at most ``rate - sum of max(granted, in use)``, as these were before the step: what was lowered
+is given away after its sender obeys. So a rate that was lowered is in force as soon as all do.
 
-    granted   written by the balancer: the maximum that the sender may put in force
-    in use    written by the sender: no maximum in force is above it (``take_share``);
-              for a dead one, by the process that saw its end
-
-A grant is lowered immediately. What was lowered is given away only in a later step, when ``in use``
-was read again: grants rise by at most ``rate - sum of max(granted, in use)``, with the grants as
-they were before this step. Senders do their part in ``take_share``. A rate that was lowered is in
-force as soon as all have done it.
-
-Pure: rows and ``now_ns`` in, grants out. It does not know shared memory (shards/pushboard.py).
+Pure: rows and ``now_ns`` in, grants out. It does not know shared memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 from msgspec import Struct
 
-FULL = 0.97  # of the maximum was used: there is more to send; the rest is lateness
-RISES = (0.04, 0.08, 0.16, 0.32, 0.64, 1.0)  # of a hungry sender's maximum, the last one repeated
+FULL = 0.1  # of the tolerance for the busy may be unused of a hungry one's maximum: lateness
+RISE = 0.04  # of a hungry sender's maximum, in the first round
+RISE_GROWTH = 4  # from round to round; a sixtieth becomes its share of 100 in ten rounds
+_RISES_MAX = 20  # counted; by then it is half of the way
+GRAIN = 2e-6  # attempts a second: a grant is stored in millionths, rounded down
 _ALIKE = 1e-9  # relative: below it, two rates are the same
 
 
@@ -48,19 +46,16 @@ class BalancerSettings(Struct, frozen=True):
 
     balance_interval_s: float = 30.0  # BALANCE_INTERVAL
     busy_tolerance: float = 0.1  # BUSY_TOLERANCE
-    min_max_rate: float = 1.0  # MIN_MAX_RATE
+    min_max_rate: float = 1 / 60  # MIN_MAX_RATE
     min_change: float = 0.01  # MIN_CHANGE_PERCENT
 
     def __post_init__(self) -> None:
         if not 0 < self.balance_interval_s < math.inf:
             raise ValueError(f"balance_interval_s must be above 0, got {self.balance_interval_s}")
-        if not 1 - FULL < self.busy_tolerance < 1:
-            raise ValueError(
-                f"busy_tolerance must be above {1 - FULL:.2f} and below 1,"
-                f" got {self.busy_tolerance}"
-            )
-        if not 0 <= self.min_max_rate < math.inf:
-            raise ValueError(f"min_max_rate must be 0 or more, got {self.min_max_rate}")
+        if not 0 < self.busy_tolerance < 1:
+            raise ValueError(f"busy_tolerance must be in (0, 1), got {self.busy_tolerance}")
+        if not 0 < self.min_max_rate < math.inf:
+            raise ValueError(f"min_max_rate must be above 0, got {self.min_max_rate}")
         if not 0 <= self.min_change < 1:
             raise ValueError(f"min_change must be in [0, 1), got {self.min_change}")
 
@@ -69,9 +64,9 @@ class ShareRow(Struct):
     """What the words of a sender say."""
 
     granted: float
-    in_use: float
+    in_use: float  # at most; the highest grant that it may obey
     use: float = -1.0  # below 0: not known yet
-    is_present: bool = True  # False: it left or died, and may still be using something
+    is_present: bool = True  # False: it leaves, and may still be using something
 
 
 class Shares:
@@ -80,21 +75,24 @@ class Shares:
     def __init__(self, settings: BalancerSettings, now_ns: int) -> None:
         self._settings = settings
         self._interval_ns = round(settings.balance_interval_s * 1e9)
+        self._busy = 1 - settings.busy_tolerance
+        self._full = 1 - FULL * settings.busy_tolerance
         self._rate = 0.0
-        self._due_ns = now_ns
+        self.due_ns = now_ns  # of the next negotiation
         self.targets: dict[int, float] = {}
         self._rises: dict[int, int] = {}  # rounds in succession in which a sender was hungry
 
     def step(self, rate: float, rows: Mapping[int, ShareRow], now_ns: int) -> dict[int, float]:
-        """The grants that change. Two steps are at least a millisecond apart."""
+        """The grants that change. If nothing in the rows has changed since the last step, and
+        ``due_ns`` has not come, there are none."""
         present = {sender for sender, row in rows.items() if row.is_present}
         if rate != self._rate or present != self.targets.keys():
             self._adapt(rate, present)
-            self._due_ns = now_ns + self._interval_ns  # uses of other maxima say nothing
-        elif now_ns >= self._due_ns:
+            self.due_ns = now_ns + self._interval_ns  # uses of other maxima say nothing
+        elif now_ns >= self.due_ns:
             if len(present) > 1:
                 self._negotiate({sender: rows[sender].use for sender in present})
-            self._due_ns = now_ns + self._interval_ns
+            self.due_ns = now_ns + self._interval_ns
         return self._grants(rows)
 
     # --- targets ------------------------------------------------------------------------------
@@ -136,25 +134,29 @@ class Shares:
 
     def _negotiate(self, uses: Mapping[int, float]) -> None:
         targets = self.targets
-        hungry = [sender for sender, use in uses.items() if use >= FULL]
+        busy = [sender for sender, use in uses.items() if use > self._busy]
+        hungry = [sender for sender in busy if uses[sender] >= self._full]
         self._rises = {
-            sender: self._rises.get(sender, 0) + 1 if use >= FULL else 0
-            for sender, use in uses.items()
+            sender: min(_RISES_MAX, self._rises.get(sender, 0) + 1) if sender in hungry else 0
+            for sender in uses
         }
-        if not hungry:
+        takers = hungry or busy
+        if not takers:
             return
         minimum = self._minimum(len(targets))
+        # Without a need a change is not worth the next one back.
+        gives_below = self._full if hungry else 1 - 2 * self._settings.busy_tolerance
         for sender, use in uses.items():
-            if 0 <= use < FULL:
+            if 0 <= use < gives_below:
                 less = max(minimum, targets[sender] * 2 * use / (use + 1))
                 if less < targets[sender] and self._is_much(targets[sender] - less, sender):
                     targets[sender] = less
         free = max(0.0, self._rate - sum(targets.values()))
-        mean = self._mean(hungry, uses)
+        mean = self._mean(takers, uses)
         rises = {
             sender: min(
                 (mean - targets[sender]) / 2,
-                targets[sender] * RISES[min(self._rises[sender], len(RISES)) - 1],
+                targets[sender] * RISE * RISE_GROWTH ** (self._rises[sender] - 1),
             )
             for sender in hungry
             if targets[sender] < mean
@@ -162,47 +164,37 @@ class Shares:
         rises = {sender: rise for sender, rise in rises.items() if self._is_much(rise, sender)}
         missing = sum(rises.values()) - free
         if missing > 0:
-            taken = self._take(missing, mean, uses)
-            part = (taken + free) / (missing + free)
-            rises = {sender: rise * part for sender, rise in rises.items()}
+            self._take(missing, mean, uses)
         for sender, rise in rises.items():
             targets[sender] += rise
-        if missing < 0:  # what is left is for all that are hungry
-            each = -missing / len(hungry)
-            for sender in hungry:
+        if missing < 0:  # what is left is for all of them
+            each = -missing / len(takers)
+            for sender in takers:
                 if self._is_much(each, sender):
                     targets[sender] += each
 
-    def _mean(self, hungry: Iterable[int], uses: Mapping[int, float]) -> float:
-        """The mean of the hungry, and of the busy that have more than these."""
-        of_hungry = [self.targets[sender] for sender in hungry]
-        mean = sum(of_hungry) / len(of_hungry)
+    def _mean(self, takers: list[int], uses: Mapping[int, float]) -> float:
+        """The mean of those that take, and of the busy that have more than these."""
+        taking = [self.targets[sender] for sender in takers]
+        mean = sum(taking) / len(taking)
         more = [
             self.targets[sender]
             for sender, use in uses.items()
-            if self._is_busy(use) and use < FULL and self.targets[sender] > mean
+            if self._busy < use < self._full and self.targets[sender] > mean
         ]
-        return (sum(of_hungry) + sum(more)) / (len(of_hungry) + len(more))
+        return (sum(taking) + sum(more)) / (len(taking) + len(more))
 
-    def _take(self, wanted: float, mean: float, uses: Mapping[int, float]) -> float:
-        """Takes from the busy above the mean, in proportion to what they have more. A change
-        that is to be ignored is not made."""
+    def _take(self, wanted: float, mean: float, uses: Mapping[int, float]) -> None:
+        """Takes from the busy above the mean, in proportion to what they have more; that is at
+        least twice what is wanted."""
         above = {
             sender: self.targets[sender] - mean
             for sender, use in uses.items()
-            if self._is_busy(use) and self.targets[sender] > mean
+            if use > self._busy and self.targets[sender] > mean
         }
-        total = sum(above.values())
-        taken = 0.0
+        part = wanted / sum(above.values())
         for sender, more in above.items():
-            less = min(more, wanted * more / total)
-            if self._is_much(less, sender):
-                self.targets[sender] -= less
-                taken += less
-        return taken
-
-    def _is_busy(self, use: float) -> bool:
-        return use > 1 - self._settings.busy_tolerance
+            self.targets[sender] -= more * part
 
     def _is_much(self, change: float, sender: int) -> bool:
         return change >= self.targets[sender] * self._settings.min_change
@@ -220,7 +212,7 @@ class Shares:
             target = targets.get(sender, 0.0)
             if target < granted:
                 grants[sender] = target
-            elif target > granted:
+            elif target - granted > GRAIN:
                 wanted[sender] = target - granted
         if not wanted:
             return grants
@@ -241,45 +233,3 @@ class Shares:
         assert total <= self._rate * (1 + _ALIKE), (total, self._rate)
         minimum = self._minimum(len(self.targets)) * (1 - _ALIKE)
         assert all(target >= minimum for target in self.targets.values()), self.targets
-
-
-class SharedShare(Protocol):
-    """The two words of a sender that ``take_share`` needs."""
-
-    @property
-    def granted(self) -> float:
-        """What the balancer granted."""
-
-    def set_in_use(self, rate: float) -> None:
-        """Tells the balancer that no maximum in force is above this."""
-
-
-class Limited(Protocol):
-    """What a share limits."""
-
-    @property
-    def maximum(self) -> float:
-        """In force."""
-
-    def set_maximum(self, maximum: float, now_ns: int) -> None:
-        """Puts another one in force."""
-
-
-def take_share(limiter: Limited, words: SharedShare, now_ns: int) -> bool:
-    """Puts what is granted in force; whether the maximum changed. More is told before it is in
-    force, and taken only if it is still granted after that: a balancer that lowered the grant
-    meanwhile may have seen what was in use before. Less is told after it is in force."""
-    granted = words.granted
-    before = limiter.maximum
-    if granted == before:
-        return False
-    if granted > before:
-        words.set_in_use(granted)
-        if words.granted < granted:
-            words.set_in_use(before)  # the next call takes what is granted now
-            return False
-        limiter.set_maximum(granted, now_ns)
-    else:
-        limiter.set_maximum(granted, now_ns)
-        words.set_in_use(granted)
-    return True
