@@ -6,7 +6,8 @@ checked. A refused body is not sent again; the next one has new records. Kinds o
 - *large*: bodies of 1 MiB, the next one right after each answer, whatever ``Retry-After`` says;
 - *small*: 1 KiB bodies with a pause;
 - *waiting*: as large, but with ``disable_backpressure=true``: they wait for their turn;
-- *stalled*: half a body and then nothing, as long as the daemon lets them; then again.
+- *stalled*: a body but for its last byte and then nothing, as long as the daemon lets them; then
+  again. They come first, so that they have what there is.
 
 A record is ``{"id": [client, number, index], "pad": "..."}``.
 """
@@ -27,7 +28,7 @@ SMALL_RECORD_BYTES = 1000
 SMALL_PAUSE_S = 0.02
 REFUSED_PAUSE_S = 0.002
 STALLED_PAUSE_S = 0.5
-KINDS = ("large", "small", "waiting", "stalled")
+KINDS = ("stalled", "large", "small", "waiting")
 
 
 class Crowd(msgspec.Struct, frozen=True):
@@ -164,7 +165,7 @@ class Client:
     async def _stall(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = body_of(self._client, 0, *self._size)
         writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode())
-        writer.write(body[: len(body) // 2])
+        writer.write(body[:-1])
         left_s = (self._end_ns - monotonic_ns()) / 1e9
         try:
             await asyncio.wait_for(reader.read(), left_s)  # until the daemon closes it

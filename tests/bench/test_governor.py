@@ -75,7 +75,7 @@ def test_the_body_of_a_client_has_exactly_its_size() -> None:
     body = body_of(12, 345, 16, 1000)
     assert len(body) == 16_000
     assert body.startswith(b'{"id":[12,345,0],"pad":"xx')
-    assert Crowd(1.0, large=1, stalled=2).kinds() == ["large", "stalled", "stalled"]
+    assert Crowd(1.0, large=1, stalled=2).kinds() == ["stalled", "stalled", "large"]
 
 
 TOLD = Told(acked=[Acked(0, 1, 2, 1), Acked(0, 3, 1, 3)], refused=[(0, 2)], unknown=[(0, 4)])
