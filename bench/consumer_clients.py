@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 import select
-import socket
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from bench.processes import ServerError
-from bench.stamps import ANCILLARY_BYTES, connect, stamp_ns, wall_minus_monotonic_ns
+from bench.stamps import ANCILLARY_BYTES, PATIENCE_S, connect, stamp_ns, wall_minus_monotonic_ns
 from shards.clock import monotonic_ns
 
 READ_BYTES = 1 << 18
 ACK_AFTER_S = 0.005
-PATIENCE_S = 30.0
 EPOCH = re.compile(rb'"epoch":(\d+)')
 ACCEPTED = re.compile(rb'"accepted":(\d+)')
 
@@ -37,8 +35,7 @@ class _Consumer:
     def __init__(self, port: int, path: str, name: str, *, acks: bool) -> None:
         self.name = name
         self.stream = connect(port)
-        self.acks = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        self.acks.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.acks = connect(port)
         self.tail = b""
         self.held: str | None = None  # the batch that may go on
         self.pending: list[str] = []  # batches to be acknowledged, and their messages

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import cast
 
 from delivery.pipes.buffers import SMALL_FRAME_BYTES, PipeBuffers
@@ -22,7 +23,7 @@ log = logging.getLogger("headgate.pipes")
 WRITE_BUFFER_HIGH_BYTES = 64 << 10
 
 
-class PipeConnection(asyncio.Protocol):
+class PipeConnection(asyncio.Protocol, ABC):
     """One end of a connection."""
 
     def __init__(self, buffers: PipeBuffers, frame_bytes_max: int) -> None:
@@ -38,9 +39,9 @@ class PipeConnection(asyncio.Protocol):
     def opened(self) -> None:
         """The connection is there."""
 
+    @abstractmethod
     def received(self, frame: PipeFrame) -> None:
         """A frame came."""
-        raise NotImplementedError
 
     def resumed(self) -> None:
         """``congested`` may have ended."""

@@ -90,7 +90,11 @@ class DeadLetterMover:
             is_finished = await self._ledger.read(
                 progress.is_finished, subscription_id, letter.partition, letter.offset
             )
-        except LedgerError:
+        except LedgerError as error:  # then it is copied again, in vain if it was stored before
+            log.warning(
+                "whether offset %d of topic %s was moved for subscription %s cannot be read: %s",
+                letter.offset, running.view.topic.name, running.view.subscription.name, error,
+            )  # fmt: skip
             is_finished = False
         if is_finished:
             running.window.moved(letter.partition, letter.offset)

@@ -21,3 +21,11 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def data(tmp_path: Path) -> Path:
     """A data directory for the test's own daemon."""
     return tmp_path / "data"
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, daemon: Daemon) -> str:
+    """An empty topic of the test's name, in the module's ``daemon``."""
+    name = request.node.name.removeprefix("test_")[:200].replace("[", ".").rstrip("]")
+    assert daemon.json("PUT", f"/v0/topics/{name}", {}).status == 201
+    return str(name)

@@ -21,14 +21,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield started
 
 
-@pytest.fixture
-def topic(request: pytest.FixtureRequest, daemon: Daemon) -> str:
-    """An empty topic of the test's name."""
-    name = request.node.name.removeprefix("test_")[:200].replace("[", ".").rstrip("]")
-    assert daemon.json("PUT", f"/v0/topics/{name}", {}).status == 201
-    return str(name)
-
-
 def changed(found: Subscription, **settings: Any) -> None:
     """Changes settings and waits until the owner goes by them: it tells ``consumer_max``."""
     told = row(found)["consumer_max"]
