@@ -4,8 +4,9 @@ Segment, bells, pipes, listeners -> first entry of the owner's log -> shards -> 
 until it is told to stop -> drain -> release -> exit 0. ``daemon/serve.py`` has what comes before.
 
 It serves no requests and uploads nothing. It writes the global words of the segment (governor,
-epoch, draining), the shards' pid words, and, after ``waitpid``, the state of a dead shard's
-leases. Signal handlers only note the signal; the tick acts on it.
+epoch, draining), the shards' pid words, the grants of push senders, and, after ``waitpid``, the
+state of a dead shard's leases and shares. Signal handlers only note the signal; the tick acts on
+it.
 
 Exit codes: 0 after a drain, 1 if shards keep dying, 5 if another daemon has taken the prefix over.
 """
@@ -37,6 +38,7 @@ from daemon.heartbeat import HeartbeatVerdict, Pulse
 from daemon.inherit import Inheritance
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
+from daemon.push_balance import PushBalance, balancer_settings
 from daemon.starvation import Starvation
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
@@ -108,6 +110,7 @@ class Supervisor:
         )
         self._leases = LeaseTable(self._words, self.layout)
         self._orphans = Orphans(self.segment)
+        self._push_balance = PushBalance(self.segment, balancer_settings(config))
         self._groups = GroupTable(self.segment)
         self._governor = GovernorTick(self.segment, config, self._alarms)
         self._billing = Billing(self.segment, config, store.requests, self._alarms, monotonic_ns())
@@ -286,6 +289,7 @@ class Supervisor:
         child.process = None
         self._words[base + at.S_PID] = 0
         self._words[base + at.S_READY] = 0
+        self._push_balance.died(child.shard)
         orphans = self._orphans.died(child.shard, monotonic_ns())
         self._words[at.G_DEATHS] += 1
         if self._killed or (self._words[at.G_DRAINING] and code == 0):
@@ -311,6 +315,7 @@ class Supervisor:
             return
         if self._orphans.tick(monotonic_ns()):
             self.bells.ring_all(range(self.config.shards))
+        self._push_balance.tick(monotonic_ns())
         if self._words[at.G_DRAINING]:
             self._drain_ticks += 1
             self._notify.alive(monotonic_ns())  # DRAIN_TICKS limits a drain

@@ -356,7 +356,7 @@ FIELDS: tuple[Field, ...] = (
           "how often a sender tells how much of its share it has used (`UPDATE_INTERVAL`)",
           check=above_zero(86_400)),
     Field("push_busy_tolerance", NUMBER, 0.1, "",
-          "a sender that has left at most this part of its share unused is busy, and gets what"
+          "a sender that has left less than this part of its share unused is busy, and gets what"
           " others do not need (`BUSY_TOLERANCE`)", check=above_zero(0.5)),
     Field("push_share_min_per_minute", NUMBER, 1.0, "attempts a minute",
           "what each sender keeps of the rate, if there is enough (`MIN_MAX_RATE`)",
