@@ -197,6 +197,21 @@ def test_the_sum_never_exceeds_the_rate_whatever_happens(world: World) -> None:
         assert sum(world.using.values()) == pytest.approx(rate, abs=1e-4)
 
 
+def test_a_tick_does_a_part_and_the_next_ones_the_rest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.push_balance.WORK_MAX", 4)
+    others = [SenderWords(world.segment, 0, slot) for slot in range(10, 20)]
+    for slot, words in enumerate(others, 10):
+        world.board.offer(slot, slot, 1.0, 1)
+        words.join(slot)
+    served = []
+    for _ in range(5):
+        world.ticks()
+        served.append(sum(words.follow() for words in others))
+    assert served == [2, 4, 6, 8, 10]
+
+
 def test_the_constants_are_those_of_the_configuration() -> None:
     given = [
         Override("push_balance_interval_s", "3"), Override("push_busy_tolerance", "0.2"),
