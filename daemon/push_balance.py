@@ -98,7 +98,7 @@ class _Balanced:
         self.offer = offer
         self.grants = grants
         self._shares = Shares(settings, now_ns)
-        self._is_changed = True
+        self._is_changed = False
 
     def follow(self, offer: PushOffer) -> None:
         """Takes another rate."""

@@ -75,6 +75,16 @@ def test_one_sender_has_the_whole_rate_by_the_first_tick(world: World) -> None:
     assert world.using == {1: 100}
 
 
+@pytest.mark.parametrize("rate", [50, 200])
+def test_another_rate_is_granted_by_the_next_tick(world: World, rate: float) -> None:
+    world.offer(100)
+    world.join(1)
+    world.ticks(5)
+    world.offer(rate)
+    world.ticks()
+    assert world.using == {1: rate}
+
+
 def test_nothing_is_granted_before_there_is_an_offer_or_after_it_is_withdrawn(world: World) -> None:
     world.join(1)
     world.ticks(2)
