@@ -74,6 +74,7 @@ from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.server import PipeServer
+from delivery.push.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
@@ -277,6 +278,7 @@ class Shard:
             self.segment, self.shard, self._bells, self._leases, ledger, config
         )
         directory = SubscriptionDirectory(self.segment, ledger, self.topics)
+        partitions = self._after.partitions
         handlers = Handlers(
             topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),
             cursors=CursorRoutes(cursors),
@@ -286,8 +288,9 @@ class Shard:
                 changes,
                 ledger,
                 self.topics,
-                self._after.partitions,
+                partitions,
                 SecretsFile(Path(config.data_dir)),
+                AllowList(config.push_allow),
                 directory,
                 owners,
             ),
@@ -298,9 +301,7 @@ class Shard:
                 self._after.recency,
                 lambda: self._server.unsent.is_half_full,
             ),
-            watch=WatchRoutes(
-                self.topics, self._after.partitions, self._after.hub, self._after.priorities
-            ),
+            watch=WatchRoutes(self.topics, partitions, self._after.hub, self._after.priorities),
             plans=PlanRoutes(self.topics, ledger, config),
             daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
             admin=self._admin,

@@ -6,9 +6,7 @@ to the ledger, under ``secrets_id`` (images of the ledger go to the store).
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, NamedTuple
-from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Meta, Struct
 
@@ -16,10 +14,6 @@ RATE_MIN = 1 / 60
 RATE_MAX = 100_000
 SENDERS_MAX = 64
 PushFormat = Literal["binary", "structured", "batch"]
-
-_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")  # RFC 3986
-_HOST = re.compile(r"[0-9A-Za-z._:-]{1,253}")  # without the brackets of IPv6
-_SHOWN_CHARACTERS_MAX = 100
 
 
 class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,9 +84,6 @@ class SettingProblem(NamedTuple):
 
 def problem_of(push: PushSettings) -> SettingProblem | None:
     """What is wrong with settings whose fields are each within their limits; None: nothing."""
-    problem = endpoint_problem(push.endpoint)
-    if problem:
-        return SettingProblem("endpoint", problem)
     if push.senders > push.rate_max * 60:
         return SettingProblem(
             "senders",
@@ -100,36 +91,3 @@ def problem_of(push: PushSettings) -> SettingProblem | None:
             f" {push.rate_max * 60:g}; use fewer senders, or raise rate_max",
         )
     return None
-
-
-def endpoint_problem(endpoint: str) -> str:
-    """Why a text is not the URL of a receiver; empty if it is one."""
-    shown = f"must be a URL like https://example.com/path, got {_shown(endpoint)}"
-    if "@" in re.split("[/?#]", endpoint.partition("://")[2], maxsplit=1)[0]:
-        # Not shown: it is a secret.
-        return "must not have a user or password in it; put an Authorization header into headers"
-    try:
-        parts = urlsplit(endpoint)
-        port = parts.port
-    except ValueError as error:
-        return f"{shown}: {error}"
-    return f"{shown}{problem}" if (problem := _url_problem(endpoint, parts, port)) else ""
-
-
-def _url_problem(endpoint: str, parts: SplitResult, port: int | None) -> str:
-    if parts.scheme not in ("http", "https"):
-        return "; it must begin with http:// or https://"
-    if not _URL.fullmatch(endpoint):
-        return ", which has characters that a URL must have percent-encoded"
-    if not parts.hostname or not _HOST.fullmatch(parts.hostname):
-        return ", which names no host"
-    if port == 0:
-        return ", whose port is 0"
-    if "#" in endpoint:
-        return ", which has a fragment (#...), and that is never sent"
-    return ""
-
-
-def _shown(endpoint: str) -> str:
-    cut = endpoint[:_SHOWN_CHARACTERS_MAX]
-    return repr(cut) + ("..." if len(endpoint) > len(cut) else "")

@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct
 from daemon.api.errors import ApiError, invalid
 from daemon.api.push_schemas import ShownConfig
 from delivery.ledger_thread import LedgerThread
+from delivery.push.addresses import AllowList, BadEndpoint, ForbiddenEndpoint
 from delivery.push.secrets import (
     PushSecrets,
     SecretsFile,
@@ -68,9 +69,11 @@ def given_fields(asked: Struct) -> dict[str, Any]:
     }
 
 
-def change_of(name: str, asked: Struct) -> PushChange:
-    """What is asked for subscription ``name``. Raises SubscriptionRefused."""
+def change_of(name: str, asked: Struct, allow: AllowList) -> PushChange:
+    """What is asked for subscription ``name``. Raises ApiError."""
     settings = given_fields(asked)
+    if "endpoint" in settings:
+        _check_endpoint(name, settings["endpoint"], allow)
     secrets = settings.pop("secrets", None)
     headers: dict[str, str | None] = {}
     for header, value in settings.pop("headers", {}).items():
@@ -86,6 +89,17 @@ def change_of(name: str, asked: Struct) -> PushChange:
             )
         headers[lower] = value
     return PushChange(settings, headers, None if secrets is None else tuple(secrets))
+
+
+def _check_endpoint(name: str, endpoint: str, allow: AllowList) -> None:
+    """As far as the URL shows it; connections are checked again."""
+    try:
+        allow.check(endpoint)
+    except BadEndpoint as error:
+        raise invalid(str(error), field="push.endpoint", subscription=name) from None
+    except ForbiddenEndpoint as error:
+        detail = {"field": "push.endpoint", "subscription": name}
+        raise ApiError(400, "push_forbidden", str(error), detail) from None
 
 
 def changed_push(

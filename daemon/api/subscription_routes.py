@@ -44,6 +44,7 @@ from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
+from delivery.push.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek
@@ -87,6 +88,7 @@ class SubscriptionRoutes:
         topics: TopicCache,
         reader: PartitionReader,
         secrets: SecretsFile,
+        allow: AllowList,
         directory: SubscriptionDirectory,
         owners: SubscriptionOwner,
     ) -> None:
@@ -95,6 +97,7 @@ class SubscriptionRoutes:
         self._changes = changes
         self._topics = topics
         self._reader = reader
+        self._allow = allow
         self._secrets = PushSecretChanges(secrets, ledger)
         self._directory = directory
         self._owners = owners
@@ -104,7 +107,11 @@ class SubscriptionRoutes:
         check_subscription_name(name)
         given = given_fields(asked)
         asked_push: Struct | UnsetType | None = given.pop("push", UNSET)
-        push = change_of(name, asked_push) if isinstance(asked_push, Struct) else asked_push
+        push = (
+            change_of(name, asked_push, self._allow)
+            if isinstance(asked_push, Struct)
+            else asked_push
+        )
         start: SubscriptionStart = given.pop("start", "earliest")
         entry = await self._topics.entry_now(topic)
         for _ in range(TRIES):

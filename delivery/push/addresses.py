@@ -164,6 +164,12 @@ def check_endpoint(endpoint: str) -> CheckedEndpoint:
         raise BadEndpoint(
             f"the endpoint has {len(endpoint):,} characters, more than {ENDPOINT_CHARACTERS_MAX:,}"
         )
+    if "@" in re.split("[/?#]", endpoint.partition("://")[2], maxsplit=1)[0]:
+        # Before anything that shows the endpoint: that is a secret.
+        raise BadEndpoint(
+            "the endpoint must have no user and no password: give them as an own header,"
+            " `Authorization`, whose value is kept secret"
+        )
     if not URL_CHARACTERS.fullmatch(endpoint):
         raise BadEndpoint(
             f"the endpoint must be a URL in ASCII, got {endpoint!r}: write other characters of a"
@@ -178,11 +184,6 @@ def check_endpoint(endpoint: str) -> CheckedEndpoint:
     if parts.scheme not in ("http", "https") or not host:
         raise BadEndpoint(
             f"the endpoint must be a URL with http or https and a host, got {endpoint!r}"
-        )
-    if "@" in parts.netloc:
-        raise BadEndpoint(
-            "the endpoint must have no user and no password: give them as an own header,"
-            " `Authorization`, whose value is kept secret"
         )
     if "#" in endpoint:
         raise BadEndpoint(f"the endpoint must have no fragment (#...), got {endpoint!r}")

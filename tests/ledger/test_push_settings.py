@@ -6,7 +6,7 @@ import pytest
 
 from ledger import changes, subscriptions
 from ledger.ledger import Ledger
-from ledger.push_settings import PushSettings, endpoint_problem
+from ledger.push_settings import PushSettings
 from ledger.subscription_errors import SubscriptionRefused
 from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import Topic
@@ -21,57 +21,8 @@ def pushed(ledger: Ledger, topic: Topic, **config: object) -> Subscription:
 
 
 @pytest.mark.parametrize(
-    "endpoint",
-    [
-        URL,
-        "http://127.0.0.1:8080/",
-        "http://[::1]/a?b=c%20d&e",
-        "HTTPS://xn--bcher-kva.example",
-        "http://h_1/~a/@b",
-    ],
-)
-def test_a_url_is_an_endpoint(endpoint: str) -> None:
-    assert endpoint_problem(endpoint) == ""
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "says"),
-    [
-        ("", "must begin with http://"),
-        ("nonsense", "must be a URL like https://example.com/path, got 'nonsense'; it must begin"),
-        ("ftp://h/", "must begin with http://"),
-        ("http://", "names no host"),
-        ("http:///path", "names no host"),
-        ("http://[::1", "Invalid IPv6 URL"),
-        ("http://[fe80::1%25eth0]/", "names no host"),
-        ("http://h:0/", "whose port is 0"),
-        ("http://h:99999/", "Port out of range"),
-        ("http://h:x/", "Port could not be cast"),
-        ("http://h/#part", "has a fragment"),
-        ("http://h/a b", "percent-encoded"),
-        ("http://h/\n", "percent-encoded"),
-        ("http://h\\e/", "percent-encoded"),
-        ("http://bücher.example/", "percent-encoded"),
-        ("http://" + "h" * 500 + "/", "names no host"),
-        ("http://" + "h" * 1_000_000, "names no host"),
-    ],
-)
-def test_what_is_no_url_is_refused_with_the_reason(endpoint: str, says: str) -> None:
-    problem = endpoint_problem(endpoint)
-    assert says in problem
-    assert len(problem) < 300
-
-
-@pytest.mark.parametrize("endpoint", ["http://u:pass@h/", "http://u:pass@h:99999/", "x://pass@h?"])
-def test_a_password_in_a_url_is_refused_and_not_repeated(endpoint: str) -> None:
-    problem = endpoint_problem(endpoint)
-    assert "must not have a user or password" in problem and "pass@" not in problem
-
-
-@pytest.mark.parametrize(
     ("config", "field"),
     [
-        (SubscriptionConfig(push=PushSettings("nonsense")), "push.endpoint"),
         (SubscriptionConfig(push=PushSettings(URL), reliable=False), "push"),
         (SubscriptionConfig(push=PushSettings(URL, rate_max=1 / 60, senders=2)), "push.senders"),
     ],

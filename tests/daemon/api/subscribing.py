@@ -27,6 +27,7 @@ from daemon.http.server import Server
 from daemon.intake.topic_cache import TopicCache
 from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
+from delivery.push.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRequest
 from delivery.waiters import Waiters
@@ -89,7 +90,8 @@ class SubscribingNode:
         handlers: Any = _Handlers()
         handlers.subscriptions = SubscriptionRoutes(
             segment, DeliveryChanges(segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
-            ledger, self.topics, reader, self.secrets, self.directory, self.owners,
+            ledger, self.topics, reader, self.secrets, AllowList(("public", "hooks.test")),
+            self.directory, self.owners,
         )  # fmt: skip
         handlers.consumers = ConsumerRoutes(self.directory, self.owners)
         producer: Any = None  # there is no route for producing

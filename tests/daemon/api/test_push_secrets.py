@@ -36,7 +36,7 @@ def node(shared: SubscribingNode) -> Iterator[SubscribingNode]:
 def entries(node: SubscribingNode) -> dict[str, Any]:
     """The entries of the file by their ids."""
     path = node.secrets.path
-    return dict(msgspec.json.decode(path.read_bytes())["secrets"]) if path.exists() else {}
+    return dict(msgspec.json.decode(path.read_bytes())["entries"]) if path.exists() else {}
 
 
 def put(node: SubscribingNode, **push: Any) -> dict[str, Any]:

@@ -274,7 +274,9 @@ def test_why_the_daemon_has_paused_it_is_shown_and_cannot_be_set(node: Subscribi
 @pytest.mark.parametrize(
     ("push", "says"),
     [
-        ({"endpoint": "nonsense"}, "push.endpoint of subscription 's' must be a URL like"),
+        ({"endpoint": "nonsense"}, "the endpoint must be a URL with http or https"),
+        ({"endpoint": "http://u:hunter2@h:99999/"}, "must have no user and no password"),
+        ({"endpoint": "http://" + "h" * 2_000}, "the endpoint must have a host name"),
         ({"endpoint": URL + "x" * 3_000}, "push.endpoint must be a string with at most 2048"),
         ({"endpoint": URL * 30_000}, "push.endpoint must be a string with at most 2048"),
         ({"endpoint": 7}, "push.endpoint must be a string"),
@@ -301,7 +303,7 @@ def test_push_settings_that_cannot_be_are_refused_with_the_field(
     answer = node.ask("PUT", "/s", {"push": push})
     assert (answer.status, answer.code) == (400, "invalid")
     assert says in answer.json["error"]["message"]
-    assert len(answer.body) < 2_000
+    assert len(answer.body) < 3_000 and b"hunter2" not in answer.body
     assert node.ask("GET", "/s").code == "unknown_subscription"
 
 
@@ -310,3 +312,15 @@ def test_a_subscription_that_keeps_no_track_is_not_pushed(node: SubscribingNode)
     assert (answer.status, answer.json["error"]["detail"]["field"]) == (400, "push")
     assert node.ask("PUT", "/s", {"push": {"endpoint": URL}}).status == 201
     assert node.ask("PUT", "/s", {"reliable": False}).status == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.8"])
+def test_an_endpoint_that_may_not_be_called_is_refused_and_what_is_allowed_is_named(
+    node: SubscribingNode, host: str
+) -> None:
+    answer = node.ask("PUT", "/s", {"push": {"endpoint": f"http://{host}:80/hook"}})
+    assert (answer.status, answer.code) == (400, "push_forbidden")
+    assert "push_allow" in answer.json["error"]["message"]
+    assert answer.json["error"]["detail"]["field"] == "push.endpoint"
+    allowed = node.ask("PUT", "/s", {"push": {"endpoint": "http://hooks.test/hook"}})
+    assert allowed.status == 201
