@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -76,15 +77,28 @@ class _Forbidden(OSError):
     """An address that may not be connected to. An OSError, so that aiohttp tries the next one."""
 
 
+# The address of each connection, as text: asking the kernel each time costs 7 us.
+_PEERS: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+
+
+class _Request(aiohttp.ClientRequest):
+    """Has no headers but what it is given, Host, and those of the body."""
+
+    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:
+        """Adds nothing. Leaving headers out by ``skip_auto_headers`` costs 8 us a request."""
+
+
 class _Response(aiohttp.ClientResponse):
     """Notes which address answers, also on a connection that was there before."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         now = _TRIES.get()
         now.is_sent = True
-        peer = connection.transport.get_extra_info("peername") if connection.transport else None
-        if peer:
-            now.address = _address_text(peer)
+        address = _PEERS.get(connection.protocol)
+        if address is None:
+            peer = connection.transport.get_extra_info("peername")
+            address = _PEERS[connection.protocol] = _address_text(peer) if peer else now.address
+        now.address = address
         return await super().start(connection)
 
 
@@ -150,7 +164,7 @@ class Poster:
                 socket_factory=self._socket,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+            request_class=_Request,
             response_class=_Response,
             timeout=_NO_TIMEOUT,
             auto_decompress=False,
@@ -205,7 +219,7 @@ class Poster:
             url, data=data, headers=_pairs(headers), allow_redirects=False
         )
         now.status = response.status
-        head, size = b"", 0
+        head, size, is_whole = b"", 0, False
         try:
             while chunk := await response.content.readany():
                 if len(head) < HEAD_BYTES:
@@ -213,9 +227,12 @@ class Poster:
                 size += len(chunk)
                 if size > BODY_BYTES_MAX:
                     break
+            else:
+                is_whole = True
         finally:
-            # At the end of the body the connection has gone back to the pool; any other is closed.
-            response.close()
+            # At the end of the body the connection has gone back to the pool by itself.
+            if not is_whole:
+                response.close()
         pause_ms = None
         if response.status in (429, 503) and "Retry-After" in response.headers:
             pause_ms = retry_after_ms(
@@ -225,7 +242,7 @@ class Poster:
             status=response.status,
             retry_after_ms=pause_ms,
             head=head,
-            is_cut=size > BODY_BYTES_MAX,
+            is_cut=not is_whole,
             headers=tuple(
                 (name, value[:HEAD_BYTES])
                 for (name, value), _ in zip(

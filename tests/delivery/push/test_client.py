@@ -78,15 +78,16 @@ def test_an_answer_has_status_headers_beginning_and_address(evil: EvilReceiver) 
     assert judge(answer).outcome is AnswerOutcome.SUCCESS
 
 
-def test_headers_are_sent_as_they_are_and_nothing_is_added_but_host_and_length(
+def test_headers_are_sent_as_they_are_and_little_is_added(
     evil: EvilReceiver,
 ) -> None:
-    pairs = [("ce-id", "1"), ("X-Twice", "a"), ("X-Twice", "b%20c")]
+    pairs = [("content-type", "text/plain"), ("ce-id", "1"), ("X-Twice", "a"), ("X-Twice", "b%20c")]
     head = post(f"{evil.plain}/echo/a%2Fb?q=%20", headers=pairs, body=b"12345").head.decode()
     host = evil.plain.removeprefix("http://")
     assert head.splitlines() == [
         "POST /echo/a%2Fb?q=%20 HTTP/1.1",
         f"Host: {host}",
+        "content-type: text/plain",
         "ce-id: 1",
         "X-Twice: a",
         "X-Twice: b%20c",
