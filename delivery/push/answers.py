@@ -27,6 +27,8 @@ RETRY_AFTER_MS_MAX = HOUR_MS
 LOCAL_HOLD_MS = 1_000
 # Of a body, for people; of a header, too.
 HEAD_BYTES = 1_024
+# Of that, in a sentence.
+EXCERPT_CHARACTERS = 200
 
 
 class PushFailure(StrEnum):
@@ -272,13 +274,23 @@ def judge(answer: PushAnswer) -> PushVerdict:
         return _DELIVERED
     row = meaning(answer)
     if answer.failure is None:
-        sentence = f"the receiver answered {answer.status}: {row.why}"
+        sentence = f"the receiver answered {answer.status} ({row.why})"
+        said = excerpt(answer.head)
+        if said:
+            sentence += f": {said}"
     else:
         sentence = f"{answer.failure}: {answer.message or row.why}"
     pause_ms = None
     if row.outcome is AnswerOutcome.HELD:
         pause_ms = answer.retry_after_ms or LOCAL_HOLD_MS
     return PushVerdict(row.outcome, row.counted_as, sentence, pause_ms)
+
+
+def excerpt(head: bytes) -> str:
+    """The beginning of a body in a line that can be printed, for people."""
+    text = head[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= EXCERPT_CHARACTERS else line[:EXCERPT_CHARACTERS] + "..."
 
 
 def retry_after_ms(value: str, date: str | None, now_ms: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from delivery.push.answers import (
     PushAnswer,
     PushFailure,
     judge,
+    markdown,
     meaning,
     retry_after_ms,
 )
@@ -133,6 +135,25 @@ def test_a_date_is_compared_with_the_receivers_own_clock() -> None:
     value, date = formatdate(theirs + 60, usegmt=True), formatdate(theirs, usegmt=True)
     assert retry_after_ms(value, date, NOW_MS) == 60_000
     assert retry_after_ms(value, "nonsense", NOW_MS) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"", ""),
+        (b'{"error":\n "no such customer"}', ': {"error": "no such customer"}'),
+        (b"\x1b[31mred\x00\xff", ": [31mred \ufffd"),
+        (b"x" * 1_024, ": " + "x" * 200 + "..."),
+    ],
+)
+def test_a_sentence_says_what_the_receiver_said_in_a_line(head: bytes, said: str) -> None:
+    sentence = judge(PushAnswer(status=422, head=head)).sentence
+    assert sentence == f"the receiver answered 422 (the receiver refuses these records){said}"
+
+
+def test_the_table_in_the_documentation_is_the_one_that_is_gone_by() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "push.md").read_text()
+    assert markdown() in page, "docs/push.md must have the table of delivery/push/answers.py"
 
 
 @given(st.text() | st.from_regex(r"[0-9A-Za-z,: +-]{0,40}"), st.none() | st.text())
