@@ -249,10 +249,29 @@ def owned(
     Ids are given one after the other, so the remainder spreads subscriptions evenly. A flush is not
     a change.
     """
+    found = _changed(tx, "subscription_id % ? = ?", (shards, shard), after, also)
+    return changes.latest(tx), [_view(tx, each) for each in found]
+
+
+def changed(
+    tx: ReadTx, after: int = 0, also: Iterable[int] = ()
+) -> tuple[int, list[tuple[Subscription, Topic]]]:
+    """As ``owned``, of all shards, each with its topic only."""
+    there = []
+    for each in _changed(tx, "1", (), after, also):
+        topic = topics.by_id(tx, each.topic_id)
+        assert topic is not None  # rows of topics stay
+        there.append((each, topic))
+    return changes.latest(tx), there
+
+
+def _changed(
+    tx: ReadTx, which: str, values: tuple[int, ...], after: int, also: Iterable[int]
+) -> Iterable[Subscription]:
     rows = tx.execute(
-        f"SELECT {_COLUMNS} FROM subscriptions WHERE changed > ? AND subscription_id % ? = ?"
+        f"SELECT {_COLUMNS} FROM subscriptions WHERE changed > ? AND {which}"
         " ORDER BY subscription_id",
-        (after, shards, shard),
+        (after, *values),
     )
     found = {each.subscription_id: each for each in map(_subscription, rows.fetchall())}
     sql = f"SELECT {_COLUMNS} FROM subscriptions WHERE subscription_id = ?"
@@ -260,7 +279,7 @@ def owned(
         row = tx.execute(sql, (subscription_id,)).fetchone()
         if row is not None:
             found[subscription_id] = _subscription(row)
-    return changes.latest(tx), [_view(tx, each) for each in found.values()]
+    return found.values()
 
 
 def secrets_ids(tx: ReadTx) -> set[str]:

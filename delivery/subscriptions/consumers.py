@@ -15,7 +15,13 @@ from functools import partial
 from delivery.subscriptions import encoding
 from delivery.subscriptions.gaps import Gaps
 from delivery.subscriptions.members import TooManyPatterns
-from delivery.subscriptions.requests import Consume, OwnerRefused, Poll
+from delivery.subscriptions.requests import (
+    SENDER_OPENED,
+    Consume,
+    OwnerRefused,
+    Poll,
+    SenderOpened,
+)
 from delivery.subscriptions.sessions import BATCH_MESSAGES, HEARTBEAT_NS, LOST_NS, Session
 from delivery.subscriptions.windows import SubscriptionWindow
 from delivery.watch.formats import FORMATS
@@ -73,6 +79,7 @@ class Consumers:
     def check(self, asked: Consume | Poll) -> None:
         """Raises OwnerRefused if a consumer cannot come."""
         name = self.view.subscription.name
+        self._check_kind(is_sender=isinstance(asked, Consume) and asked.is_sender)
         self._check_filters(asked.filters)
         if asked.consumer not in self.by_name and len(self.by_name) >= CONSUMERS_MAX:
             raise OwnerRefused(
@@ -85,6 +92,21 @@ class Consumers:
             self._window.members.check(asked.consumer, asked.filters)
         except TooManyPatterns as refused:
             raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
+
+    def _check_kind(self, *, is_sender: bool) -> None:
+        subscription = self.view.subscription
+        is_pushed = subscription.config.push is not None
+        if is_pushed and not is_sender:
+            raise OwnerRefused(
+                409, "push_subscription",
+                f"subscription {subscription.name!r} is pushed to its endpoint by the daemon, so"
+                " nobody else gets its messages; set push to null, or create another subscription",
+                {"field": "push"},
+            )  # fmt: skip
+        if is_sender and not is_pushed:
+            raise OwnerRefused(
+                409, "not_pushed", f"subscription {subscription.name!r} is not pushed any more", {}
+            )
 
     def _check_filters(self, filters: Sequence[str]) -> None:
         name, mode = self.view.subscription.name, self.view.subscription.config.mode
@@ -106,12 +128,14 @@ class Consumers:
         )
         self._end_poll(session)
         session.outlet, session.format, session.ends_ns = outlet, format_, 0
+        session.is_sender = asked.is_sender
         session.written_ns = self._now_ns()
         outlet.closed_by_peer = partial(self._lost, session, outlet)
         outlet.drained = partial(self._has_room, session)
         opening = format_.opening()
         if opening:
             outlet.write(chunk(opening))
+        self._tell_opened(session)
         self._has_room(session)
 
     def poll(self, asked: Poll) -> asyncio.Future[bytes]:
@@ -155,11 +179,22 @@ class Consumers:
         why = f"nothing was acknowledged in {timeout_ms} ms (ack_timeout_ms); connect again"
         self._forget(name, "evicted", why)
 
-    def end(self, code: str, message: str) -> None:
-        """All consumers go: the subscription is over, or its owner."""
-        for name in list(self.by_name):
-            self._window.leave(name)
-            self._forget(name, code, message)
+    def end(self, code: str, message: str, *, but_senders: bool = False) -> None:
+        """All consumers go: the subscription is over, or its owner. Senders may stay: they end by
+        themselves when the daemon does, after what they have under way."""
+        for name, session in list(self.by_name.items()):
+            if not (but_senders and session.is_sender):
+                self._window.leave(name)
+                self._forget(name, code, message)
+
+    def follow(self, view: SubscriptionView) -> None:
+        """Takes settings that may have changed."""
+        self.view = view
+        is_pushed = view.subscription.config.push is not None
+        for name, session in list(self.by_name.items()):
+            if session.is_sender != is_pushed:
+                self._window.leave(name)
+                self._forget(name, "replaced", "who delivers this subscription has changed")
 
     def move_to(self, window: SubscriptionWindow, view: SubscriptionView) -> None:
         """Another window takes the place of the one before; what consumers have is not theirs any
@@ -173,6 +208,7 @@ class Consumers:
                 self._forget(session.name, refused.code, refused.message)
             else:
                 window.join(session.name, session.filters)
+                self._tell_opened(session)
 
     def tick(self, now_ns: int, *, may_end_polls: bool) -> bool:
         """What time brings; returns whether a consumer has left."""
@@ -205,6 +241,12 @@ class Consumers:
             self._window.leave(session.name)
             self._window.join(session.name, filters)
         return session
+
+    def _tell_opened(self, session: Session) -> None:
+        """Tells a sender that nothing it has got before is its own any more."""
+        if session.is_sender and session.outlet is not None and session.format is not None:
+            told = SenderOpened(self.view.subscription.generation)
+            session.outlet.write(chunk(session.format.event(SENDER_OPENED, told)))
 
     @property
     def _presence_ns(self) -> int:

@@ -58,6 +58,17 @@ class Consume(OwnerRequest, frozen=True, tag=True, array_like=True):
     is_sender: bool = False
 
 
+SENDER_OPENED = "opened"
+
+
+class SenderOpened(Struct, frozen=True):
+    """The event that begins a sender's stream, at each owner and after each seek: nothing that came
+    before is the sender's any more. What it has delivered counts in the same ``generation`` only.
+    """
+
+    generation: int
+
+
 class Poll(OwnerRequest, frozen=True, tag=True, array_like=True):
     """Up to ``max`` messages for a consumer that has no stream; waits for the first one."""
 

@@ -112,7 +112,8 @@ class RunningSubscription:
     def follow(self, view: SubscriptionView) -> None:
         """Takes settings that may have changed, and partitions that were added, whose lanes are
         open already."""
-        self.view = self.consumers.view = view
+        self.view = view
+        self.consumers.follow(view)
         self.window.set_policy(policy_of(view.subscription.config))
         self._lanes = sorted(self.window.lanes)
         self._growth = list(view.growth)

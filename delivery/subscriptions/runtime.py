@@ -220,7 +220,9 @@ class Subscriptions:
             return
         self._closed = True
         for running in self._running.values():
-            running.consumers.end("shutting_down", "the daemon ends; connect again")
+            running.consumers.end(
+                "shutting_down", "the daemon ends; connect again", but_senders=True
+            )
         for task in self.tasks:
             task.cancel()
         if not self.progress.is_replayed:
@@ -239,7 +241,7 @@ class Subscriptions:
 
     async def ask(self, request: AnyRequest) -> bytes:
         """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
-        running = await self._find(request.subscription_id)
+        running = await self._find(request)
         if isinstance(request, Poll):
             return await running.consumers.poll(request)
         if isinstance(request, Seek):
@@ -284,7 +286,8 @@ class Subscriptions:
             return
         running.consumers.open(request, outlet)
 
-    async def _find(self, subscription_id: int) -> RunningSubscription:
+    async def _find(self, request: AnyRequest) -> RunningSubscription:
+        subscription_id = request.subscription_id
         for _ in range(2):  # it may be newer than a question that is under way
             if subscription_id in self._running or self._closed:
                 break
@@ -292,7 +295,8 @@ class Subscriptions:
                 self._asking = self._start(self._ask())
             await asyncio.wait([self._asking])
         running = self._running.get(subscription_id)
-        if self._closed:
+        # What senders have under way while the daemon ends is acknowledged still.
+        if self._closed and not (running is not None and isinstance(request, Acknowledge)):
             raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
         if running is None and self._seen != self._version():
             raise OwnerRefused(

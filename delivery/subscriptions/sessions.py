@@ -27,16 +27,18 @@ SESSION_BYTES = 2_000  # of a session with its place among the consumers, as mea
 
 class Session:
     """A consumer that is present. ``parked`` is a batch whose records must be loaded first; it was
-    taken and not sent. ``ends_ns`` is when the consumer is taken for gone, 0: not by time."""
+    taken and not sent. ``ends_ns`` is when the consumer is taken for gone, 0: not by time.
+    ``is_sender``: it is one of the daemon's own, which sends on what it gets."""
 
     __slots__ = (
-        "ends_ns", "filters", "format", "name", "outlet", "parked", "poll", "poll_ends_ns",
-        "poll_max", "written_ns",
+        "ends_ns", "filters", "format", "is_sender", "name", "outlet", "parked", "poll",
+        "poll_ends_ns", "poll_max", "written_ns",
     )  # fmt: skip
 
     def __init__(self, name: str, filters: tuple[str, ...]) -> None:
         self.name = name
         self.filters = filters
+        self.is_sender = False
         self.outlet: Outlet | None = None
         self.format: Format | None = None
         self.parked: Batch | None = None

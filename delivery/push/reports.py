@@ -1,0 +1,180 @@
+"""What a sender tells the owner of its subscription: delivered, refused, given back.
+
+Reports are collected while one is under way. One that the owner did not take, because it is being
+restarted or cannot read its ledger, is told again: nothing else would ever free its messages, for
+senders have no acknowledgment timeout.
+
+A message that was delivered is remembered until its acknowledgment is accepted. If the owner dies
+before, the next one sends it again, and it is acknowledged without another POST. A seek ends that:
+what is sent again after it is meant to be delivered again.
+
+Bounds: what is with the sender (``window_max``), and REMEMBERED_MAX messages besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from delivery.push.messages import PushedMessage
+from delivery.subscriptions.batches import Place
+from delivery.subscriptions.owners import Owners
+from delivery.subscriptions.requests import (
+    Acknowledge,
+    AnyRequest,
+    MessageRef,
+    Nack,
+    OwnerRefused,
+)
+from delivery.subscriptions.running import REFUSED_NAMED
+from delivery.subscriptions.schemas import Acknowledged
+from ledger.errors import LedgerError
+
+log = logging.getLogger("headgate.push")
+
+REPORT_MESSAGES = REFUSED_NAMED  # of one request: the answer names all that it refuses
+AGAIN_S = 0.2
+REMEMBERED_MAX = 10_000
+
+_acknowledged = msgspec.json.Decoder(Acknowledged)
+
+
+class Failing(NamedTuple):
+    """How messages were not delivered."""
+
+    delay_ms: int
+    reason: str
+    is_counted: bool
+
+
+class SenderReports:
+    """The reports of one sender. ``answered`` hears what became of messages that were given back:
+    the number of the owner's last batch by then, and those that it did not take back."""
+
+    def __init__(
+        self,
+        owners: Owners,
+        subscription_id: int,
+        consumer: str,
+        answered: Callable[[list[PushedMessage], int, set[Place]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._owners = owners
+        self._subscription_id = subscription_id
+        self._consumer = consumer
+        self._answered = answered
+        self._failed = failed
+        self._acks: dict[Place, int] = {}  # with their epochs
+        self._nacks: dict[Failing, list[PushedMessage]] = {}
+        self._delivered: dict[Place, None] = {}  # whose acknowledgment was not accepted
+        self._task: asyncio.Task[None] | None = None
+        self._is_gone = False
+
+    def delivered(self, messages: Iterable[PushedMessage]) -> None:
+        """A POST has delivered them."""
+        for each in messages:
+            self._acks[each.partition, each.seq] = each.epoch
+        self._start()
+
+    def remember(self, messages: Iterable[PushedMessage]) -> None:
+        """A POST has delivered them, but the owner knows that it has to send them again."""
+        for each in messages:
+            self._delivered[each.partition, each.seq] = None
+        while len(self._delivered) > REMEMBERED_MAX:
+            del self._delivered[next(iter(self._delivered))]
+
+    def give_back(self, messages: Sequence[PushedMessage], failing: Failing) -> None:
+        """They were not delivered; the owner sends them again, or deals with them."""
+        if messages:
+            self._nacks.setdefault(failing, []).extend(messages)
+            self._start()
+
+    def is_delivered(self, message: PushedMessage) -> bool:
+        """Whether a message that comes again was delivered already. It is acknowledged then."""
+        place = message.partition, message.seq
+        if place not in self._delivered and place not in self._acks:
+            return False
+        self._delivered.pop(place, None)
+        self.delivered((message,))
+        return True
+
+    def forget(self) -> None:
+        """The subscription goes on elsewhere: what was delivered may be delivered again."""
+        self._delivered.clear()
+        self._acks.clear()
+        self._nacks.clear()
+
+    async def told(self) -> None:
+        """Returns when the owner knows everything, or is gone."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    def close(self) -> None:
+        """Tells nothing any more."""
+        self._is_gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        if self._task is None and not self._is_gone:
+            self._task = asyncio.get_running_loop().create_task(self._tell())
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._failed(error)
+
+    async def _tell(self) -> None:
+        while (self._acks or self._nacks) and not self._is_gone:
+            if self._nacks:
+                await self._give_back(*self._nacks.popitem())
+            if self._acks:
+                await self._acknowledge()
+
+    async def _give_back(self, failing: Failing, messages: list[PushedMessage]) -> None:
+        refs = [MessageRef(each.partition, each.seq, each.epoch) for each in messages]
+        answer = await self._ask(
+            Nack(self._subscription_id, self._consumer, refs, [], *failing)
+        )
+        if answer is not None:
+            told = _acknowledged.decode(answer)
+            self._answered(messages, told.epoch, _refused(told))
+
+    async def _acknowledge(self) -> None:
+        acks = self._acks
+        refs = [MessageRef(*place, epoch) for place, epoch in islice(acks.items(), REPORT_MESSAGES)]
+        answer = await self._ask(Acknowledge(self._subscription_id, self._consumer, refs, []))
+        refused = set() if answer is None else _refused(_acknowledged.decode(answer))
+        for partition, seq, epoch in refs:
+            if acks.get((partition, seq)) == epoch:
+                del acks[partition, seq]
+                if (partition, seq) in refused:
+                    self._delivered[partition, seq] = None
+
+    async def _ask(self, request: AnyRequest) -> bytes | None:
+        """The answer; None if there is nobody to ask any more."""
+        while not self._is_gone:
+            try:
+                return await self._owners.ask(request)
+            except OwnerRefused as refused:
+                if refused.status < 500:
+                    return None
+            except LedgerError as error:
+                log.warning("a report of a sender is told again: %s", error)
+            await asyncio.sleep(AGAIN_S)
+        return None
+
+
+def _refused(told: Acknowledged) -> set[Place]:
+    """What the owner did not take, because it was not with the sender any more."""
+    return {
+        (each.partition, each.seq)
+        for each in told.refused_messages
+        if each.reason == "epoch" and each.partition is not None and each.seq is not None
+    }

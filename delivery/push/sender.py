@@ -1,0 +1,403 @@
+"""One sender of a push subscription: gets messages as a consumer, POSTs them, reports what came.
+
+    connect (as consumer ``push/N`` at the owner) -> messages -> queue -> the limiter lets one go ->
+    POST -> delivered: acknowledged
+         -> the receiver failed, or asks for a pause: given back, to be sent again after a rest
+         -> the record was refused: given back, counted as a failed delivery
+         -> gone: given back, and the subscription is paused
+
+What may be POSTed now is the queue's to say (``queue.py``), when the limiter's (``limiter.py``),
+what an answer means ``answers.py``'s. Here is what joins them; it runs in callbacks of the loop.
+
+A POST begins only while the prefix is the daemon's, within the grant of the balancer, which is
+looked at before each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from delivery.push.answers import Answer, Outcome, PushFailure, Verdict, judge
+from delivery.push.client import PushClient
+from delivery.push.events import EventSource, request_of
+from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
+from delivery.push.messages import (
+    PushedBatch,
+    PushedMessage,
+    StreamEnded,
+    StreamOpened,
+    events_of,
+)
+from delivery.push.outlet import SenderOutlet
+from delivery.push.queue import PushQueue
+from delivery.push.reports import Failing, SenderReports
+from delivery.push.secrets import PushSecrets, missing
+from delivery.push.units import Unit
+from delivery.subscriptions.batches import Place
+from delivery.subscriptions.owners import Owners
+from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
+from delivery.watch.formats import MSGPACK
+from ledger.errors import LedgerError
+from ledger.push_settings import PushSettings
+from ledger.subscriptions import Subscription, SubscriptionConfig
+from shards.pushboard import PushOutcome, PushState, SenderWords
+
+log = logging.getLogger("headgate.push")
+
+CONNECT_AGAIN_S = 0.5
+FOREIGN_NS = 100_000_000  # until it is looked at again whether the prefix is ours
+QUEUE_MESSAGES = 256  # a sender that has more takes nothing; a write brings as many more
+QUEUE_BYTES = 256 << 10
+TRIES_MAX = 10_000  # messages whose failed attempts are counted
+
+
+class SenderTools(NamedTuple):
+    """What all senders of a shard share."""
+
+    owners: Owners
+    client: PushClient
+    limits: LimiterSettings
+    now_ns: Callable[[], int]
+    wall_ms: Callable[[], int]
+    may_deliver: Callable[[], bool]
+    failed: Callable[[Exception], None]
+
+
+class SenderJob(Struct, frozen=True):
+    """What a sender does, as of one moment of the settings."""
+
+    subscription: Subscription
+    source: EventSource
+    secrets: PushSecrets | None
+
+    @property
+    def config(self) -> SubscriptionConfig:
+        """The settings of the subscription."""
+        return self.subscription.config
+
+    @property
+    def push(self) -> PushSettings:
+        """And those of its pushing."""
+        assert self.subscription.config.push is not None
+        return self.subscription.config.push
+
+
+class Sender:
+    """Sender ``number`` of a subscription, at this shard."""
+
+    def __init__(self, job: SenderJob, number: int, words: SenderWords, tools: SenderTools) -> None:
+        self.job = job
+        self.number = number
+        self.consumer = f"push/{number}"
+        self.words = words
+        self._tools = tools
+        self._now_ns = tools.now_ns
+        subscription_id = job.subscription.subscription_id
+        self.queue: PushQueue[PushedMessage] = PushQueue(
+            job.config.mode, job.push, is_reliable=job.config.reliable
+        )
+        learned = words.join(subscription_id)
+        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), _limiter_state(learned))
+        self.reports = SenderReports(
+            tools.owners, subscription_id, self.consumer, self._answered, tools.failed
+        )
+        self._generation = -1
+        self._tries: dict[Place, int] = {}
+        self._outlet: SenderOutlet | None = None
+        self._posts: set[asyncio.Task[None]] = set()
+        self._told: LimiterState | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_looking = False
+        self._loop = asyncio.get_running_loop()
+        self.held = ""  # why nothing is sent, if so
+        self.last_failure = ""
+        self._closed = False
+
+    def start(self) -> None:
+        """Connects to the owner."""
+        self._connect_later(0)
+
+    def follow(self, job: SenderJob) -> None:
+        """Takes settings that have changed, of the same mode."""
+        self.job = job
+        self.queue.set_settings(job.push)
+        self._look_again()
+
+    async def close(self, *, leaves: bool) -> None:
+        """Begins nothing more and returns when what is under way is done and told; ``leaves``:
+        what it has goes to other senders immediately."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        try:
+            if self._posts:
+                await asyncio.wait(self._posts)
+            await self.reports.told()
+            if leaves:
+                await self._leave()
+        finally:
+            for task in self._posts:
+                task.cancel()
+            self.reports.close()
+            if self._outlet is not None:
+                self._outlet.close()
+            self.words.leave()
+
+    async def _leave(self) -> None:
+        leaving = Leave(self.job.subscription.subscription_id, self.consumer)
+        try:
+            await self._tools.owners.ask(leaving)
+        except (OwnerRefused, LedgerError):
+            pass  # it is gone, or notices that the stream has ended
+
+    # The stream
+
+    def _connect_later(self, delay_s: float) -> None:
+        if self._connecting is None and not self._closed:
+            self._connecting = self._loop.create_task(self._connect(delay_s))
+            self._connecting.add_done_callback(self._connected)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._tools.failed(error)
+
+    async def _connect(self, delay_s: float) -> None:
+        asked = Consume(
+            self.job.subscription.subscription_id, self.consumer, [], MSGPACK.content_type, True
+        )
+        while True:
+            await asyncio.sleep(delay_s)
+            delay_s = CONNECT_AGAIN_S
+            try:
+                await self._tools.owners.ask(asked)
+            except (OwnerRefused, LedgerError) as error:
+                # The settings here may be newer than the owner's, or older.
+                log.debug("sender %s is not connected yet: %s", self.consumer, error)
+                continue
+            self._outlet = SenderOutlet(self._received, self._has_room, self._ended)
+            self._tools.owners.open(asked, self._outlet)
+            return
+
+    def _ended(self) -> None:
+        self.queue.clear()
+        self._connect_later(CONNECT_AGAIN_S)
+
+    def _has_room(self) -> bool:
+        return self.queue.messages < QUEUE_MESSAGES and self.queue.bytes < QUEUE_BYTES
+
+    def _received(self, data: bytes) -> None:
+        for event in events_of(data):
+            if isinstance(event, PushedBatch):
+                fresh = [each for each in event.messages if not self.reports.is_delivered(each)]
+                self.queue.add(event.epoch, fresh, self._now_ns())
+                self._look_again()
+            elif isinstance(event, StreamOpened):
+                self.queue.clear()
+                if event.generation != self._generation:
+                    self._generation = event.generation
+                    self.reports.forget()
+                    self._tries.clear()
+            elif isinstance(event, StreamEnded):
+                log.debug("the owner ended the stream of %s: %s", self.consumer, event.message)
+
+    # What is sent
+
+    def _look_again(self) -> None:
+        if not self._is_looking and not self._closed:
+            self._is_looking = True
+            self._loop.call_soon(self._look)
+
+    def look(self) -> None:
+        """To be called regularly: what time, the balancer or the governor has changed."""
+        if self._closed:
+            return
+        now_ns, limiter, words = self._now_ns(), self.limiter, self.words
+        limiter.set_maximum(words.follow(), now_ns)
+        if now_ns >= limiter.tick_due_ns:
+            limiter.tick(now_ns)
+            words.use(max(0.0, limiter.use))
+        if limiter.state != self._told:
+            self._told = limiter.state
+            words.tell(_push_state(limiter.state), now_ns)
+        words.tell_next(limiter.next_ns(now_ns), limiter.held_until_ns)
+        self._look_again()
+
+    def _look(self) -> None:
+        self._is_looking = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._closed:
+            return
+        try:
+            due_ns = self._send()
+        except Exception as error:  # a bug ends the process, as elsewhere
+            self._tools.failed(error)
+            return
+        if self._outlet is not None:
+            self._outlet.has_drained()
+        if due_ns is not None:
+            delay_s = max(0, due_ns - self._now_ns()) / 1e9
+            self._timer = self._loop.call_later(delay_s, self._look)
+
+    def _send(self) -> int | None:
+        """Begins the POSTs that may begin; returns when to look again, None: when something
+        happens."""
+        self.held = self._why_held()
+        if self.held:
+            return None
+        limiter, queue = self.limiter, self.queue
+        while queue.messages > 0:
+            now_ns = self._now_ns()
+            limiter.set_maximum(self.words.follow(), now_ns)
+            next_ns = limiter.next_ns(now_ns)
+            if next_ns > now_ns:
+                return next_ns if queue.messages and next_ns < NEVER_NS else None
+            if not self._tools.may_deliver():
+                return now_ns + FOREIGN_NS
+            unit = queue.next(now_ns)
+            if unit is None:
+                return queue.next_due_ns()
+            limiter.attempted(now_ns)
+            self.words.began()
+            task = self._loop.create_task(self._post(unit))
+            self._posts.add(task)
+            task.add_done_callback(self._posted)
+        return None
+
+    def _why_held(self) -> str:
+        if self.job.config.paused:
+            return "paused"
+        return missing(self.job.push, self.job.secrets)
+
+    def _posted(self, task: asyncio.Task[None]) -> None:
+        self._posts.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._tools.failed(error)
+        self._look_again()
+
+    async def _post(self, unit: Unit[PushedMessage]) -> None:
+        job, push = self.job, self.job.push
+        began_ns = self._now_ns()
+        headers, body = request_of(
+            push, job.source, unit.messages, job.secrets, self._tools.wall_ms()
+        )
+        answer = await self._tools.client.post(
+            push.endpoint, headers, body, push.timeout_ms, push.connections_max
+        )
+        verdict = judge(answer)
+        delivered = len(unit.messages) if verdict.outcome is Outcome.SUCCESS else 0
+        now_ns = self._now_ns()
+        self.words.ended(outcome_of(answer, verdict), now_ns - began_ns, delivered)
+        self._judged(unit, verdict, now_ns)
+
+    def _judged(self, unit: Unit[PushedMessage], verdict: Verdict, now_ns: int) -> None:
+        limiter, outcome, reports = self.limiter, verdict.outcome, self.reports
+        if verdict.is_failure:
+            limiter.failed(now_ns)
+        elif outcome is not Outcome.HELD:
+            limiter.succeeded(now_ns)
+        if outcome is Outcome.SUCCESS:
+            self._delivered(unit)
+            return
+        self.last_failure = verdict.sentence
+        if outcome is Outcome.RECORD:
+            refused = self.queue.refused(unit)
+            if self.job.config.reliable:
+                reports.give_back(refused, Failing(0, verdict.sentence, True))
+            return
+        if verdict.retry_after_ms is not None:
+            limiter.hold(now_ns + verdict.retry_after_ms * 1_000_000)
+        failed = self.queue.failed(unit)
+        if self.job.config.reliable:
+            for each in failed:
+                rest_ms = self._rest_ms(each)
+                reports.give_back((each,), Failing(rest_ms, verdict.sentence, False))
+        if outcome is Outcome.GONE:
+            self._gone(verdict.sentence)
+
+    def _delivered(self, unit: Unit[PushedMessage]) -> None:
+        current = self.queue.done(unit)
+        for each in unit.messages if self._tries else ():
+            self._tries.pop((each.partition, each.seq), None)
+        if not self.job.config.reliable:
+            return
+        self.reports.delivered(current)
+        if len(current) < len(unit.messages):
+            places = {(each.partition, each.seq) for each in current}
+            self.reports.remember(
+                each for each in unit.messages if (each.partition, each.seq) not in places
+            )
+
+    def _answered(self, messages: list[PushedMessage], epoch: int, refused: set[Place]) -> None:
+        back = self.queue.answered(messages, epoch, refused)
+        self.reports.give_back(back, Failing(0, "an earlier one was not delivered", False))
+        self._look_again()
+
+    def _gone(self, why: str) -> None:
+        """The receiver wants no more."""
+
+    def _rest_ms(self, message: PushedMessage) -> int:
+        """How long a message rests after an attempt that does not count: doubling, as after those
+        that do."""
+        first_ms, last_ms = self.job.config.backoff_ms
+        place = message.partition, message.seq
+        tries = self._tries[place] = self._tries.pop(place, 0) + 1
+        if len(self._tries) > TRIES_MAX:
+            del self._tries[next(iter(self._tries))]
+        return min(first_ms << min(tries - 1, 40), last_ms)
+
+
+def outcome_of(answer: Answer, verdict: Verdict) -> PushOutcome:
+    """Under which heading an answer is counted."""
+    if answer.failure is not None:
+        return _OF_FAILURES[answer.failure]
+    status = answer.status or 0
+    if 300 <= status < 400:
+        return PushOutcome.REDIRECTED
+    if verdict.outcome is Outcome.RECEIVER:
+        refused = 400 <= status < 500
+        return PushOutcome.RECEIVER_REFUSED if refused else PushOutcome.SERVER_ERROR
+    return _OF_OUTCOMES[verdict.outcome]
+
+
+_OF_OUTCOMES = {
+    Outcome.SUCCESS: PushOutcome.DELIVERED,
+    Outcome.HELD: PushOutcome.HELD,
+    Outcome.RECORD: PushOutcome.RECORD_REFUSED,
+    Outcome.GONE: PushOutcome.GONE,
+}
+_OF_FAILURES = {
+    PushFailure.DNS: PushOutcome.NAME_UNKNOWN,
+    PushFailure.REFUSED: PushOutcome.UNREACHABLE,
+    PushFailure.UNREACHABLE: PushOutcome.UNREACHABLE,
+    PushFailure.FORBIDDEN: PushOutcome.FORBIDDEN,
+    PushFailure.TLS: PushOutcome.TLS_FAILED,
+    PushFailure.TIMEOUT: PushOutcome.TIMED_OUT,
+    PushFailure.CLOSED: PushOutcome.ANSWER_BROKEN,
+    PushFailure.TOO_LARGE: PushOutcome.ANSWER_BROKEN,
+    PushFailure.NOT_HTTP: PushOutcome.ANSWER_BROKEN,
+    PushFailure.REQUEST: PushOutcome.FORBIDDEN,
+    PushFailure.LOCAL: PushOutcome.HELD,
+}
+
+
+def _limiter_state(learned: PushState | None) -> LimiterState | None:
+    if learned is None:
+        return None
+    ceiling = None if math.isinf(learned.ceiling) else learned.ceiling
+    return LimiterState(Mode(learned.mode), learned.rate, ceiling)
+
+
+def _push_state(state: LimiterState) -> PushState:
+    return PushState(state.mode, state.rate, math.inf if state.ceiling is None else state.ceiling)
