@@ -22,6 +22,7 @@ from delivery.l0_reader import L0Reader
 from delivery.lake_reader import LakeReader
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
+from delivery.push.runtime import PushSenders
 from delivery.ready import Kind, ReadySet, Turn
 from delivery.routers.runtime import Routers
 from delivery.scheduler.recency import Recency
@@ -86,6 +87,7 @@ class AfterCommit:
         self._latencies = LatencyHistogram(segment, shard, Stage.DELIVERED)
         self.routers: Routers  # set before ``start``
         self.subscriptions: Subscriptions  # likewise
+        self.senders: PushSenders  # likewise
         self._topic_changes = TopicChanges(ledger, topics.version, self._topic_changed)
 
     def start(self, loop: asyncio.AbstractEventLoop, failed: Callable[[Exception], None]) -> None:
@@ -113,6 +115,7 @@ class AfterCommit:
         self.hub.tick()
         self.routers.look()
         self.subscriptions.look()
+        self.senders.look()
         for band, depth in enumerate(self._ready.depths()):
             self._words[self._bands_at + band] = depth
         self._words[self._bands_at + at.BANDS] = self._ready.deferred()
@@ -125,11 +128,17 @@ class AfterCommit:
             self._coalesce_ns, self._is_deferring = coalesce_ns, is_deferring
             self.dispatcher.set_pressure(coalesce_ns, is_deferring)
 
+    @property
+    def owned(self) -> int:
+        """How much waits for this process alone, whichever shard has the connections."""
+        return len(self.routers) + len(self.subscriptions) + len(self.senders)
+
     def drain(self) -> None:
         """Ends streams, long polls and copies: the process will end."""
         self._topic_changes.close()
         self.hub.close()
         self.routers.close()
+        self.senders.close()
         self.subscriptions.close()
         self.reader.waiters.wake_all()
 

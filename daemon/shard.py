@@ -66,6 +66,7 @@ from daemon.intake.pending import ExpiredRequests, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.memory import READERS_AT_ONCE, answers_bytes, pipe_frame_bytes_max
+from daemon.pushing import push_senders
 from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import SLICE_NS
@@ -270,6 +271,10 @@ class Shard:
         self._piped_requests = PipedRequests(self._subscriptions)
         self._pipe_server = PipeServer(self._piped_requests, buffers, frame_bytes_max)
         owners = Owners(self.shard, config.shards, self._subscriptions, self._pipes)
+        self._after.senders = push_senders(
+            self.segment, self.shard, config, ledger, owners, self._delivery_settings,
+            self._may_deliver, _failed,
+        )  # fmt: skip
         self._routers_gate = RoutersGate(
             self.segment, gate_band(config), lambda: self._ring.used_bytes,
             lambda: copies.in_flight_bytes, self._pause_routers, self._resume_routers,
@@ -391,7 +396,7 @@ class Shard:
         self._routers_gate.look(monotonic_ns())
         self._after.tick()
         self._topic_counts.store()
-        words[base + at.S_OWNS] = len(self._routers) + len(self._subscriptions)
+        words[base + at.S_OWNS] = self._after.owned
         self._sensors.store(monotonic_ns())
         self._freed_memory.look(monotonic_ns())
         level = words[at.G_LOG_LEVEL]
@@ -557,6 +562,7 @@ class Shard:
                 "%d connections and %d streams did not end in time and are closed",
                 self._server.connections, len(self._server.streams),
             )  # fmt: skip
+        await self._after.senders.ended()
         await self._server.close()
         await self._pipes.close()
         await self._pipe_server.close()

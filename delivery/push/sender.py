@@ -124,8 +124,16 @@ class Sender:
         """Connects to the owner."""
         self._connect_later(0)
 
+    def can_follow(self, job: SenderJob) -> bool:
+        """Whether settings that have changed need no other sender."""
+        now, then = self.job.config, job.config
+        return (now.mode, now.reliable) == (then.mode, then.reliable)
+
     def follow(self, job: SenderJob) -> None:
-        """Takes settings that have changed, of the same mode."""
+        """Takes settings that have changed."""
+        if job.push.endpoint != self.job.push.endpoint:
+            self.limiter.release()
+            self._tries.clear()
         self.job = job
         self.queue.set_settings(job.push)
         self._look_again()

@@ -1,0 +1,183 @@
+"""The senders of a shard: begins, changes and ends them as the settings say.
+
+    settings change -> ``look`` reads what has changed -> senders begin, follow, or end
+    the daemon ends -> ``close``: nothing new is sent -> ``ended``: what is under way is done
+
+Sender ``n`` of subscription ``i`` runs at shard ``(i + n) mod shards``. Sender 0 is at the owner of
+the subscription, which also tells the balancer what is to be shared (the offer).
+
+Bounds: a subscription has one sender in a shard at most; each has QUEUE_BYTES (sender.py) and one
+write of its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from delivery.ledger_thread import LedgerThread
+from delivery.push.events import EventSource
+from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError
+from delivery.push.sender import Sender, SenderJob, SenderTools
+from ledger import subscriptions
+from ledger.errors import LedgerError
+from ledger.log import backup
+from ledger.subscriptions import Subscription
+from ledger.tx import ReadTx
+from ledger.types import Topic
+from shards.pushboard import PushBoard, SenderWords
+from shards.segment import Segment
+
+log = logging.getLogger("headgate.push")
+
+DRAIN_S = 3.0  # at a stop, for POSTs that are under way
+
+
+class PushSenders:
+    """The senders of one shard. ``version`` changes with subscriptions."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        shard: int,
+        ledger: LedgerThread,
+        version: Callable[[], int],
+        secrets: SecretsFile,
+        tools: SenderTools,
+    ) -> None:
+        self._segment = segment
+        self._shard = shard
+        self._shards = segment.layout.shards
+        self._ledger = ledger
+        self._version = version
+        self._secrets = secrets
+        self._tools = tools
+        self._board = PushBoard(segment)
+        self._senders: dict[int, Sender] = {}
+        self._ending: set[int] = set()
+        self._stale: set[int] = set()
+        self._change = 0
+        self._seen = -1
+        self._asking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._senders)
+
+    def look(self) -> None:
+        """To be called regularly: notices changes of settings, and what time brings."""
+        if self._closed:
+            return
+        if self._asking is None and (self._version() != self._seen or self._stale):
+            self._asking = self._start(self._ask())
+        for sender in self._senders.values():
+            sender.look()
+
+    def close(self) -> None:
+        """Sends nothing new: the process will end."""
+        if self._closed:
+            return
+        self._closed = True
+        for sender in self._senders.values():
+            self._start(sender.close(leaves=False))
+
+    async def ended(self) -> None:
+        """Returns after ``close``, when what was under way is done, or has taken too long."""
+        self.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
+        for task in self._tasks:
+            task.cancel()
+        await self._tools.client.close()
+
+    # Settings
+
+    async def _ask(self) -> None:
+        version, stale = self._version(), self._stale
+        self._stale = set()
+        try:
+            change, history, found = await self._ledger.read(_settings, self._change, stale)
+            for subscription, topic in found:
+                await self._take(subscription, topic, history)
+            self._seen, self._change = version, change
+        except LedgerError as error:
+            self._stale |= stale
+            log.warning("push subscriptions cannot be read, and are looked for again: %s", error)
+        finally:
+            self._asking = None
+
+    async def _take(self, subscription: Subscription, topic: Topic, history: str) -> None:
+        number = (self._shard - subscription.subscription_id) % self._shards
+        push = subscription.config.push
+        is_pushed = push is not None and subscription.deleted_ms is None
+        if number == 0:
+            self._offer(subscription, is_pushed=is_pushed)
+        sender = self._senders.get(subscription.subscription_id)
+        if not is_pushed or push is None or number >= min(push.senders, self._shards):
+            if sender is not None:
+                self._end(sender)
+            return
+        source = EventSource(topic.name, topic.topic_id, topic.created_ms, history)
+        job = SenderJob(subscription, source, await self._secrets_of(subscription))
+        if sender is not None and not sender.can_follow(job):
+            self._end(sender)
+        elif sender is not None:
+            sender.follow(job)
+        elif not self._closed and subscription.subscription_id not in self._ending:
+            words = SenderWords(self._segment, self._shard, subscription.slot)
+            sender = Sender(job, number, words, self._tools)
+            self._senders[subscription.subscription_id] = sender
+            sender.start()
+
+    def _offer(self, subscription: Subscription, *, is_pushed: bool) -> None:
+        push, subscription_id = subscription.config.push, subscription.subscription_id
+        if is_pushed and push is not None:
+            senders = min(push.senders, self._shards)
+            self._board.offer(subscription.slot, subscription_id, push.rate_max, senders)
+        else:
+            self._board.withdraw(subscription.slot, subscription_id)
+
+    async def _secrets_of(self, subscription: Subscription) -> PushSecrets | None:
+        push = subscription.config.push
+        if push is None or push.secrets_id is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._secrets.load, push.secrets_id)
+        except SecretsFileError as error:
+            log.error("the secrets of subscription %s cannot be read: %s", subscription.name, error)
+            self._stale.add(subscription.subscription_id)
+            return None
+
+    def _end(self, sender: Sender) -> None:
+        """Ends a sender; after that another one may begin, if one is wanted then."""
+        subscription_id = sender.job.subscription.subscription_id
+        del self._senders[subscription_id]
+        self._ending.add(subscription_id)
+        self._start(self._close(sender, subscription_id))
+
+    async def _close(self, sender: Sender, subscription_id: int) -> None:
+        await sender.close(leaves=True)
+        self._ending.discard(subscription_id)
+        self._stale.add(subscription_id)
+
+    # Tasks
+
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._tools.failed(error)
+
+
+def _settings(
+    tx: ReadTx, after: int, also: set[int]
+) -> tuple[int, str, list[tuple[Subscription, Topic]]]:
+    change, found = subscriptions.changed(tx, after, also)
+    return change, backup.history(tx), found
