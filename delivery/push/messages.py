@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from delivery.subscriptions.missed import GAPS_KEPT
+from delivery.subscriptions.requests import SENDER_OPENED
 
 # A chunk has the gaps that no consumer was told of yet, and one more event.
 EVENTS_MAX = GAPS_KEPT + 1
@@ -21,8 +22,9 @@ class StreamBroken(Exception):
     """Bytes that are not events of a stream."""
 
 
-class PushedMessage(Struct, frozen=True, gc=False):
-    """A message of a subscription. ``data`` is JSON text as it was received (str), or bytes."""
+class PushedMessage(Struct, gc=False):
+    """A message of a subscription. ``data`` is JSON text as it was received (str), or bytes.
+    ``epoch`` changes when the owner sends it again before it is dealt with."""
 
     partition: int
     epoch: int
@@ -36,7 +38,7 @@ class PushedMessage(Struct, frozen=True, gc=False):
     meta: str | None = None
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Characters or bytes of its fields."""
         return (
             len(self.data) + len(self.key or "") + len(self.tag or "")
@@ -60,6 +62,13 @@ class PushGap(Struct, frozen=True, tag_field="event", tag="tombstone"):
     reason: str
 
 
+class StreamOpened(Struct, frozen=True, tag_field="event", tag=SENDER_OPENED):
+    """Nothing that came before is the sender's any more. What it has delivered counts in the same
+    ``generation`` only."""
+
+    generation: int
+
+
 class StreamEnded(Struct, frozen=True, tag_field="event", tag="error"):
     """Why the stream ends after this."""
 
@@ -72,7 +81,7 @@ class StreamAlive(Struct, frozen=True, tag_field="event", tag="heartbeat"):
     """Nothing has happened for a while."""
 
 
-StreamEvent = PushedBatch | PushGap | StreamEnded | StreamAlive
+StreamEvent = PushedBatch | PushGap | StreamOpened | StreamEnded | StreamAlive
 
 _one = msgspec.msgpack.Decoder(StreamEvent)
 _several = msgspec.msgpack.Decoder(list[StreamEvent])

@@ -30,6 +30,7 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
     OwnerRefused,
+    PausePush,
 )
 from delivery.subscriptions.running import REFUSED_NAMED
 from delivery.subscriptions.schemas import Acknowledged
@@ -71,6 +72,7 @@ class SenderReports:
         self._failed = failed
         self._acks: dict[Place, int] = {}  # with their epochs
         self._nacks: dict[Failing, list[PushedMessage]] = {}
+        self._pause: PausePush | None = None
         self._delivered: dict[Place, None] = {}  # whose acknowledgment was not accepted
         self._task: asyncio.Task[None] | None = None
         self._is_gone = False
@@ -93,6 +95,11 @@ class SenderReports:
         if messages:
             self._nacks.setdefault(failing, []).extend(messages)
             self._start()
+
+    def pause(self, endpoint: str, because: str) -> None:
+        """The receiver wants no more."""
+        self._pause = PausePush(self._subscription_id, endpoint, because)
+        self._start()
 
     def is_delivered(self, message: PushedMessage) -> bool:
         """Whether a message that comes again was delivered already. It is acknowledged then."""
@@ -131,7 +138,10 @@ class SenderReports:
             self._failed(error)
 
     async def _tell(self) -> None:
-        while (self._acks or self._nacks) and not self._is_gone:
+        while (self._acks or self._nacks or self._pause) and not self._is_gone:
+            if self._pause is not None:
+                pause, self._pause = self._pause, None
+                await self._ask(pause)
             if self._nacks:
                 await self._give_back(*self._nacks.popitem())
             if self._acks:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from delivery.push.answers import Answer, Outcome, PushFailure, Verdict, judge
@@ -236,7 +236,7 @@ class Sender:
             words.use(max(0.0, limiter.use))
         if limiter.state != self._told:
             self._told = limiter.state
-            words.tell(_push_state(limiter.state), now_ns)
+            words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
         words.tell_next(limiter.next_ns(now_ns), limiter.held_until_ns)
         self._look_again()
 
@@ -353,7 +353,8 @@ class Sender:
         self._look_again()
 
     def _gone(self, why: str) -> None:
-        """The receiver wants no more."""
+        """The receiver wants no more: nothing is sent until an operator resumes the subscription."""
+        self.reports.pause(self.job.push.endpoint, why)
 
     def _rest_ms(self, message: PushedMessage) -> int:
         """How long a message rests after an attempt that does not count: doubling, as after those
@@ -403,9 +404,4 @@ _OF_FAILURES = {
 def _limiter_state(learned: PushState | None) -> LimiterState | None:
     if learned is None:
         return None
-    ceiling = None if math.isinf(learned.ceiling) else learned.ceiling
-    return LimiterState(Mode(learned.mode), learned.rate, ceiling)
-
-
-def _push_state(state: LimiterState) -> PushState:
-    return PushState(state.mode, state.rate, math.inf if state.ceiling is None else state.ceiling)
+    return LimiterState(Mode(learned.mode), learned.rate, learned.ceiling)

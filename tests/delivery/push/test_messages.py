@@ -55,7 +55,7 @@ def test_every_field_of_a_message_arrives_as_it_was_stored(
 
 def test_the_size_of_a_message_counts_all_its_fields() -> None:
     message = PushedMessage(0, 1, 1, 5, 9, b"123", "1234", "12345", "1", "12")
-    assert message.size == 3 + 4 + 5 + 1 + 2
+    assert message.size_bytes == 3 + 4 + 5 + 1 + 2
 
 
 @pytest.mark.parametrize("gaps", [0, 1, 2, GAPS_KEPT])
