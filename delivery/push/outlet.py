@@ -62,4 +62,3 @@ class SenderOutlet:
         told, self.closed_by_peer, self.drained = self.closed_by_peer, None, None
         if told is not None:
             told()
-

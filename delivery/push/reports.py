@@ -149,9 +149,7 @@ class SenderReports:
 
     async def _give_back(self, failing: Failing, messages: list[PushedMessage]) -> None:
         refs = [MessageRef(each.partition, each.seq, each.epoch) for each in messages]
-        answer = await self._ask(
-            Nack(self._subscription_id, self._consumer, refs, [], *failing)
-        )
+        answer = await self._ask(Nack(self._subscription_id, self._consumer, refs, [], *failing))
         if answer is not None:
             told = _acknowledged.decode(answer)
             self._answered(messages, told.epoch, _refused(told))

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from delivery.push.answers import Answer, Outcome, PushFailure, Verdict, judge
+from delivery.push.answers import AnswerOutcome, PushAnswer, PushFailure, PushVerdict, judge
 from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
@@ -249,7 +249,7 @@ class Sender:
             return
         try:
             due_ns = self._send()
-        except Exception as error:  # a bug ends the process, as elsewhere
+        except Exception as error:  # noqa: BLE001 - told by ``failed``
             self._tools.failed(error)
             return
         if self._outlet is not None:
@@ -304,22 +304,22 @@ class Sender:
             push.endpoint, headers, body, push.timeout_ms, push.connections_max
         )
         verdict = judge(answer)
-        delivered = len(unit.messages) if verdict.outcome is Outcome.SUCCESS else 0
+        delivered = len(unit.messages) if verdict.outcome is AnswerOutcome.SUCCESS else 0
         now_ns = self._now_ns()
         self.words.ended(outcome_of(answer, verdict), now_ns - began_ns, delivered)
         self._judged(unit, verdict, now_ns)
 
-    def _judged(self, unit: Unit[PushedMessage], verdict: Verdict, now_ns: int) -> None:
+    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, now_ns: int) -> None:
         limiter, outcome, reports = self.limiter, verdict.outcome, self.reports
         if verdict.is_failure:
             limiter.failed(now_ns)
-        elif outcome is not Outcome.HELD:
+        elif outcome is not AnswerOutcome.HELD:
             limiter.succeeded(now_ns)
-        if outcome is Outcome.SUCCESS:
+        if outcome is AnswerOutcome.SUCCESS:
             self._delivered(unit)
             return
         self.last_failure = verdict.sentence
-        if outcome is Outcome.RECORD:
+        if outcome is AnswerOutcome.RECORD:
             refused = self.queue.refused(unit)
             if self.job.config.reliable:
                 reports.give_back(refused, Failing(0, verdict.sentence, True))
@@ -331,7 +331,7 @@ class Sender:
             for each in failed:
                 rest_ms = self._rest_ms(each)
                 reports.give_back((each,), Failing(rest_ms, verdict.sentence, False))
-        if outcome is Outcome.GONE:
+        if outcome is AnswerOutcome.GONE:
             self._gone(verdict.sentence)
 
     def _delivered(self, unit: Unit[PushedMessage]) -> None:
@@ -353,7 +353,7 @@ class Sender:
         self._look_again()
 
     def _gone(self, why: str) -> None:
-        """The receiver wants no more: nothing is sent until an operator resumes the subscription."""
+        """The receiver wants no more: an operator has to resume the subscription."""
         self.reports.pause(self.job.push.endpoint, why)
 
     def _rest_ms(self, message: PushedMessage) -> int:
@@ -367,24 +367,24 @@ class Sender:
         return min(first_ms << min(tries - 1, 40), last_ms)
 
 
-def outcome_of(answer: Answer, verdict: Verdict) -> PushOutcome:
+def outcome_of(answer: PushAnswer, verdict: PushVerdict) -> PushOutcome:
     """Under which heading an answer is counted."""
     if answer.failure is not None:
         return _OF_FAILURES[answer.failure]
     status = answer.status or 0
     if 300 <= status < 400:
         return PushOutcome.REDIRECTED
-    if verdict.outcome is Outcome.RECEIVER:
+    if verdict.outcome is AnswerOutcome.RECEIVER:
         refused = 400 <= status < 500
         return PushOutcome.RECEIVER_REFUSED if refused else PushOutcome.SERVER_ERROR
     return _OF_OUTCOMES[verdict.outcome]
 
 
 _OF_OUTCOMES = {
-    Outcome.SUCCESS: PushOutcome.DELIVERED,
-    Outcome.HELD: PushOutcome.HELD,
-    Outcome.RECORD: PushOutcome.RECORD_REFUSED,
-    Outcome.GONE: PushOutcome.GONE,
+    AnswerOutcome.SUCCESS: PushOutcome.DELIVERED,
+    AnswerOutcome.HELD: PushOutcome.HELD,
+    AnswerOutcome.RECORD: PushOutcome.RECORD_REFUSED,
+    AnswerOutcome.GONE: PushOutcome.GONE,
 }
 _OF_FAILURES = {
     PushFailure.DNS: PushOutcome.NAME_UNKNOWN,
