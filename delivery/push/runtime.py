@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from delivery.ledger_thread import LedgerThread
 from delivery.push.events import EventSource
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError
-from delivery.push.sender import Sender, SenderJob, SenderTools
+from delivery.push.sender import PushSender, SenderJob, SenderTools
 from ledger import subscriptions
 from ledger.errors import LedgerError
 from ledger.log import backup
@@ -54,7 +54,7 @@ class PushSenders:
         self._secrets = secrets
         self._tools = tools
         self._board = PushBoard(segment)
-        self._senders: dict[int, Sender] = {}
+        self._senders: dict[int, PushSender] = {}
         self._ending: set[int] = set()
         self._stale: set[int] = set()
         self._change = 0
@@ -127,7 +127,7 @@ class PushSenders:
             sender.follow(job)
         elif not self._closed and subscription.subscription_id not in self._ending:
             words = SenderWords(self._segment, self._shard, subscription.slot)
-            sender = Sender(job, number, words, self._tools)
+            sender = PushSender(job, number, words, self._tools)
             self._senders[subscription.subscription_id] = sender
             sender.start()
 
@@ -150,7 +150,7 @@ class PushSenders:
             self._stale.add(subscription.subscription_id)
             return None
 
-    def _end(self, sender: Sender) -> None:
+    def _end(self, sender: PushSender) -> None:
         """Ends a sender; after that another one may begin, if one is wanted then."""
         subscription_id = sender.job.subscription.subscription_id
         del self._senders[subscription_id]

@@ -88,7 +88,7 @@ class SenderJob(Struct, frozen=True):
         return self.subscription.config.push
 
 
-class Sender:
+class PushSender:
     """Sender ``number`` of a subscription, at this shard."""
 
     def __init__(self, job: SenderJob, number: int, words: SenderWords, tools: SenderTools) -> None:
