@@ -157,7 +157,7 @@ class PushSenders:
         self._ending.add(subscription_id)
         self._start(self._close(sender, subscription_id))
 
-    async def _close(self, sender: Sender, subscription_id: int) -> None:
+    async def _close(self, sender: PushSender, subscription_id: int) -> None:
         await sender.close(leaves=True)
         self._ending.discard(subscription_id)
         self._stale.add(subscription_id)
