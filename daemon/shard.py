@@ -206,13 +206,9 @@ class Shard:
         cursors = CursorCache(self.segment, ledger, ledger_lock)
         self.cursor_flush = CursorFlush(open_ledger, monotonic_ns, _end)
         self._puller = Puller(
-            self.segment,
-            self.shard,
-            self._lock_file,
-            self._bells,
-            self._leases,
+            self.segment, self.shard, self._lock_file, self._bells, self._leases,
             Policy(object_bytes_target=config.object_bytes_target),
-        )
+        )  # fmt: skip
         self._voids = Voids(self.segment, self._puller, self._ring)
         self._urgent = UrgentRequests(self.segment, self.shard)
         self._uploads = Uploads(
@@ -284,21 +280,15 @@ class Shard:
         )
         directory = SubscriptionDirectory(self.segment, ledger, self.topics)
         partitions = self._after.partitions
+        subscriptions = SubscriptionRoutes(
+            self.segment, changes, ledger, self.topics, partitions,
+            SecretsFile(Path(config.data_dir)), AllowList(config.push_allow), directory, owners,
+        )  # fmt: skip
         handlers = Handlers(
             topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),
             cursors=CursorRoutes(cursors),
             routers=RouterRoutes(self.segment, changes, ledger),
-            subscriptions=SubscriptionRoutes(
-                self.segment,
-                changes,
-                ledger,
-                self.topics,
-                partitions,
-                SecretsFile(Path(config.data_dir)),
-                AllowList(config.push_allow),
-                directory,
-                owners,
-            ),
+            subscriptions=subscriptions,
             consumers=ConsumerRoutes(directory, owners),
             reads=DiffRoutes(
                 self.topics,
