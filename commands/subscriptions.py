@@ -32,6 +32,7 @@ from commands.consuming.texts import (
     progress_text,
     show_text,
 )
+from commands.pushing.options import push_options, shown_target, take_push_settings
 from commands.shell.exits import CommandFailed
 from commands.shell.options import (
     client_option,
@@ -41,7 +42,9 @@ from commands.shell.options import (
     yes_option,
 )
 from commands.shell.output import show
+from daemon.api.subscription_schemas import SubscriptionStatus
 from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, KeyState, Sought
+from ledger.push_settings import PushTarget
 from ledger.subscription_rules import SubscriptionRules
 from shards.clock import wall_ms
 
@@ -87,6 +90,7 @@ _SETTING_OPTIONS = (
 
 def _setting_options(function: Function) -> Function:
     """Options for the settings of a subscription; those not given are None."""
+    function = push_options(function)
     for option in reversed(_SETTING_OPTIONS):
         function = option(function)
     return function
@@ -170,6 +174,7 @@ def subscriptions_create(
     Examples:
       headgate subscriptions create orders billing
       headgate subscriptions create orders audit --mode exclusive --since 1h
+      headgate subscriptions create orders hook --push https://example.com/hook
     """
     settings = _settings_of(options)
     place = _place(start, since, "--start")
@@ -179,12 +184,7 @@ def subscriptions_create(
         made = put_subscription(client, topic, subscription, settings | begin)
         show(made, as_json, created_text)
         return
-    wanted = msgspec.convert(settings, SubscriptionRules)
-    different = [
-        name
-        for name in SubscriptionRules.__struct_fields__
-        if getattr(wanted, name) != getattr(present.config, name)
-    ]
+    different = _different(settings, present)
     if different:
         raise CommandFailed(
             f"the subscription {subscription!r} of {topic} exists with other settings:"
@@ -207,6 +207,7 @@ def subscriptions_alter(
     \b
     Examples:
       headgate subscriptions alter orders billing --ack-timeout-ms 120000
+      headgate subscriptions alter orders hook --push-secrets secrets.txt
       headgate subscriptions alter orders billing --poison drop --dead-letter-topic none
     """
     settings = _settings_of(options)
@@ -329,6 +330,24 @@ def subscriptions_skip(
     show(found, as_json, lambda found: f"{message_text(found)} is given up")
 
 
+def _different(settings: Mapping[str, Any], present: SubscriptionStatus) -> list[str]:
+    """Which settings of a subscription are not what was asked for, as far as they are shown."""
+    rules = {name: value for name, value in settings.items() if name != "push"}
+    wanted = msgspec.convert(rules, SubscriptionRules)
+    found = [
+        name
+        for name in SubscriptionRules.__struct_fields__
+        if name != "paused_because" and getattr(wanted, name) != getattr(present.config, name)
+    ]
+    push, shown = shown_target(settings.get("push")), present.config.push
+    if push is None or shown is None:
+        return found if push == shown else [*found, "push"]
+    fields = PushTarget.__struct_fields__
+    return found + [
+        f"push.{each}" for each in fields if getattr(push, each) != getattr(shown, each)
+    ]
+
+
 def _settle(
     client: Client, topic: str, subscription: str, action: str, key: str | None,
     partition: int | None, seq: int | None,
@@ -342,7 +361,9 @@ def _settle(
 
 def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the API takes them."""
-    given = {name: value for name, value in options.items() if value is not None}
+    options = dict(options)
+    push = take_push_settings(options)
+    given = {name: value for name, value in options.items() if value is not None} | push
     if given.get("dead_letter_topic") == UNSET:
         given["dead_letter_topic"] = None
     return given

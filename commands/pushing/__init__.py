@@ -1,0 +1,1 @@
+"""Push subscriptions on the command line."""
