@@ -1,7 +1,7 @@
 """What a client sees, by pressure level: each row of docs/pressure.md in a real daemon.
 
-The level is exact: bodies that are announced and never sent take ring space, so a part of the
-ring is taken for as long as the test wants.
+The level is exact: bodies that are announced and never end take ring space, so a part of the ring
+is taken for as long as the test wants: they come as slowly as the daemon allows, for minutes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from daemon.http.limits import HttpLimits
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_for_heartbeats, wait_until
 
 RING = 16 << 20
@@ -41,19 +42,38 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def announced(daemon: Daemon, ring_bytes: int) -> Iterator[None]:
-    """Requests whose bodies do not come take this much of the ring."""
+    """Requests whose bodies do not end take this much of the ring."""
+    over = threading.Event()
     with contextlib.ExitStack() as stack:
-        left = ring_bytes
-        while left > 0:
-            body_bytes = min(left, BODY_MAX) - FRAME
-            left -= body_bytes + FRAME
+        clients = []
+        count = -(-ring_bytes // BODY_MAX)
+        for number in range(count):
+            body_bytes = ring_bytes * (number + 1) // count - ring_bytes * number // count - FRAME
             client = socket.create_connection(("127.0.0.1", daemon.port))
             stack.enter_context(contextlib.closing(client))
             client.sendall(
                 f"POST /v0/topics/never HTTP/1.1\r\nHost: x\r\nContent-Length: {body_bytes}\r\n"
                 "Content-Type: application/json\r\n\r\n".encode()
             )
-        yield
+            client.setblocking(False)
+            clients.append((client, body_bytes))
+        trickle = threading.Thread(target=send_slowly, args=(clients, over), name="trickle")
+        trickle.start()
+        try:
+            yield
+        finally:
+            over.set()
+            trickle.join()
+
+
+def send_slowly(clients: list[tuple[socket.socket, int]], over: threading.Event) -> None:
+    """Sends what keeps a body from being too slow, and never its end."""
+    step = HttpLimits().body_bytes_per_s_min // 4
+    left = [body_bytes - 1 for _, body_bytes in clients]
+    while not over.wait(0.2):
+        for number, (client, _) in enumerate(clients):
+            with contextlib.suppress(OSError):  # it was refused, or the daemon was killed
+                left[number] -= client.send(b" " * min(step, left[number]))
 
 
 def pressure(daemon: Daemon) -> Any:

