@@ -66,6 +66,11 @@ class PushSenders:
     def __len__(self) -> int:
         return len(self._senders)
 
+    def held(self, subscription_id: int) -> str:
+        """Why the sender of a subscription sends nothing; empty if it may send."""
+        sender = self._senders.get(subscription_id)
+        return "" if sender is None else sender.held
+
     def look(self) -> None:
         """To be called regularly: notices changes of settings, and what time brings."""
         if self._closed:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from delivery.push.answers import AnswerOutcome, PushAnswer, PushFailure, PushVerdict, judge
+from delivery.push.answers import AnswerOutcome, PushVerdict, judge
 from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
@@ -46,11 +46,12 @@ from delivery.watch.formats import MSGPACK
 from ledger.errors import LedgerError
 from ledger.push_settings import PushSettings
 from ledger.subscriptions import Subscription, SubscriptionConfig
-from shards.pushboard import PushOutcome, PushState, SenderWords
+from shards.pushboard import PushState, SenderWords
 
 log = logging.getLogger("headgate.push")
 
 CONNECT_AGAIN_S = 0.5
+GONE_NS = 5_000_000_000
 FOREIGN_NS = 100_000_000  # until it is looked at again whether the prefix is ours
 QUEUE_MESSAGES = 256  # a sender that has more takes nothing; a write brings as many more
 QUEUE_BYTES = 256 << 10
@@ -131,7 +132,8 @@ class PushSender:
 
     def follow(self, job: SenderJob) -> None:
         """Takes settings that have changed."""
-        if job.push.endpoint != self.job.push.endpoint:
+        then, now = self.job, job
+        if now.push.endpoint != then.push.endpoint or now.config.paused < then.config.paused:
             self.limiter.release()
             self._tries.clear()
         self.job = job
@@ -306,7 +308,7 @@ class PushSender:
         verdict = judge(answer)
         delivered = len(unit.messages) if verdict.outcome is AnswerOutcome.SUCCESS else 0
         now_ns = self._now_ns()
-        self.words.ended(outcome_of(answer, verdict), now_ns - began_ns, delivered)
+        self.words.ended(verdict.counted_as, now_ns - began_ns, delivered)
         self._judged(unit, verdict, now_ns)
 
     def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, now_ns: int) -> None:
@@ -355,6 +357,7 @@ class PushSender:
     def _gone(self, why: str) -> None:
         """The receiver wants no more: an operator has to resume the subscription."""
         self.reports.pause(self.job.push.endpoint, why)
+        self.limiter.hold(self._now_ns() + GONE_NS)  # until the settings say so
 
     def _rest_ms(self, message: PushedMessage) -> int:
         """How long a message rests after an attempt that does not count: doubling, as after those
@@ -365,40 +368,6 @@ class PushSender:
         if len(self._tries) > TRIES_MAX:
             del self._tries[next(iter(self._tries))]
         return min(first_ms << min(tries - 1, 40), last_ms)
-
-
-def outcome_of(answer: PushAnswer, verdict: PushVerdict) -> PushOutcome:
-    """Under which heading an answer is counted."""
-    if answer.failure is not None:
-        return _OF_FAILURES[answer.failure]
-    status = answer.status or 0
-    if 300 <= status < 400:
-        return PushOutcome.REDIRECTED
-    if verdict.outcome is AnswerOutcome.RECEIVER:
-        refused = 400 <= status < 500
-        return PushOutcome.RECEIVER_REFUSED if refused else PushOutcome.SERVER_ERROR
-    return _OF_OUTCOMES[verdict.outcome]
-
-
-_OF_OUTCOMES = {
-    AnswerOutcome.SUCCESS: PushOutcome.DELIVERED,
-    AnswerOutcome.HELD: PushOutcome.HELD,
-    AnswerOutcome.RECORD: PushOutcome.RECORD_REFUSED,
-    AnswerOutcome.GONE: PushOutcome.GONE,
-}
-_OF_FAILURES = {
-    PushFailure.DNS: PushOutcome.NAME_UNKNOWN,
-    PushFailure.REFUSED: PushOutcome.UNREACHABLE,
-    PushFailure.UNREACHABLE: PushOutcome.UNREACHABLE,
-    PushFailure.FORBIDDEN: PushOutcome.FORBIDDEN,
-    PushFailure.TLS: PushOutcome.TLS_FAILED,
-    PushFailure.TIMEOUT: PushOutcome.TIMED_OUT,
-    PushFailure.CLOSED: PushOutcome.ANSWER_BROKEN,
-    PushFailure.TOO_LARGE: PushOutcome.ANSWER_BROKEN,
-    PushFailure.NOT_HTTP: PushOutcome.ANSWER_BROKEN,
-    PushFailure.REQUEST: PushOutcome.FORBIDDEN,
-    PushFailure.LOCAL: PushOutcome.HELD,
-}
 
 
 def _limiter_state(learned: PushState | None) -> LimiterState | None:

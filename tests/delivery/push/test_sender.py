@@ -1,0 +1,266 @@
+"""A sender POSTs what its subscription has, in order, and finishes only what was delivered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delivery.push.secrets import PushSecrets
+from delivery.subscriptions.requests import Seek
+from tests.delivery.node import Node, node_in
+from tests.delivery.push.sending import Receiver, Sending, sending
+from tests.delivery.subscriptions.owning import record
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def failing(receiver: Receiver, status: str, *seqs: int, times: int = 1) -> None:
+    """The receiver answers the first attempts for some records so, and others with success."""
+    left = dict.fromkeys(seqs, times)
+
+    def answer(headers: dict[str, str], _: bytes) -> str:
+        seq = int(headers["ce-seq"])
+        if left.get(seq, 0) > 0:
+            left[seq] -= 1
+            return status
+        return "204 OK"
+
+    receiver.answer = answer
+
+
+def test_each_record_is_posted_once_and_acknowledged_when_it_was_taken(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        them.owner.produce(*(record(n, f"k{n % 3}") for n in range(30)))
+        await them.until_finished(made, 30)
+        receiver = them.receiver
+        assert sorted(receiver.seqs()) == list(range(1, 31))
+        assert all(receiver.seqs(f"k{n}") == sorted(receiver.seqs(f"k{n}")) for n in range(3))
+        headers, body = receiver.posts[0]
+        assert (headers["content-type"], headers["ce-specversion"]) == ("application/json", "1.0")
+        assert json.loads(body) == int(headers["ce-seq"]) - 1
+
+    sending(node, tmp_path, use)
+
+
+def test_what_is_not_answered_is_not_finished(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.gate.clear()
+        made = them.create({"connections_max": 4})
+        them.owner.produce(*(record(n, f"k{n}") for n in range(10)))
+        await them.until(lambda: them.receiver.under_way == 4, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        assert running.window.lanes[0].floor == 0 and running.window.in_flight == 10
+        them.receiver.gate.set()
+        await them.until_finished(made, 10)
+        assert them.receiver.under_way_max == 4
+
+    sending(node, tmp_path, use)
+
+
+def test_a_failure_of_the_receiver_is_tried_again_and_never_counts(
+    node: Node, tmp_path: Path
+) -> None:
+    """The policy would drop what failed once."""
+
+    async def use(them: Sending) -> None:
+        failing(them.receiver, "500 No", 1, times=3)
+        made = them.create(poison="drop", redeliveries_max=0, backoff_ms=(1_000, 2_000))
+        them.owner.produce(record(1, "a"), record(2, "a"), record(3, "b"))
+        running = them.owner.subscriptions._running
+        for attempt in range(3):
+            await them.until(
+                lambda: made.subscription_id in running
+                and len(running[made.subscription_id].window.resting) == 1,
+                made,
+            )  # fmt: skip
+            assert them.receiver.seqs("a") == [1] * (attempt + 1)
+            (blocked,) = running[made.subscription_id].window.resting.values()
+            assert "500" in blocked.why and blocked.due_ns is not None
+            rest_s = (blocked.due_ns - them.owner.now_ns) / S
+            assert rest_s == min(2.0, 2.0**attempt)
+            await them.owner.later(rest_s)
+        await them.until_finished(made, 3)
+        assert them.receiver.seqs("a") == [1, 1, 1, 1, 2] and them.receiver.seqs("b") == [3]
+        ids = {headers["ce-id"] for headers, _ in them.receiver.posts if headers["ce-seq"] == "1"}
+        assert len(ids) == 1
+        assert running[made.subscription_id].window.counts.dropped == 0
+
+    sending(node, tmp_path, use)
+
+
+def test_a_record_that_the_receiver_refuses_counts_for_the_policy(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        failing(them.receiver, "422 No", 1, times=10)
+        made = them.create(poison="drop", redeliveries_max=1)
+        them.owner.produce(record(1, "a"), record(2, "a"))
+        await them.until(lambda: len(them.receiver.posts) == 1, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        await them.until(lambda: len(running.window.resting) == 1, made)
+        await them.owner.later(2)
+        await them.until_finished(made, 2)
+        assert them.receiver.seqs() == [1, 1, 2]
+        assert running.window.counts.dropped == 1
+
+    sending(node, tmp_path, use)
+
+
+def test_a_record_refused_in_a_batch_is_found_by_halves(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.answer = lambda _, body: "400 No" if b'"seq":"5"' in body else "200 OK"
+        made = them.create(
+            {"format": "batch", "batch_max": 8, "batch_wait_ms": 1_000, "connections_max": 1},
+            poison="drop", redeliveries_max=0,
+        )  # fmt: skip
+        them.owner.produce(*(record(n, f"k{n}") for n in range(8)))
+        await them.until_finished(made, 8)
+        posts = [[int(event["seq"]) for event in json.loads(body)]
+                 for _, body in them.receiver.posts]  # fmt: skip
+        assert [len(each) for each in posts] == [8, 4, 4, 2, 1, 1, 2]
+        alone = [each for each in posts if each == [5]]
+        assert len(alone) == 1
+        running = them.owner.subscriptions._running[made.subscription_id]
+        assert running.window.counts.dropped == 1 and running.window.counts.acknowledged == 7
+
+    sending(node, tmp_path, use)
+
+
+def test_an_exclusive_subscription_is_in_order_whatever_fails(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        failing(them.receiver, "422 No", 3, times=1)
+        made = them.create(mode="exclusive")
+        them.owner.produce(*(record(n) for n in range(6)))
+        await them.until(lambda: len(them.receiver.posts) == 3, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        await them.until(lambda: len(running.window.resting) == 1, made)
+        assert them.receiver.seqs() == [1, 2, 3]
+        await them.owner.later(2)
+        await them.until_finished(made, 6)
+        assert them.receiver.seqs() == [1, 2, 3, 3, 4, 5, 6]
+        assert them.receiver.under_way_max == 1
+
+    sending(node, tmp_path, use)
+
+
+def test_a_receiver_that_is_gone_pauses_the_subscription(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.answer = lambda *_: "410 Gone"
+        made = them.create({"connections_max": 1})
+        them.owner.produce(record(1, "a"), record(2, "b"))
+        await them.until(lambda: them.config.paused, made)
+        assert "410" in them.config.paused_because
+        posts = len(them.receiver.posts)
+        them.receiver.answer = lambda *_: "200 OK"
+        await them.owner.later(100)
+        await them.until(lambda: "paused" in them.senders.held(made.subscription_id), made)
+        assert len(them.receiver.posts) == posts
+        them.alter(paused=False)
+        await them.owner.later(100)
+        await them.until_finished(made, 2)
+
+    sending(node, tmp_path, use)
+
+
+def test_a_receiver_that_asks_for_a_pause_gets_it(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        failing(them.receiver, "503 Busy\r\nRetry-After: 3600", 1)
+        made = them.create({"connections_max": 1})
+        them.owner.produce(record(1, "a"), record(2, "b"))
+        running = them.owner.subscriptions._running
+        await them.until(
+            lambda: made.subscription_id in running
+            and len(running[made.subscription_id].window.resting) == 1,
+            made,
+        )  # fmt: skip
+        held_ns = them.senders._senders[made.subscription_id].limiter.held_until_ns
+        await them.owner.later(100)
+        await them.until(lambda: running[made.subscription_id].window.in_flight == 2, made)
+        assert them.receiver.seqs() == [1] and held_ns > 0
+        them.alter({"timeout_ms": 9_999, "endpoint": them.endpoint + "/other"})
+        await them.until_finished(made, 2)
+
+    sending(node, tmp_path, use)
+
+
+def test_what_was_delivered_is_not_posted_again_if_the_owner_sends_it_again(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.gate.clear()
+        made = them.create()
+        them.owner.produce(record(1, "a"), record(2, "a"))
+        await them.until(lambda: them.receiver.under_way == 1, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        running.window.returned("push/0")  # as another owner would
+        running.consumers._tell_opened(running.consumers.by_name["push/0"])
+        them.owner.subscriptions._wake(running)
+        them.receiver.gate.set()
+        await them.until_finished(made, 2)
+        assert them.receiver.seqs() == [1, 2]
+
+    sending(node, tmp_path, use)
+
+
+def test_after_a_seek_everything_is_posted_again(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        them.owner.produce(record(1, "a"), record(2, "a"))
+        await them.until_finished(made, 2)
+        await them.owner.ask(Seek(made.subscription_id, {0: 0}))
+        await them.until_finished(made, 2)
+        assert them.receiver.seqs() == [1, 2, 1, 2]
+
+    sending(node, tmp_path, use)
+
+
+def test_nothing_is_posted_without_the_secrets_or_the_prefix(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        secrets_id = them.secrets.save(PushSecrets(headers={"authorization": "Bearer x"}))
+        made = them.create({"headers": ["authorization"], "secrets_id": "0" * 32})
+        them.owner.produce(record(1, "a"))
+        await them.until(lambda: "authorization" in them.senders.held(made.subscription_id), made)
+        them.is_foreign = True
+        them.alter({"headers": ["authorization"], "secrets_id": secrets_id})
+        await them.until(lambda: them.senders.held(made.subscription_id) == "", made)
+        sender = them.senders._senders[made.subscription_id]
+        await them.until(lambda: sender.queue.messages == 1, made)
+        assert them.receiver.posts == []
+        them.is_foreign = False
+        await them.until_finished(made, 1)
+        ((headers, _),) = them.receiver.posts
+        assert headers["authorization"] == "Bearer x"
+
+    sending(node, tmp_path, use)
+
+
+def test_who_delivers_a_subscription_may_change(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        them.owner.produce(record(1, "a"))
+        await them.until_finished(made, 1)
+        them.end_push()
+        await them.until(lambda: len(them.senders) == 0, made)
+        client = await them.owner.consume(made, "c")
+        them.owner.produce(record(2, "a"))
+        await them.owner.rest()
+        (event,) = [each for each in client.events if "epoch" in each]
+        assert event["data"] == 2 and len(them.receiver.posts) == 1
+        them.alter({})
+        await them.until(lambda: client.closed, made)
+        await them.until_finished(made, 2)
+        assert them.receiver.seqs() == [1, 2]
+
+    sending(node, tmp_path, use)
