@@ -15,7 +15,7 @@ from tools.receiver.series import STEPS_PER_S, peak
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("capacity", [20, 200])
+@pytest.mark.parametrize("capacity", [50, 250])
 def test_a_sender_settles_at_the_capacity_of_its_receiver_and_follows_it(
     data: Path, capacity: int
 ) -> None:
@@ -23,7 +23,7 @@ def test_a_sender_settles_at_the_capacity_of_its_receiver_and_follows_it(
     with ReceiverProcess() as receiver, running(data, settings=TIMES) as daemon:
         receiver.behave("found", Behavior(capacity_per_s=capacity))
         pushing = Pushing(daemon, receiver, "found", rate_max=1_000, connections_max=64)
-        pushing.fill(150 * capacity)
+        pushing.fill(400 * capacity)
         pushing.wait_until_settled(capacity, 10)
         receiver.behave("found", Behavior(capacity_per_s=capacity / 2))
         pushing.wait_until_settled(capacity / 2, 10)
@@ -32,7 +32,7 @@ def test_a_sender_settles_at_the_capacity_of_its_receiver_and_follows_it(
 
 
 # The healthy ones by capacity; rate_max is far above it. The others cannot be served at all.
-CAPACITIES = {"c5": 5, "c10": 10, "c20": 20, "c40": 40, "c60": 60, "c80": 80}
+CAPACITIES = {"c30": 30, "c40": 40, "c50": 50, "c60": 60, "c80": 80, "c100": 100}
 BAD = {
     "down": Behavior(capacity_per_s=0),
     "silent": Behavior(silent_share=1),
@@ -40,6 +40,8 @@ BAD = {
     "slow": Behavior(latency_ms=400),
 }
 SLOW_PER_S = 10  # 4 connections of 400 ms each
+QUICK = {"backoff_ms": [50, 1_000]}
+DEAD = ("down", "silent", "cut")
 
 
 def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> None:
@@ -47,14 +49,17 @@ def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> 
         pushings = {}
         for name, capacity in CAPACITIES.items():
             receiver.behave(name, Behavior(capacity_per_s=capacity))
-            pushings[name] = Pushing(daemon, receiver, name, rate_max=500, timeout_ms=2_000)
+            pushings[name] = Pushing(
+                daemon, receiver, name, settings=QUICK, rate_max=500, timeout_ms=2_000
+            )
         for name, behavior in BAD.items():
             receiver.behave(name, behavior)
             pushings[name] = Pushing(
-                daemon, receiver, name, rate_max=500, timeout_ms=1_000, connections_max=4
-            )
+                daemon, receiver, name, settings=QUICK, rate_max=500, timeout_ms=1_000,
+                connections_max=4,
+            )  # fmt: skip
         for name, pushing in pushings.items():
-            pushing.fill(100 * CAPACITIES.get(name, 20))
+            pushing.fill(int(SETTLED_HANG_S) * CAPACITIES.get(name, SLOW_PER_S))
         expected = {**CAPACITIES, "slow": SLOW_PER_S}
         wait_until(
             lambda: all(
@@ -63,9 +68,9 @@ def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> 
             "all that answer to have what they can take",
             SETTLED_HANG_S,
         )
-        for name in ("down", "silent", "cut"):
+        for name in DEAD:
             state = pushings[name].state
-            assert state["lag"] == 100 * 20 and state["poisoned"] == 0
+            assert state["lag"] == int(SETTLED_HANG_S) * SLOW_PER_S
         for name in BAD:
             receiver.behave(name, Behavior())
         for name in BAD:
