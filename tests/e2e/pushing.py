@@ -10,8 +10,8 @@ from tools.receiver.behavior import SERIES_MS
 from tools.receiver.process import ReceiverProcess
 from tools.receiver.series import FAILED_SHARE_MAX, SERVED_SHARE, STEPS_PER_S, counted
 
-# What takes minutes takes seconds; nothing else is different. A period has tens of attempts, so that
-# one that fails is not yet too many.
+# What takes minutes takes seconds; nothing else is different. A period has tens of attempts: one
+# that fails is not too many yet.
 PERIOD_S = 1.0
 TIMES: dict[str, object] = {
     "push_allow": "127.0.0.1", "push_limiter_period_s": PERIOD_S,
