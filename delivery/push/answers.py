@@ -215,7 +215,7 @@ TABLE: tuple[AnswerKind, ...] = (
         failures=(PushFailure.CLOSED,),
     ),
     AnswerKind(
-        "headers of more than 64 lines or 8 KiB each (`too_large`), or what is not HTTP"
+        "more than 64 headers, or one of more than 8 KiB (`too_large`), or what is not HTTP"
         " (`not_http`)",
         AnswerOutcome.RECEIVER,
         PushOutcome.ANSWER_BROKEN,

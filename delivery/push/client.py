@@ -70,7 +70,7 @@ class PushClient:
         self._names_kept_s = names_kept_s
         self._places = Places(connections_total or connections_max())
         self._poster: Poster | None = None
-        self._opening: asyncio.Task[Poster] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
@@ -118,16 +118,15 @@ class PushClient:
         if self._opening is None:
             self._opening = asyncio.create_task(self._load())
         try:
-            self._poster = await asyncio.shield(self._opening)
+            await asyncio.shield(self._opening)
         except (ImportError, OSError, ValueError) as error:
             # The next POST tries again: the file may be there then.
             self._opening = None
             return PushAnswer(failure=PushFailure.LOCAL, message=str(error))
         return None
 
-    async def _load(self) -> Poster:
+    async def _load(self) -> None:
         name = "delivery.push.posting"
         posting = await asyncio.to_thread(importlib.import_module, name)
         context = await asyncio.to_thread(posting.tls_context, self._ca_file)
-        poster: Poster = posting.Poster(self._allow, context, self._resolve, self._names_kept_s)
-        return poster
+        self._poster = posting.Poster(self._allow, context, self._resolve, self._names_kept_s)

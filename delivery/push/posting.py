@@ -18,13 +18,15 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from yarl import URL
 
 from delivery.push.addresses import AllowList, BadEndpoint, check_endpoint, forbidden_text
@@ -42,6 +44,8 @@ BODY_BYTES_MAX = 64 << 10
 HEADERS_MAX = 64
 HEADER_BYTES_MAX = 8_192
 HEADERS_SHOWN = 32
+# Answers before the answer, such as 100 and 103. Few receivers have any.
+INTERIMS_MAX = 16
 # aiohttp stops reading at twice this; a read of the event loop may bring 256 KiB more.
 READ_BYTES = 16 << 10
 # aiohttp warns of larger bodies that are not in a file, because it would copy them.
@@ -81,6 +85,61 @@ class _Forbidden(OSError):
 _PEERS: WeakKeyDictionary[object, str] = WeakKeyDictionary()
 
 
+class _TooMuch(BadHttpMessage):
+    """Interim answers (1xx) without an end."""
+
+
+class _Handler(ResponseHandler):
+    """A connection that takes one answer for one POST.
+
+    aiohttp would take any number of interim answers, as fast as they come, and would give an answer
+    that came on an idle connection to the next POST.
+    """
+
+    is_asked = False
+    interims = 0
+
+    def feed_data(self, data: tuple[RawResponseMessage, Any], size: int = 0) -> None:
+        """Takes a message that the parser has found."""
+        code = data[0].code
+        if not self.is_asked:
+            self._drop()
+            return
+        if code < 200 and code != 101:
+            self.interims += 1
+            if self.interims > INTERIMS_MAX:
+                self.set_exception(_TooMuch("interim answers without an end"))
+                self._drop()
+                return
+        else:
+            self.is_asked = False
+        super().feed_data(data, size)
+
+    def ask(self) -> None:
+        """A POST is on its way."""
+        self.is_asked = True
+        self.interims = 0
+
+    def close(self) -> None:
+        """Closes without sending the rest of a body, or waiting for the end of TLS: both would be
+        as long as the receiver likes."""
+        self.abort()
+
+    def _drop(self) -> None:
+        self.force_close()
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes connections that are ``_Handler``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # There is no public way; the tests notice when this one is gone.
+        self._factory: Any = partial(_Handler, loop=self._loop)
+
+
 class _Request(aiohttp.ClientRequest):
     """Has no headers but what it is given, Host, and those of the body."""
 
@@ -99,6 +158,7 @@ class _Response(aiohttp.ClientResponse):
             peer = connection.transport.get_extra_info("peername")
             address = _PEERS[connection.protocol] = _address_text(peer) if peer else now.address
         now.address = address
+        connection.protocol.ask()
         return await super().start(connection)
 
 
@@ -154,7 +214,7 @@ class Poster:
     ) -> None:
         self._allow = allow
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
+            connector=_Connector(
                 ssl=context,
                 limit=0,  # Places
                 keepalive_timeout=KEEP_ALIVE_S,
@@ -309,7 +369,7 @@ def _kind(error: Exception, now: _Try) -> PushFailure:
 def _is_too_large(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, LineTooLong) or "Too many headers" in str(cause):
+        if isinstance(cause, LineTooLong | _TooMuch) or "Too many headers" in str(cause):
             return True
         cause = cause.__cause__
     return False
@@ -338,7 +398,10 @@ def _message(error: Exception, failure: PushFailure, now: _Try) -> str:
         if now.is_sent:
             return "the connection was closed without an answer"
     if failure is PushFailure.TOO_LARGE:
-        return f"the answer has headers beyond {HEADERS_MAX} lines or {HEADER_BYTES_MAX:,} bytes"
+        return (
+            f"the answer has more than {HEADERS_MAX} headers, one with more than"
+            f" {HEADER_BYTES_MAX:,} bytes, or more than {INTERIMS_MAX} interim answers before it"
+        )
     if failure is PushFailure.NOT_HTTP:
         return "the answer is not HTTP"
     reason = _reason(error)

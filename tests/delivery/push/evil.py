@@ -69,7 +69,7 @@ class Connection:
             self.head = await self.reader.readuntil(b"\r\n\r\n")
             path = self.head.split(b" ", 2)[1].decode()
             name, _, rest = path.removeprefix("/").partition("/")
-            if name != "early":
+            if name not in ("early", "deaf"):
                 self.body = await self.reader.readexactly(self._length())
             self.seen.paths[path] += 1
             self.seen.under_way += 1
@@ -192,6 +192,18 @@ async def long_header(connection: Connection, _: str) -> bool:
     return await _forever(connection, b"x" * 1_024)
 
 
+async def twice(connection: Connection, _: str) -> bool:
+    """Answers, and a moment later again, though nobody asked."""
+    await connection.answer(200, b"first")
+    await asyncio.sleep(0.01)
+    return await connection.answer(200, b"second")
+
+
+async def deaf(_: Connection, __: str) -> bool:
+    await asyncio.sleep(5)
+    return False
+
+
 async def garbage(connection: Connection, _: str) -> bool:
     await connection.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n\r\n")
     return False
@@ -209,7 +221,7 @@ async def upgrades(connection: Connection, _: str) -> bool:
 
 
 async def early(connection: Connection, _: str) -> bool:
-    """Answers before it has the body, and reads none of it."""
+    """Answers, and reads no body, as ``deaf`` does without an answer."""
     await connection.answer(413, b"", "Connection: close")
     await asyncio.sleep(5)
     return False
