@@ -12,8 +12,8 @@ What holds for each POST:
 - of an answer, 64 KiB are read; after that the connection is closed.
 
 The library (aiohttp) takes 130 ms to load and 14 MiB, so it is loaded by the first POST, in a
-thread: a daemon without push pays nothing. All of it is in ``posting.py``; this module knows the
-places only.
+thread: a daemon without push pays nothing. All of it is in ``posting.py``; this module
+knows the places only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from delivery.push.answers import PushAnswer, PushFailure
 from delivery.push.places import Places
 
 if TYPE_CHECKING:
-    from delivery.push.posting import Poster, Resolve
+    from delivery.push.connections import Resolve
+    from delivery.push.posting import Poster
 
 # Connections of a shard that POSTs have at a time, besides the first of each endpoint. A POST has
 # at most a few hundred KiB of buffers, in this process and in the kernel.

@@ -1,11 +1,6 @@
-"""POSTs by aiohttp; the only module that loads it. ``client.py`` says what holds for each POST.
+"""POSTs by aiohttp, through one session for all endpoints. ``client.py`` says what holds for each.
 
-One session with one pool of connections serves all endpoints. A connection that waits for its
-next POST is closed after KEEP_ALIVE_S: most servers close one after 5 s or more, and a POST on a
-connection that the server is just closing would be a failure that nobody made.
-
-A connection is made by the task of its POST, so that ``_TRIES`` says for whom: aiohttp makes the
-sockets and asks ``_socket`` for each, which knows the address; the name is in the _Try.
+This module and ``connections.py`` are the only ones that load aiohttp.
 """
 
 from __future__ import annotations
@@ -14,38 +9,38 @@ import asyncio
 import errno
 import io
 import logging
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import ContextVar
-from functools import lru_cache, partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import RawResponseMessage
-from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
-from delivery.push.addresses import AllowList, BadEndpoint, check_endpoint, forbidden_text
+from delivery.push.addresses import AllowList, BadEndpoint, check_endpoint
 from delivery.push.answers import HEAD_BYTES, PushAnswer, PushFailure, retry_after_ms
+from delivery.push.connections import (
+    INTERIMS_MAX,
+    TRIES,
+    PushConnector,
+    PushRequest,
+    PushResponse,
+    PushTry,
+    Resolve,
+    TooManyInterims,
+    tls_context,
+)
 from shards.clock import monotonic_ns, wall_ms
+
+__all__ = ["Poster", "tls_context"]
 
 _log = logging.getLogger(__name__)
 
-# The addresses of a name. Raises OSError.
-Resolve = Callable[[str], Awaitable[Iterable[str]]]
-
-KEEP_ALIVE_S = 4.0
 # More of a body is not read. What most receivers answer is shorter by far.
 BODY_BYTES_MAX = 64 << 10
 HEADERS_MAX = 64
 HEADER_BYTES_MAX = 8_192
 HEADERS_SHOWN = 32
-# Answers before the answer, such as 100 and 103. Few receivers have any.
-INTERIMS_MAX = 16
 # aiohttp stops reading at twice this; a read of the event loop may bring 256 KiB more.
 READ_BYTES = 16 << 10
 # aiohttp warns of larger bodies that are not in a file, because it would copy them.
@@ -61,147 +56,6 @@ _CLOSED = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 
 
-class _Try:
-    """How far one POST is; made by ``post``, written by the connection that it gets."""
-
-    __slots__ = ("address", "forbidden", "host", "is_sent", "status")
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.address = ""
-        self.forbidden = ""
-        self.is_sent = False
-        self.status: int | None = None
-
-
-_TRIES: ContextVar[_Try] = ContextVar("push_try")
-
-
-class _Forbidden(OSError):
-    """An address that may not be connected to. An OSError, so that aiohttp tries the next one."""
-
-
-# The address of each connection, as text: asking the kernel each time costs 7 us.
-_PEERS: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-
-
-class _TooMuch(BadHttpMessage):
-    """Interim answers (1xx) without an end."""
-
-
-class _Handler(ResponseHandler):
-    """A connection that takes one answer for one POST.
-
-    aiohttp would take any number of interim answers, as fast as they come, and would give an answer
-    that came on an idle connection to the next POST.
-    """
-
-    is_asked = False
-    interims = 0
-
-    def feed_data(self, data: tuple[RawResponseMessage, Any], size: int = 0) -> None:
-        """Takes a message that the parser has found."""
-        code = data[0].code
-        if not self.is_asked:
-            self._drop()
-            return
-        if code < 200 and code != 101:
-            self.interims += 1
-            if self.interims > INTERIMS_MAX:
-                self.set_exception(_TooMuch("interim answers without an end"))
-                self._drop()
-                return
-        else:
-            self.is_asked = False
-        super().feed_data(data, size)
-
-    def ask(self) -> None:
-        """A POST is on its way."""
-        self.is_asked = True
-        self.interims = 0
-
-    def close(self) -> None:
-        """Closes without sending the rest of a body, or waiting for the end of TLS: both would be
-        as long as the receiver likes."""
-        self.abort()
-
-    def _drop(self) -> None:
-        self.force_close()
-        if self.transport is not None:
-            self.transport.abort()
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Makes connections that are ``_Handler``."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # There is no public way; the tests notice when this one is gone.
-        self._factory: Any = partial(_Handler, loop=self._loop)
-
-
-class _Request(aiohttp.ClientRequest):
-    """Has no headers but what it is given, Host, and those of the body."""
-
-    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:
-        """Adds nothing. Leaving headers out by ``skip_auto_headers`` costs 8 us a request."""
-
-
-class _Response(aiohttp.ClientResponse):
-    """Notes which address answers, also on a connection that was there before."""
-
-    async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        now = _TRIES.get()
-        now.is_sent = True
-        address = _PEERS.get(connection.protocol)
-        if address is None:
-            peer = connection.transport.get_extra_info("peername")
-            address = _PEERS[connection.protocol] = _address_text(peer) if peer else now.address
-        now.address = address
-        connection.protocol.ask()
-        return await super().start(connection)
-
-
-class _Names(AbstractResolver):
-    """Looks names up by a function, as aiohttp wants it."""
-
-    def __init__(self, resolve: Resolve) -> None:
-        self._resolve = resolve
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in await self._resolve(host)
-        ]
-
-    async def close(self) -> None:
-        pass
-
-
-def tls_context(ca_file: str | None) -> ssl.SSLContext:
-    """Verifies by the system's certificates, and those in ``ca_file``. Raises OSError, named."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(cafile=ca_file)
-        except OSError as error:  # SSLError too
-            raise OSError(
-                f"push_ca_file {ca_file} cannot be read as certificates in PEM format:"
-                f" {error.strerror or error}"
-            ) from error
-    return context
-
-
 class Poster:
     """The session of a shard."""
 
@@ -212,20 +66,11 @@ class Poster:
         resolve: Resolve | None,
         names_kept_s: int,
     ) -> None:
-        self._allow = allow
         self._session = aiohttp.ClientSession(
-            connector=_Connector(
-                ssl=context,
-                limit=0,  # Places
-                keepalive_timeout=KEEP_ALIVE_S,
-                use_dns_cache=names_kept_s > 0,
-                ttl_dns_cache=names_kept_s,
-                resolver=_Names(resolve) if resolve is not None else None,
-                socket_factory=self._socket,
-            ),
+            connector=PushConnector(allow, context, resolve, names_kept_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=_Request,
-            response_class=_Response,
+            request_class=PushRequest,
+            response_class=PushResponse,
             timeout=_NO_TIMEOUT,
             auto_decompress=False,
             trust_env=False,
@@ -251,8 +96,8 @@ class Poster:
             url = _url(endpoint)
         except BadEndpoint as error:
             return PushAnswer(failure=PushFailure.REQUEST, message=str(error))
-        now = _Try(url.raw_host or "")
-        token = _TRIES.set(now)
+        now = PushTry(url.raw_host or "")
+        token = TRIES.set(now)
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 return await self._exchange(url, headers, body, begin_ns, now)
@@ -264,7 +109,7 @@ class Poster:
                 _log.exception("a POST to %s could not be made", url.origin())
             return _failed(failure, _message(error, failure, now), begin_ns, now)
         finally:
-            _TRIES.reset(token)
+            TRIES.reset(token)
 
     async def _exchange(
         self,
@@ -272,7 +117,7 @@ class Poster:
         headers: Mapping[str, str] | Iterable[tuple[str, str]],
         body: bytes,
         begin_ns: int,
-        now: _Try,
+        now: PushTry,
     ) -> PushAnswer:
         data = body if len(body) <= BYTES_MAX else io.BytesIO(body)
         response = await self._session.post(
@@ -313,16 +158,6 @@ class Poster:
             address=now.address,
         )
 
-    def _socket(self, info: Any) -> socket.socket:
-        """A socket for an address that is about to be connected to."""
-        family, kind, protocol, _, address = info
-        now = _TRIES.get()
-        if not self._allow.allows(now.host, address[0]):
-            now.forbidden = forbidden_text(now.host, address[0])
-            raise _Forbidden(errno.EACCES, now.forbidden)
-        now.address = _address_text(address)
-        return socket.socket(family, kind, protocol)
-
 
 @lru_cache(ENDPOINTS_KEPT)
 def _url(endpoint: str) -> URL:
@@ -340,7 +175,7 @@ def _pairs(
     return headers if isinstance(headers, Mapping) else list(headers)
 
 
-def _kind(error: Exception, now: _Try) -> PushFailure:
+def _kind(error: Exception, now: PushTry) -> PushFailure:
     """Which failure an exception is."""
     if now.forbidden and not now.address:
         return PushFailure.FORBIDDEN
@@ -369,13 +204,13 @@ def _kind(error: Exception, now: _Try) -> PushFailure:
 def _is_too_large(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, LineTooLong | _TooMuch) or "Too many headers" in str(cause):
+        if isinstance(cause, LineTooLong | TooManyInterims) or "Too many headers" in str(cause):
             return True
         cause = cause.__cause__
     return False
 
 
-def _late(now: _Try, timeout_ms: int) -> str:
+def _late(now: PushTry, timeout_ms: int) -> str:
     """Where the time went."""
     if now.status is not None:
         what = "the answer was not complete"
@@ -388,7 +223,7 @@ def _late(now: _Try, timeout_ms: int) -> str:
     return f"{what} within timeout_ms ({timeout_ms:,} ms)"
 
 
-def _message(error: Exception, failure: PushFailure, now: _Try) -> str:
+def _message(error: Exception, failure: PushFailure, now: PushTry) -> str:
     """What happened, in a line."""
     if failure is PushFailure.FORBIDDEN:
         return now.forbidden
@@ -435,7 +270,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(text or cause).split())[:MESSAGE_CHARACTERS_MAX] or type(cause).__name__
 
 
-def _failed(failure: PushFailure, message: str, begin_ns: int, now: _Try) -> PushAnswer:
+def _failed(failure: PushFailure, message: str, begin_ns: int, now: PushTry) -> PushAnswer:
     return PushAnswer(
         status=now.status,
         failure=failure,
@@ -447,8 +282,3 @@ def _failed(failure: PushFailure, message: str, begin_ns: int, now: _Try) -> Pus
 
 def _since_ms(begin_ns: int) -> float:
     return (monotonic_ns() - begin_ns) / 1e6
-
-
-def _address_text(address: Any) -> str:
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
