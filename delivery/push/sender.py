@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from delivery.push.answers import AnswerOutcome, PushVerdict, judge
+from delivery.push.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
 from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
@@ -118,6 +118,7 @@ class PushSender:
         self._is_looking = False
         self._loop = asyncio.get_running_loop()
         self.held = ""  # why nothing is sent, if so
+        self.is_testing = False  # the next permit is for a test (exchange.py)
         self.last_failure = ""
         self._closed = False
 
@@ -138,7 +139,7 @@ class PushSender:
             self._tries.clear()
         self.job = job
         self.queue.set_settings(job.push)
-        self._look_again()
+        self.look_again()
 
     async def close(self, *, leaves: bool) -> None:
         """Begins nothing more and returns when what is under way is done and told; ``leaves``:
@@ -210,7 +211,7 @@ class PushSender:
             if isinstance(event, PushedBatch):
                 fresh = [each for each in event.messages if not self.reports.is_delivered(each)]
                 self.queue.add(event.epoch, fresh, self._now_ns())
-                self._look_again()
+                self.look_again()
             elif isinstance(event, StreamOpened):
                 self.queue.clear()
                 if event.generation != self._generation:
@@ -222,7 +223,8 @@ class PushSender:
 
     # What is sent
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
+        """Something has changed that may let a POST begin."""
         if not self._is_looking and not self._closed:
             self._is_looking = True
             self._loop.call_soon(self._look)
@@ -240,7 +242,7 @@ class PushSender:
             self._told = limiter.state
             words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
         words.tell_next(limiter.next_ns(now_ns), limiter.held_until_ns)
-        self._look_again()
+        self.look_again()
 
     def _look(self) -> None:
         self._is_looking = False
@@ -264,7 +266,7 @@ class PushSender:
         """Begins the POSTs that may begin; returns when to look again, None: when something
         happens."""
         self.held = self._why_held()
-        if self.held:
+        if self.held or self.is_testing:
             return None
         limiter, queue = self.limiter, self.queue
         while queue.messages > 0:
@@ -294,7 +296,7 @@ class PushSender:
         self._posts.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._tools.failed(error)
-        self._look_again()
+        self.look_again()
 
     async def _post(self, unit: Unit[PushedMessage]) -> None:
         job, push = self.job, self.job.push
@@ -305,18 +307,24 @@ class PushSender:
         answer = await self._tools.client.post(
             push.endpoint, headers, body, push.timeout_ms, push.connections_max
         )
-        verdict = judge(answer)
-        delivered = len(unit.messages) if verdict.outcome is AnswerOutcome.SUCCESS else 0
-        now_ns = self._now_ns()
-        self.words.ended(verdict.counted_as, now_ns - began_ns, delivered)
-        self._judged(unit, verdict, now_ns)
+        verdict = self.count(answer, began_ns, len(unit.messages))
+        self._judged(unit, verdict)
 
-    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, now_ns: int) -> None:
-        limiter, outcome, reports = self.limiter, verdict.outcome, self.reports
+    def count(self, answer: PushAnswer, began_ns: int, records: int) -> PushVerdict:
+        """Counts what became of an attempt with N records, and says what that means."""
+        verdict, now_ns = judge(answer), self._now_ns()
+        delivered = records if verdict.outcome is AnswerOutcome.SUCCESS else 0
+        self.words.ended(verdict.counted_as, now_ns - began_ns, delivered)
         if verdict.is_failure:
-            limiter.failed(now_ns)
-        elif outcome is not AnswerOutcome.HELD:
-            limiter.succeeded(now_ns)
+            self.limiter.failed(now_ns)
+        elif verdict.outcome is not AnswerOutcome.HELD:
+            self.limiter.succeeded(now_ns)
+        if verdict.retry_after_ms is not None:
+            self.limiter.hold(now_ns + verdict.retry_after_ms * 1_000_000)
+        return verdict
+
+    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict) -> None:
+        outcome, reports = verdict.outcome, self.reports
         if outcome is AnswerOutcome.SUCCESS:
             self._delivered(unit)
             return
@@ -326,8 +334,6 @@ class PushSender:
             if self.job.config.reliable:
                 reports.give_back(refused, Failing(0, verdict.sentence, True))
             return
-        if verdict.retry_after_ms is not None:
-            limiter.hold(now_ns + verdict.retry_after_ms * 1_000_000)
         failed = self.queue.failed(unit)
         if self.job.config.reliable:
             for each in failed:
@@ -352,7 +358,7 @@ class PushSender:
     def _answered(self, messages: list[PushedMessage], epoch: int, refused: set[Place]) -> None:
         back = self.queue.answered(messages, epoch, refused)
         self.reports.give_back(back, Failing(0, "an earlier one was not delivered", False))
-        self._look_again()
+        self.look_again()
 
     def _gone(self, why: str) -> None:
         """The receiver wants no more: an operator has to resume the subscription."""
