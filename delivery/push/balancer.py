@@ -11,7 +11,8 @@ maximum; joins, leaves and a change of the rate move them immediately:
   the next, then 64 and so on, and at most half of the way; what is not freed for that comes from
   the busy ones above the mean. So shares become even without overshooting, and one that needs a
   little more gets a little more.
-- A change below 1 % is ignored, except that what a rise needs may be little from each of many.
+- A change below 1 % is ignored, but not the other side of one that is not: what a rise needs may be
+  little from each of many, and what one gives little for another.
 - A newcomer has its fair share immediately, ``rate / senders``; the others keep their proportions,
   as they do when one leaves or the rate changes.
 
@@ -146,11 +147,13 @@ class Shares:
         minimum = self._minimum(len(targets))
         # Without a need a change is not worth the next one back.
         gives_below = self._full if hungry else 1 - 2 * self._settings.busy_tolerance
+        gave = False
         for sender, use in uses.items():
             if 0 <= use < gives_below:
                 less = max(minimum, targets[sender] * 2 * use / (use + 1))
                 if less < targets[sender] and self._is_much(targets[sender] - less, sender):
                     targets[sender] = less
+                    gave = True
         free = max(0.0, self._rate - sum(targets.values()))
         mean = self._mean(takers, uses)
         rises = {
@@ -167,11 +170,11 @@ class Shares:
             self._take(missing, mean, uses)
         for sender, rise in rises.items():
             targets[sender] += rise
-        if missing < 0:  # what is left is for all of them
-            each = -missing / len(takers)
-            for sender in takers:
-                if self._is_much(each, sender):
-                    targets[sender] += each
+        if missing < 0:  # what is left is for all of them, in proportion
+            part = -missing / sum(targets[sender] for sender in takers)
+            if gave or part >= self._settings.min_change:
+                for sender in takers:
+                    targets[sender] *= 1 + part
 
     def _mean(self, takers: list[int], uses: Mapping[int, float]) -> float:
         """The mean of those that take, and of the busy that have more than these."""

@@ -22,7 +22,11 @@ What is left open there is decided so:
 - Exactly half is not more than half: a decrease, in slow mode no change.
 - One attempt alone cannot lead from normal to slow; it decreases.
 - Whoever leaves slow mode climbs in the same step; the next period might have no attempt.
-- A period without a success says nothing about the ceiling: the receiver may be down.
+- A period without a success, or whose failures are mostly its last answers, says nothing about the
+  ceiling: the receiver is down. Unless it was so a few clean periods before: some take a number in
+  a minute and then nothing. Then the ceiling is what was measured, or half of the rate.
+- A probe that fails has no lower ceiling than the rate before it, which was proved: a receiver that
+  has no patience for bursts refuses every second attempt just above what it takes.
 - Probing takes a sender that used what it had; one with little to send has proved nothing.
 - A share that shrinks and grows again keeps what was learned (``set_maximum``).
 
@@ -43,10 +47,20 @@ from delivery.push.pacer import NEVER_NS, Pacer
 USE_UNKNOWN = -1.0
 NEAR = 0.98  # of the ceiling: climbing on would take periods for less than a probe
 BUSY = 0.9  # of the permits that came were taken
+HUNGRY = 0.99  # of the maximum was used; this beginning and ending is always told
 # Above the ceiling, one after the other. A receiver that takes twice as much is found by the
 # eighth, and overstepped by 16 % at most, which is a decrease and not a fall. After ten the ceiling
 # was plainly wrong, and steps grow.
 PROBES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.16, 0.16, 0.16, 0.16, 0.16, 0.32, 0.64, 1.0)
+
+
+# A period of few attempts proves little: one failure of three is 33 %. So the small steps wait for
+# this many successes, but not for longer than this many periods.
+PROVED = 10
+PROVED_PERIODS = 3
+SMALL_STEPS = 5
+OUTAGE = 10  # failures in succession, the last answers of a period, and half of its failures
+FORGIVEN_PERIODS = 4  # clean ones after an outage; within these, another one is not an outage
 
 
 class Mode(IntEnum):
@@ -104,13 +118,17 @@ class Limiter:
         maximum: float,
         now_ns: int,
         state: LimiterState | None = None,
+        first_part: float | None = None,
     ) -> None:
-        """``maximum`` is attempts a second, 0 for none. Without a state, the rate is as if it had
+        """``maximum`` is attempts a second, 0 for none. Without a state, the rate begins with
+        ``first_part`` of it: what other senders to this receiver have learned, else as if it had
         climbed from nothing once."""
         self._settings = settings
         self._maximum = 0.0
-        self._probes = 0  # clean ones in succession
+        self._reset_probes()
         self._is_new = state is None
+        part = settings.convergence_factor if first_part is None else first_part
+        self._first_part = min(1.0, max(0.0, part))
         self._mode = Mode.NORMAL if state is None else state.mode
         self._learned = settings.slow_rate
         self._ceiling: float | None = None
@@ -119,8 +137,11 @@ class Limiter:
             self._ceiling = state.ceiling
         self._pacer = Pacer(0.0, now_ns)
         self._held_ns = 0
+        self._forgiven = 0  # clean periods until an outage is one again
+        self._fell_ns = now_ns  # to slow mode
         self._at_ns = now_ns  # up to where _allowed counts
         self._use = USE_UNKNOWN
+        self._use_maximum = -1.0  # in force when it was recorded
         self._begin_period(now_ns)
         self._begin_update(now_ns)
         self.set_maximum(maximum, now_ns)
@@ -154,8 +175,8 @@ class Limiter:
 
     @property
     def use(self) -> float:
-        """Attempts over the maximum, in the last update interval that differs much; for the
-        balancer. USE_UNKNOWN before the first."""
+        """Attempts over the maximum, for the balancer: in the last update interval that differed
+        much, had another maximum, or was the first or last to be used up. USE_UNKNOWN before it."""
         return self._use
 
     @property
@@ -164,13 +185,15 @@ class Limiter:
         return LimiterState(self._mode, self._learned, self._ceiling)
 
     def set_maximum(self, maximum: float, now_ns: int) -> None:
-        """Another share; whoever waits for ``next_ns`` asks again."""
+        """Another share, or the same; whoever waits for ``next_ns`` asks again."""
         if not 0 <= maximum < math.inf:
             raise ValueError(f"the maximum must be 0 or more, got {maximum}")
+        if maximum == self._maximum:
+            return
         self._count_allowed(now_ns)
         self._maximum = maximum
         if self._is_new:
-            self._learned = max(self._learned, self._settings.convergence_factor * maximum)
+            self._learned = max(self._learned, self._first_part * maximum)
         self._put_in_force(now_ns)
 
     # --- sending ------------------------------------------------------------------------------
@@ -185,13 +208,21 @@ class Limiter:
         self._pacer.take(now_ns)
         self._attempts += 1
 
-    def succeeded(self, now_ns: int) -> None:
+    def succeeded(self, now_ns: int, began_ns: int | None = None) -> None:
         """The receiver took an attempt, or refused the record."""
-        self._succeeded += 1
+        if self._is_of_this_mode(began_ns):
+            self._succeeded += 1
+            self._last_failures = 0
 
-    def failed(self, now_ns: int) -> None:
-        """The receiver failed an attempt."""
-        self._failed += 1
+    def failed(self, now_ns: int, began_ns: int | None = None) -> None:
+        """The receiver failed an attempt, which began then."""
+        if self._is_of_this_mode(began_ns):
+            self._failed += 1
+            self._last_failures += 1
+
+    def _is_of_this_mode(self, began_ns: int | None) -> bool:
+        """What was under way at the fall to slow mode and times out later says nothing new."""
+        return began_ns is None or self._mode is Mode.NORMAL or began_ns >= self._fell_ns
 
     def hold(self, until_ns: int) -> None:
         """No attempt before then; of several such times the last counts."""
@@ -227,6 +258,7 @@ class Limiter:
         self._period_ns = now_ns
         self._period_due_ns = now_ns + round(self._settings.period_s * 1e9)
         self._succeeded = self._failed = 0
+        self._last_failures = 0  # since the last success
         self._came, self._lost = self._pacer.came, self._pacer.lost
 
     def _judge(self, now_ns: int) -> None:
@@ -245,20 +277,27 @@ class Limiter:
         elif failures > 0.5 and answers > 1:
             self._learn_ceiling(failures, now_ns)
             self._mode = Mode.SLOW
+            self._fell_ns = now_ns
             self._learned = settings.slow_rate
         elif failures > settings.tolerance:
             self._learn_ceiling(failures, now_ns)
             decreased = self.rate * (1 - settings.convergence_factor)
             self._learned = max(settings.slow_rate, decreased)
         elif failures > settings.speedup_tolerance:
-            self._probes = 0
+            self._reset_probes()
             if self._ceiling is not None and self._learned > self._ceiling * NEAR:
                 self._ceiling = self._learned
         else:
             came = self._pacer.came - self._came
             self._climb(is_busy=self._pacer.lost - self._lost <= (1 - BUSY) * came)
 
+    def _reset_probes(self) -> None:
+        self._probes = 0  # steps in succession
+        self._clean = self._clean_periods = 0  # successes and periods since the last one
+        self._proved = 0.0  # the rate before it; 0 if the last period was not one of a probe
+
     def _climb(self, *, is_busy: bool) -> None:
+        self._forgiven = max(0, self._forgiven - 1)
         factor = self._settings.convergence_factor
         ceiling = self._ceiling
         if ceiling is None or self._maximum <= ceiling:
@@ -267,17 +306,34 @@ class Limiter:
         elif self._learned < ceiling * NEAR:
             self._learned += factor * (ceiling - self._learned)
         elif is_busy:
-            step = PROBES[min(self._probes, len(PROBES) - 1)]
-            self._probes += 1
-            self._ceiling = max(ceiling, self._learned) * (1 + step)
-            self._learned = min(self._ceiling, self._maximum)
+            self._probe(max(ceiling, self._learned))
+            return
+        self._proved = 0.0
+
+    def _probe(self, proved: float) -> None:
+        self._clean += self._succeeded
+        self._clean_periods += 1
+        is_small = self._probes < SMALL_STEPS
+        if is_small and self._clean < PROVED and self._clean_periods < PROVED_PERIODS:
+            return
+        step = PROBES[min(self._probes, len(PROBES) - 1)]
+        self._probes += 1
+        self._clean = self._clean_periods = 0
+        self._proved = proved
+        self._ceiling = proved * (1 + step)
+        self._learned = min(self._ceiling, self._maximum)
 
     def _learn_ceiling(self, failures: float, now_ns: int) -> None:
-        self._probes = 0
-        if self._succeeded:
+        is_outage = self._last_failures * 2 >= self._failed and self._last_failures >= OUTAGE
+        is_outage = is_outage or not self._succeeded
+        if not is_outage or self._forgiven:
             period_s = max(1, now_ns - self._period_ns) / 1e9
             mean = (self._pacer.came - self._came) / period_s
-            self._ceiling = max(self._settings.slow_rate, mean * (1 - failures))
+            measured = mean * (1 - failures) if self._succeeded else mean / 2
+            self._ceiling = max(measured, self._proved, self._settings.slow_rate)
+        if is_outage:
+            self._forgiven = FORGIVEN_PERIODS
+        self._reset_probes()
 
     def _put_in_force(self, now_ns: int) -> None:
         if self._mode is Mode.NORMAL:
@@ -318,8 +374,12 @@ class Limiter:
         )
         could = came if is_climbing else self._allowed
         use = min(1.0, taken / could) if could > 0 else 0.0
-        if self._use < 0 or abs(use - self._use) > self._settings.significant_change:
+        is_of_another = self._use_maximum != self._maximum
+        begins_or_ends = (use >= HUNGRY) != (self._use >= HUNGRY)
+        much = abs(use - self._use) > self._settings.significant_change
+        if is_of_another or begins_or_ends or much:
             self._use = use
+            self._use_maximum = self._maximum
         self._begin_update(now_ns)
 
     def check_invariants(self) -> None:

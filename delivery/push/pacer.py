@@ -1,7 +1,7 @@
 """When the next attempt of a sender may begin, at a rate that changes (a token bucket).
 
-A permit is one attempt. Permits come at ``rate`` a second, and up to 50 ms of them wait for whoever
-is late, but always up to one (``bucket``). What must hold:
+A permit is one attempt. Permits come at ``rate`` a second, and up to 50 ms of them wait, but always
+up to one (``bucket``). What must hold:
 
 - In any time there are at most ``bucket`` attempts more than the rates of that time allow.
 - A bucket that grew is as full as it was before, and one that was at 0 is empty: nobody gets
@@ -19,6 +19,9 @@ import math
 
 NEVER_NS = 1 << 62  # no attempt at all: the rate is 0
 BURST_S = 0.05
+# A timer is late by milliseconds. What comes meanwhile is kept also where there is one permit; it
+# is less than another one.
+LATE_S = 0.01
 _ALMOST = 1.0 - 1e-6  # of a permit: times are integers, so the last part of one may be missing
 
 
@@ -38,7 +41,7 @@ class Pacer:
     @property
     def bucket(self) -> float:
         """How many permits may wait."""
-        return max(1.0, self.rate * BURST_S) if self.rate > 0 else 0.0
+        return max(1.0 + self.rate * LATE_S, self.rate * BURST_S) if self.rate > 0 else 0.0
 
     def set_rate(self, rate: float, now_ns: int) -> None:
         """Permits come at another rate from now on."""
@@ -47,6 +50,7 @@ class Pacer:
             since_s = max(0, self._at_ns - self._last_ns) / 1e9
             self._level = min(self._level, since_s * rate)
         self.rate = rate
+        self._level = min(self._level, self.bucket)
 
     def next_ns(self, now_ns: int) -> int:
         """When there is a permit; now or earlier if there is one, NEVER_NS at a rate of 0."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delivery.push.limiter import (
     NEVER_NS,
@@ -14,6 +18,7 @@ from delivery.push.limiter import (
     LimiterState,
     Mode,
 )
+from delivery.push.pacer import BURST_S, LATE_S
 
 SECOND = 1_000_000_000
 SETTINGS = LimiterSettings()
@@ -28,12 +33,15 @@ class Periods:
         self.now = 0
         self.limiter = Limiter(SETTINGS, maximum, 0, state)
 
-    def end(self, succeeded: int, failed: int = 0) -> Limiter:
+    def end(self, succeeded: int, failed: int = 0, *, is_last: bool = False) -> Limiter:
         limiter = self.limiter
-        for _ in range(succeeded):
-            limiter.succeeded(self.now)
-        for _ in range(failed):
-            limiter.failed(self.now)
+        answers = succeeded + failed
+        for number in range(answers):  # failures last, or among the successes
+            fails = failed * (number + 1) // answers > failed * number // answers
+            if number >= succeeded if is_last else fails:
+                limiter.failed(self.now)
+            else:
+                limiter.succeeded(self.now)
         # Everything that came is taken: the sender is busy.
         end = self.now + PERIOD
         while (due := limiter.next_ns(self.now)) < end:
@@ -187,6 +195,40 @@ def test_an_outage_says_nothing_about_the_ceiling() -> None:
     assert limiter.rate == pytest.approx(SLOW + 0.2 * (60 - SLOW))
 
 
+def test_a_receiver_that_went_down_within_a_period_has_not_a_lower_ceiling() -> None:
+    periods = _at(50.0)
+    limiter = periods.end(30, 1_000, is_last=True)
+    assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, None)
+    periods.end(1)
+    periods.end(100)
+    limiter = periods.end(0, 100)  # again, and soon: it does not take as much
+    assert limiter.ceiling == pytest.approx(18.0, rel=0.01)
+
+
+def test_answers_to_what_was_under_way_at_a_fall_do_not_lead_to_heartbeat() -> None:
+    periods = _at(50.0)
+    limiter = periods.end(10, 90)
+    for _ in range(20):
+        limiter.failed(periods.now + 5 * SECOND, periods.now - 1)
+    limiter.succeeded(periods.now + 6 * SECOND, periods.now + 5 * SECOND)
+    assert periods.end(0).mode is Mode.NORMAL
+
+
+def test_a_probe_that_fails_has_no_lower_ceiling_than_the_rate_that_was_proved() -> None:
+    periods = _at(10.0, ceiling=10.0)
+    assert periods.end(100).rate == pytest.approx(10.1)
+    limiter = periods.end(50, 50)
+    assert [limiter.rate, limiter.ceiling] == pytest.approx([8.08, 10.0])
+    limiter = periods.end(50, 50)  # what fails now was not a probe
+    assert limiter.ceiling == pytest.approx(4.04)
+
+
+def test_small_steps_wait_for_ten_successes_or_three_periods() -> None:
+    periods = _at(0.1, ceiling=0.1)
+    rates = [periods.end(3).rate for _ in range(6)]
+    assert rates == pytest.approx([0.1, 0.1, 0.101, 0.101, 0.101, 0.101 * 1.02])
+
+
 def test_a_maximum_is_in_force_immediately_and_what_was_learned_comes_back_with_it() -> None:
     limiter = _at(80.0).limiter
     limiter.set_maximum(30.0, 0)
@@ -205,6 +247,13 @@ def test_a_new_limiter_without_a_share_begins_with_the_share_that_it_gets() -> N
     assert limiter.rate == pytest.approx(2.0)
     limiter.set_maximum(50.0, 2 * SECOND)
     assert limiter.rate == pytest.approx(10.0)
+
+
+def test_a_newcomer_begins_with_the_part_that_others_have_learned() -> None:
+    limiter = Limiter(SETTINGS, 0.0, 0, first_part=0.9)
+    limiter.set_maximum(50.0, 0)
+    assert limiter.rate == pytest.approx(45.0)
+    assert Limiter(SETTINGS, 50.0, 0, first_part=0.0).rate == SLOW
 
 
 @pytest.mark.parametrize("maximum", [-1.0, math.nan, math.inf])
@@ -307,6 +356,74 @@ def test_a_change_of_the_use_of_9_percent_or_less_is_not_recorded() -> None:
         pytest.approx(0.6, abs=0.01),
         pytest.approx(0.6, abs=0.01),
     ]
+
+
+class LimiterMachine(RuleBasedStateMachine):
+    """A limiter with shares that change and a receiver that answers anything, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.maximum = 5.0
+        self.highest = 5.0
+        self.limiter = Limiter(SETTINGS, self.maximum, 0)
+        self.times: list[int] = []
+        self.under_way: list[int] = []
+
+    @rule(maximum=st.sampled_from([0.0, 1 / 3_840, 1 / 60, 0.5, 5.0, 40.0]))
+    def gets_a_share(self, maximum: float) -> None:
+        self.limiter.set_maximum(maximum, self.now)
+        self.maximum = maximum
+        self.highest = max(self.highest, maximum)
+
+    @rule(seconds=st.sampled_from([0.001, 1, 14, 29, 61]), is_sending=st.booleans())
+    def time_passes(self, seconds: float, is_sending: bool) -> None:
+        end = self.now + round(seconds * SECOND)
+        while self.now < end:
+            due = self.limiter.next_ns(self.now) if is_sending else NEVER_NS
+            self.now = max(self.now, min(due, self.limiter.tick_due_ns, end))
+            if self.now >= self.limiter.tick_due_ns:
+                before = (self.limiter.mode, self.limiter.rate)
+                changed = self.limiter.tick(self.now)
+                assert changed == (before != (self.limiter.mode, self.limiter.rate))
+                assert self.limiter.tick_due_ns > self.now
+            if due <= self.now < end and len(self.times) < 2_000:
+                self.limiter.attempted(self.now)
+                self.times.append(self.now)
+                self.under_way.append(self.now)
+
+    @rule(share=st.sampled_from([0.0, 0.005, 0.03, 0.3, 0.8, 1.0]), seed=st.randoms())
+    def answers(self, share: float, seed: Random) -> None:
+        for began in self.under_way:
+            report = self.limiter.failed if seed.random() < share else self.limiter.succeeded
+            report(self.now, began)
+        self.under_way.clear()
+
+    @rule()
+    def is_killed(self) -> None:
+        self.under_way.clear()
+        self.limiter = Limiter(SETTINGS, self.maximum, self.now, self.limiter.state)
+
+    @rule(seconds=st.sampled_from([1, 40]))
+    def is_held(self, seconds: int) -> None:
+        self.limiter.hold(self.now + seconds * SECOND)
+        assert self.limiter.next_ns(self.now) >= self.now + seconds * SECOND
+
+    @invariant()
+    def the_rate_is_within_the_maximum(self) -> None:
+        self.limiter.check_invariants()
+        assert self.limiter.rate <= self.maximum
+
+    @invariant()
+    def attempts_are_within_the_highest_maximum_in_any_time(self) -> None:
+        bucket = max(1 + self.highest * LATE_S, self.highest * BURST_S)
+        for count in (1, 2, 5, 50):
+            for first, last in zip(self.times, self.times[count:], strict=False):
+                assert count + 1 <= bucket + (last - first) / SECOND * self.highest + 1e-3
+
+
+LimiterMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
+TestLimiterMachine = LimiterMachine.TestCase
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.push.pacer import BURST_S, NEVER_NS, Pacer
+from delivery.push.pacer import BURST_S, LATE_S, NEVER_NS, Pacer
 
 SECOND = 1_000_000_000
 
@@ -37,7 +38,16 @@ def test_one_permit_always_waits_for_whoever_is_late() -> None:
     pacer = Pacer(0.1, 0)
     assert pacer.next_ns(60 * SECOND) == 60 * SECOND
     pacer.take(60 * SECOND)
-    assert pacer.next_ns(60 * SECOND) == 70 * SECOND
+    assert pacer.next_ns(60 * SECOND) == pytest.approx(70 * SECOND, abs=SECOND // 100)
+
+
+@pytest.mark.parametrize("rate", [0.5, 10.0, 19.0, 200.0])
+def test_a_timer_that_is_always_late_by_milliseconds_costs_nothing(rate: float) -> None:
+    pacer, now = Pacer(rate, 0), 0
+    for _ in range(100):
+        now = max(now, pacer.next_ns(now)) + 3_000_000
+        pacer.take(now)
+    assert now == pytest.approx(100 / rate * SECOND, abs=5_000_000)
 
 
 def test_a_rate_of_0_has_no_permits_and_one_that_grew_from_it_none_saved() -> None:
@@ -110,7 +120,9 @@ def test_in_any_time_there_are_at_most_a_bucket_of_attempts_more_than_the_rates_
         pacer.check_invariants()
     starts = [at for index, at in enumerate(times) if index % 7 == 0]
     for begin in starts:
-        bucket = max(1.0, *(rate * BURST_S for start, end, rate in spans if end >= begin))
+        bucket = max(
+            max(1 + rate * LATE_S, rate * BURST_S) for start, end, rate in spans if end >= begin
+        )
         allowed, seen = 0.0, 0
         for start, end, span_rate in spans:
             if end < begin:
