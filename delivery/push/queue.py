@@ -33,6 +33,11 @@ COALESCING_WAIT_FACTOR = 4  # under pressure batches wait longer, so that fewer 
 BATCH_WAIT_MAX_NS = 60_000_000_000
 
 
+def _is_before(message: M, others: Iterable[M]) -> bool:
+    """Whether a message is of the same partition as all others, and before them."""
+    return all(is_after(other, message) for other in others)
+
+
 class PushQueue(Generic[M]):
     """The messages of one sender. Times are in nanoseconds of any one clock."""
 
@@ -50,6 +55,10 @@ class PushQueue(Generic[M]):
         self._parts: deque[Unit[M]] = deque()  # of batches that were refused
         self._under_way: set[Unit[M]] = set()
         self._stale: set[Place] = set()
+        self._epoch = 0  # of the last batch
+        # Of series, up to which epoch the owner took back what follows; batches that were sent
+        # before that may still come.
+        self._taken_back: dict[str | int | None, tuple[int, list[M]]] = {}
 
     @property
     def messages(self) -> int:
@@ -64,9 +73,17 @@ class PushQueue(Generic[M]):
     # What comes
 
     def add(self, epoch: int, messages: Iterable[M], now_ns: int) -> None:
-        """The owner has sent a batch. What is here already takes the new epoch."""
+        """The owner has sent a batch, later than all before. What is here already takes the new
+        epoch."""
+        self._epoch = epoch
+        if self._taken_back:
+            late = self._taken_back.items()
+            self._taken_back = {name: each for name, each in late if each[0] >= epoch}
         for message in messages:
             place = message.partition, message.seq
+            back = self._taken_back.get(self._name_of(message)) if self._taken_back else None
+            if back is not None and not _is_before(message, back[1]):
+                continue
             known = self._known.get(place)
             if known is not None:
                 known.epoch = epoch
@@ -230,8 +247,11 @@ class PushQueue(Generic[M]):
         if len(unit.messages) == 1:
             return self.failed(unit)
         self._end(unit)
-        halves = unit.cut(-(-len(unit.messages) // 2))
-        self._insert_parts(halves)
+        for message in unit.messages:
+            if not self._is_current(message):
+                self._forget(message)
+        self._insert_parts(unit.halves(self._known))
+        self._free(unit.series)
         return []
 
     def answered(self, nacked: Iterable[M], epoch: int, refused: Collection[Place]) -> list[M]:
@@ -247,19 +267,17 @@ class PushQueue(Generic[M]):
         back: list[M] = []
         for series, mine in of_series.values():
             taken = [each for each in mine if (each.partition, each.seq) not in refused]
-            first = min((each.seq for each in taken), default=None)
             kept: deque[tuple[M, int]] = deque()
             left: list[M] = []
             for message, added_ns in series.waiting:
-                is_before = first is not None and all(
-                    each.partition == message.partition and each.seq > message.seq for each in taken
-                )
-                if message.epoch > epoch or is_before:
+                if message.epoch > epoch or (taken and _is_before(message, taken)):
                     kept.append((message, added_ns))
                     continue
                 self._forget(message)
-                if first is None:
+                if not taken:
                     left.append(message)
+            if taken and epoch > self._epoch:
+                self._taken_back[series.name] = epoch, taken
             series.waiting = kept
             series.size_bytes = sum(message.size_bytes for message, _ in kept)
             series.nacked = left
@@ -319,7 +337,8 @@ class PushQueue(Generic[M]):
         self._series.clear()
         self._known.clear()
         self._stale.clear()
-        self.bytes = 0
+        self._taken_back.clear()
+        self._epoch = self.bytes = 0
         for unit in self._under_way:
             for message, series in zip(unit.messages, unit.series, strict=True):
                 place = message.partition, message.seq

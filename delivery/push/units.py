@@ -8,7 +8,7 @@ A message without such an order is a series of its own. A *unit* is what one POS
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Generic, Protocol, TypeVar
 
 Place = tuple[int, int]
@@ -85,6 +85,12 @@ class Unit(Generic[M]):
         """The same messages in units of at most this many."""
         pairs = self._pairs
         return [Unit(pairs[at : at + count_max]) for at in range(0, len(pairs), count_max)]
+
+    def halves(self, left: Container[Place]) -> list[Unit[M]]:
+        """The messages that are left, in two units if there are several."""
+        pairs = [pair for pair in self._pairs if (pair[0].partition, pair[0].seq) in left]
+        half = -(-len(self.messages) // 2)
+        return [Unit(each) for each in (pairs[:half], pairs[half:]) if each]
 
     def without(self, series: Series[M]) -> tuple[Unit[M], list[M]]:
         """The messages of all other series, and those of this one."""

@@ -160,6 +160,18 @@ def test_nothing_of_a_key_goes_after_a_failure_until_the_owner_has_answered() ->
     assert [seqs(unit) for unit in all_next(queue)] == [[1]], "2 to 4 were taken back"
 
 
+def test_what_the_owner_took_back_does_not_count_if_it_comes_late() -> None:
+    queue = queue_of("exclusive")
+    queue.add(1, some("--"), 0)
+    (unit,) = all_next(queue)
+    assert queue.answered(queue.failed(unit), 3, ()) == [] and queue.messages == 0
+    queue.add(2, [Message(3)], 0)
+    queue.add(3, [Message(4), Message(1, partition=1)], 0)
+    assert [(each.messages[0].partition, seqs(each)) for each in all_next(queue)] == [(1, [1])]
+    queue.add(4, some("--"), 0)
+    assert [seqs(unit) for unit in all_next(queue)] == [[1]]
+
+
 def test_what_the_owner_does_not_take_back_is_given_back() -> None:
     queue = queue_of("exclusive")
     queue.add(1, some("---"), 0)
