@@ -20,6 +20,7 @@ from commands.shell.output import (
 from daemon.api.schemas import (
     BillStatus,
     DeliveryStatus,
+    PushStatus,
     ShardStatus,
     Status,
     SubscriptionsStatus,
@@ -84,6 +85,7 @@ def _text(status: Status) -> str:
         f"evicted   {count_text(status.retention.records_evicted)} records",
         *_delivered(status.delivery),
         *_consumed(status.subscriptions),
+        *_pushed(status.push),
         f"groups    {len(status.groups)}: {_groups(status)}",
         "",
         table(SHARD_HEAD, [_shard_row(shard) for shard in status.shards]),
@@ -163,6 +165,27 @@ def _consumed(all_: SubscriptionsStatus) -> list[str]:
             lines.append(
                 f"          {each.topic} {each.subscription} {each.state}, lag"
                 f" {count_text(each.lag)}{blocked}{why}"
+            )
+    return lines
+
+
+def _pushed(all_: PushStatus) -> list[str]:
+    """Nothing without push subscriptions; those whose receivers fail or want to wait by name."""
+    if not all_.count:
+        return []
+    took = "" if all_.p99_ms is None else f", 99 % within {duration_text(all_.p99_ms)}"
+    lines = [
+        (
+            f"push      {count_text(all_.attempts)} POSTs of {count_text(all_.count)} subscriptions"
+            f"{took}; {count_text(all_.failures)} failed; {count_text(all_.records)} records"
+        )
+    ]
+    for each in all_.first:
+        if each.mode != "normal" or each.held_ms:
+            held = f", held for {duration_text(each.held_ms)}" if each.held_ms else ""
+            lines.append(
+                f"          {each.topic} {each.subscription} {each.mode}, {each.rate:.3g} of"
+                f" {each.rate_max:g} POST/s{held}, {count_text(each.failures)} failed"
             )
     return lines
 

@@ -43,6 +43,9 @@ class Rates(Struct, frozen=True):
     deliveries: float
     consumed: float  # messages that were sent to consumers of subscriptions
     acknowledged: float  # by them
+    attempts: float  # of senders of push subscriptions
+    failures: float  # of these
+    pushed: float  # records that receivers took
     shards: dict[int, ShardRates]
 
 
@@ -86,6 +89,9 @@ def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool
         per_s(now.delivery.deliveries, was.delivery.deliveries),
         per_s(now.subscriptions.delivered, was.subscriptions.delivered),
         per_s(now.subscriptions.acknowledged, was.subscriptions.acknowledged),
+        per_s(now.push.attempts, was.push.attempts),
+        per_s(now.push.failures, was.push.failures),
+        per_s(now.push.records, was.push.records),
         {shard.shard: _shard_rates(before.get(shard.shard), shard, span_s) for shard in now.shards},
     )
 

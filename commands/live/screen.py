@@ -13,32 +13,22 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from commands.groups import tree_rows
+from commands.live.delivering import consumed, pushed
 from commands.live.rates import Rates
-from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus, SeenSubscription
+from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus
+from commands.live.spans import Line, Span, rate_text
 from commands.shell.output import bytes_text, duration_text
 
 COLUMNS_ENDLESS = 1 << 20
 BAR_WIDTH = 20
 STRIP = " ▁▂▃▄▅▆▇█"
 STRIP_WIDTH = 64
-SUBSCRIPTIONS_SHOWN = 3
-NAME_WIDTH = 24
 MEMBERS_MAX = 8  # a longer list of shards is shown as its range
 STAGES = ("published", "pulled", "put", "committed", "answered")
 SHARD_HEAD = (
     f"{'shard':>5} {'cpu':>4} {'busy':>5}  {'ring':<15} {'requests/s':>10} {'records/s':>10}"
     f" {'bytes/s':>9} {'conns':>5} {'streams':>7}"
 )
-
-
-class Span(NamedTuple):
-    """Text in a style of rich; plain output has the text alone."""
-
-    text: str
-    style: str = ""
-
-
-Line = list[Span]
 
 
 class Size(NamedTuple):
@@ -147,42 +137,9 @@ def _flow(view: View) -> list[Line]:
                 f"  {connections:,} connections"
             )
         ],
-        *_subscriptions(status, rates),
+        *consumed(status, rates),
+        *pushed(status, rates),
     ]
-
-
-def _subscriptions(status: SeenStatus, rates: Rates) -> list[Line]:
-    """All together, then those that need a look: up to SUBSCRIPTIONS_SHOWN, if any has a lag."""
-    seen = status.subscriptions
-    if not seen.count:
-        return []
-    together: Line = [
-        Span(f"{'consumers':<10}{seen.consumers:,} in {seen.count:,} subscriptions  "),
-        Span(f"lag {rate_text(seen.lag)}", "bold"),
-        *([Span(f"  {seen.held:,} held", "bold red")] if seen.held else []),
-        *([Span(f"  {seen.blocked_keys:,} blocked keys", "red")] if seen.blocked_keys else []),
-        Span(f"  {rate_text(rates.acknowledged)} acked/s  {rate_text(rates.consumed)} sent/s"),
-    ]
-    shown = [each for each in seen.first if each.lag or each.blocked_keys or each.reason]
-    return [together, *map(_subscription, shown[:SUBSCRIPTIONS_SHOWN])]
-
-
-def _subscription(seen: SeenSubscription) -> Line:
-    name = f"{seen.topic} {seen.subscription}"
-    if len(name) > NAME_WIDTH:
-        name = name[: NAME_WIDTH - 1] + "…"
-    line: Line = [
-        Span(f"{'':<10}{name:<{NAME_WIDTH}}"),
-        Span(f" lag {rate_text(seen.lag)}  {seen.consumers:,} consumers"),
-    ]
-    if seen.oldest_unacknowledged_ms:
-        line.append(Span(f"  oldest {duration_text(seen.oldest_unacknowledged_ms)}"))
-    if seen.blocked_keys:
-        line.append(Span(f"  {seen.blocked_keys:,} blocked", "red"))
-    if seen.state not in {"", "running"}:
-        line.append(Span(f"  {seen.state}", "bold red" if seen.state != "paused" else ""))
-        line.append(Span(f": {seen.reason}" if seen.reason else ""))
-    return line
 
 
 def _bill_rate(status: SeenStatus) -> Line:
@@ -383,16 +340,3 @@ def dollars_text(usd: float) -> str:
     if not usd:
         return "$0"
     return f"${usd:,.4f}" if usd < 0.1 else f"${usd:,.2f}" if usd < 1000 else f"${usd:,.0f}"
-
-
-def rate_text(value: float) -> str:
-    """``0``, ``0.25``, ``12.3``, ``123``, ``12.3k``, ``1.23M``: three digits."""
-    if value <= 0:
-        return "0"
-    for unit in ("", "k", "M"):
-        if value < 999.5:
-            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-            text = f"{value:.{digits}f}"
-            return (text.rstrip("0").rstrip(".") if "." in text else text or "0") + unit
-        value /= 1000
-    return f"{value:.3g}G"

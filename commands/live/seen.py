@@ -145,6 +145,30 @@ class SeenSubscriptions(Struct, frozen=True):
     first: list[SeenSubscription] = []
 
 
+class SeenPush(Struct, frozen=True):
+    """A push subscription that should be looked at."""
+
+    topic: str = ""
+    subscription: str = ""
+    mode: str = ""
+    rate: float = 0.0
+    rate_max: float = 0.0
+    held_ms: int = 0
+
+
+class SeenPushes(Struct, frozen=True):
+    """All push subscriptions together, and the ``first`` ones to look at."""
+
+    count: int = 0
+    slow: int = 0
+    rate_max: float = 0.0
+    attempts: int = 0
+    failures: int = 0
+    records: int = 0
+    p99_ms: float | None = None
+    first: list[SeenPush] = []
+
+
 class SeenStatus(Struct, frozen=True):
     """A status document."""
 
@@ -160,6 +184,7 @@ class SeenStatus(Struct, frozen=True):
     retention: SeenRetention = SeenRetention()
     delivery: SeenDelivery = SeenDelivery()
     subscriptions: SeenSubscriptions = SeenSubscriptions()
+    push: SeenPushes = SeenPushes()
     latency: dict[str, SeenStage] = {}
     bill: SeenBill | None = None
     shards: list[SeenShard] = []

@@ -18,7 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from commands.live.keys import wait_for_key
-from commands.live.screen import Line, Size
+from commands.live.screen import Size
+from commands.live.spans import Line
 
 # For terminals that are not UTF-8: a character for each that the screen uses.
 ASCII = str.maketrans("├└│─▁▂▃▄▅▆▇█", "|`|-.:-=+*#@")

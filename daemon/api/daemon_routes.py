@@ -7,6 +7,7 @@ from typing import Any
 from daemon.api import metrics
 from daemon.api.errors import ApiError
 from daemon.api.metric_kinds import Scrape
+from daemon.api.push_figures import push_series
 from daemon.api.schemas import Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
@@ -34,7 +35,8 @@ class DaemonRoutes:
 
     async def status(self) -> Status:
         """What the daemon is doing."""
-        return self._status.document(monotonic_ns())
+        push = await self._status.push(monotonic_ns)
+        return self._status.document(monotonic_ns(), push=push)
 
     async def scaling(self) -> Scaling:
         """How much more CPU would help."""
@@ -43,9 +45,12 @@ class DaemonRoutes:
     async def metrics(self, headers: MetricsHeaders) -> Text:
         """The status as a page for Prometheus."""
         stages = self._status.stages()
-        subscriptions = self._status.subscriptions()
-        status = self._status.document(monotonic_ns(), stages, subscriptions)
-        scrape = Scrape(status, stages, self._status.topics(), series(subscriptions))
+        push, subscriptions = await self._status.push(monotonic_ns), self._status.subscriptions()
+        status = self._status.document(monotonic_ns(), stages, subscriptions, push)
+        scrape = Scrape(
+            status, stages, self._status.topics(), series(subscriptions),
+            push_series(push, subscriptions),
+        )  # fmt: skip
         return await metrics.page(scrape, headers.accept, monotonic_ns)
 
     async def openapi(self) -> dict[str, Any]:

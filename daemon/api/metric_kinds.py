@@ -16,13 +16,30 @@ from daemon.api.status_schemas import (
 )
 from daemon.governor.ladder import RUNGS
 from shards.latency import Counted, Stage
+from shards.pushtotals import PushTotal
 from shards.subscriptionboard import SubscriptionRow
 from shards.topiccounts import TopicCount
 
-Sample = tuple[tuple[str, ...], float | Counted]  # values of the labels, value
+
+class Histogram(NamedTuple):
+    """A histogram whose buckets are not those of stages: where each but the last one ends."""
+
+    counted: Counted
+    bounds_s: Sequence[float]
+
+
+Sample = tuple[tuple[str, ...], float | Counted | Histogram]  # values of the labels, value
 Kind = Literal["counter", "gauge", "histogram", "info"]
 
 OTHERS = "_other"  # no name of a topic begins so
+
+
+class PushSeries(NamedTuple):
+    """A push subscription with series of its own, or the others together."""
+
+    topic: str
+    subscription: str
+    total: PushTotal
 
 
 class Scrape(NamedTuple):
@@ -32,6 +49,7 @@ class Scrape(NamedTuple):
     stages: Mapping[Stage, Counted]
     topics: Sequence[TopicCount]
     subscriptions: Sequence[SubscriptionRow]
+    push: Sequence[PushSeries]
 
 
 class Metric(NamedTuple):

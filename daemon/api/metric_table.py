@@ -26,6 +26,7 @@ from daemon.api.metric_kinds import (
     sensors,
     stages,
 )  # fmt: skip
+from daemon.api.push_metrics import PUSH_METRICS
 from delivery.subscriptions.drainable import consumers_wanted
 from shards.subscriptionboard import SubscriptionPhase
 
@@ -369,6 +370,7 @@ METRICS: tuple[Metric, ...] = (
         "acknowledgments that had to wait until the journal had space",
         lambda shard: shard.journal_waits,
     ),
+    *PUSH_METRICS,
     # Memory, retention and time.
     one(
         "headgate_memory_bound_bytes",

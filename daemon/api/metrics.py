@@ -9,10 +9,10 @@ The library is loaded by the first request (23 ms, 1.2 MB), since few shards are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from daemon.api.metric_kinds import Metric, Scrape
+from daemon.api.metric_kinds import Histogram, Metric, Scrape
 from daemon.api.metric_table import METRICS
 from daemon.api.streaming import Text
 from delivery.dispatch import SLICE_NS
@@ -94,16 +94,21 @@ def _family(metric: Metric, scrape: Scrape) -> Family:
     for values, value in metric.samples(scrape):
         labels = dict(zip(metric.labels, values, strict=True))
         if isinstance(value, Counted):
-            _add_histogram(family, labels, value)
+            _add_histogram(family, labels, value, _BOUNDS)
+        elif isinstance(value, Histogram):
+            bounds = [f"{bound:g}" for bound in value.bounds_s]
+            _add_histogram(family, labels, value.counted, bounds)
         else:
             family.add_sample(metric.name, labels, value)
     return family
 
 
-def _add_histogram(family: Family, labels: dict[str, str], counted: Counted) -> None:
+def _add_histogram(
+    family: Family, labels: dict[str, str], counted: Counted, bounds: Sequence[str]
+) -> None:
     """Buckets are cumulative, and the last one has everything."""
     passed = 0
-    for bound, count in zip([*_BOUNDS, "+Inf"], counted.buckets, strict=True):
+    for bound, count in zip([*bounds, "+Inf"], counted.buckets, strict=True):
         passed += count
         family.add_sample(f"{family.name}_bucket", {**labels, "le": bound}, passed)
     family.add_sample(f"{family.name}_count", labels, passed)

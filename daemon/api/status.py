@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
 from daemon import alarms, memory
-from daemon.api import schemas, subscription_figures
+from daemon.api import push_figures, schemas, subscription_figures
 from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.governor import board, ladder
 from daemon.governor.sensors import SENSORS
 from daemon.intake.refused import BY_CODE
 from delivery.subscriptions.drainable import consumers_wanted
-from shards import latency, topiccounts
+from shards import latency, pushtotals, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
+from shards.pushtotals import PushTotal
 from shards.segment import Segment
 from shards.subscriptionboard import (
     BoardRow,
@@ -91,9 +92,12 @@ class StatusBuilder:
         now_ns: int,
         stages: Mapping[Stage, Counted] | None = None,
         subscriptions: Sequence[BoardRow] | None = None,
+        push: Sequence[PushTotal] | None = None,
     ) -> schemas.Status:
-        """The whole status; ages are milliseconds. ``stages`` and ``subscriptions``: if they were
-        read already."""
+        """The whole status; ages are milliseconds. ``stages``, ``subscriptions`` and ``push``: if
+        they were read already."""
+        rows = self.subscriptions() if subscriptions is None else subscriptions
+        totals = list(pushtotals.totals(self._segment)) if push is None else push
         words = self._words
         took = {stage.name.lower(): _latency(c) for stage, c in (stages or self.stages()).items()}
         active = alarms.active(self._segment, self._config, now_ns)
@@ -114,9 +118,8 @@ class StatusBuilder:
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
             scheduler=self._scheduler(),
             delivery=_delivery(took["delivered"]),
-            subscriptions=subscription_figures.status_of(
-                self.subscriptions() if subscriptions is None else subscriptions
-            ),
+            subscriptions=subscription_figures.status_of(rows),
+            push=push_figures.status_of(totals, rows, now_ns),
             latency=took,
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
@@ -183,6 +186,10 @@ class StatusBuilder:
     def subscriptions(self) -> list[BoardRow]:
         """What the owners of subscriptions told last."""
         return self._subscriptions.rows()
+
+    async def push(self, clock_ns: Callable[[], int]) -> list[PushTotal]:
+        """What senders of push subscriptions do, read in slices."""
+        return await push_figures.in_slices(self._segment, clock_ns)
 
     def topics(self) -> list[TopicCount]:
         """What topics' producers were acknowledged, over all shards."""

@@ -203,6 +203,45 @@ class SubscriptionsStatus(SubscriptionCounters, frozen=True, kw_only=True):
     ]
 
 
+class PushCounters(Struct, frozen=True, kw_only=True):
+    """Of one push subscription, or of all together. Rates are attempts (POSTs) a second; counts are
+    since the daemon started."""
+
+    rate_max: Annotated[float, Meta(description="what the settings allow")]
+    granted: Annotated[float, Meta(description="what the senders may use of that now")]
+    rate: Annotated[float, Meta(description="the rate in force: what receivers take")]
+    used: Annotated[float, Meta(description="what was used, as of the last 15 s")]
+    senders: int
+    in_flight: Annotated[int, Meta(description="POSTs under way")]
+    attempts: int
+    records: Annotated[int, Meta(description="records that were delivered")]
+    failures: Annotated[int, Meta(description="attempts that failed, for any reason")]
+    p50_ms: Annotated[
+        float | None, Meta(description="half of the attempts took less, to a factor of two")
+    ]
+    p99_ms: float | None
+
+
+class PushFigures(PushCounters, frozen=True, kw_only=True):
+    """A push subscription."""
+
+    topic: str
+    subscription: str
+    mode: Annotated[str, Meta(description="normal, slow or heartbeat: of its slowest sender")]
+    held_ms: Annotated[int, Meta(description="how long the receiver still wants nothing")]
+    outcomes: Annotated[dict[str, int], Meta(description="how attempts ended, where not 0")]
+
+
+class PushStatus(PushCounters, frozen=True, kw_only=True):
+    """All push subscriptions together."""
+
+    count: int
+    slow: Annotated[int, Meta(description="those in slow or heartbeat mode: the receiver fails")]
+    first: Annotated[
+        list[PushFigures], Meta(description="up to 20: slow, then with the most failures")
+    ]
+
+
 class SchedulerStatus(Struct, frozen=True):
     """Topics that wait for their turn, over all shards: a topic counts once for its watchers and
     once for its routers."""
@@ -321,6 +360,7 @@ class Status(Struct, frozen=True):
     scheduler: SchedulerStatus
     delivery: DeliveryStatus
     subscriptions: SubscriptionsStatus
+    push: PushStatus
     latency: Annotated[
         dict[str, LatencyStatus],
         Meta(

@@ -68,6 +68,22 @@ STATUS: dict[str, Any] = {
             )
         ],
     },
+    "push": {
+        "count": 2, "slow": 1, "rate_max": 200.0, "granted": 200.0, "rate": 100.0, "used": 50.0,
+        "senders": 2, "in_flight": 1, "attempts": 5_000, "records": 4_990, "failures": 10,
+        "p50_ms": 2.0, "p99_ms": 16.0,
+        "first": [
+            {
+                "topic": "orders", "subscription": name, "mode": mode, "rate_max": 100.0,
+                "granted": 100.0, "rate": rate, "used": 0.0, "senders": 1, "in_flight": 0,
+                "attempts": 10, "records": 0, "failures": 10, "p50_ms": None, "p99_ms": None,
+                "held_ms": held_ms, "outcomes": {"timed_out": 10},
+            }
+            for name, mode, rate, held_ms in (
+                ("hook", "slow", 1 / 60, 0), ("post", "normal", 99.9, 12_000), ("x", "normal", 1, 0)
+            )
+        ],
+    },
     "latency": {"put": {"count": 75, "p50_ms": 16.4, "p99_ms": 65.5}},
     "shards": [
         {
@@ -117,6 +133,9 @@ streams   9,876 writes; from the commit, half within 0.5 ms, 99 % 2 ms
 consumers 3 in 2 subscriptions; lag 70,500, 12 in flight, 2 blocked keys
           orders audit held, lag 500: the store does not answer
           orders email running, lag 500, 2 blocked keys
+push      5,000 POSTs of 2 subscriptions, 99 % within 16 ms; 10 failed; 4,990 records
+          orders hook slow, 0.0167 of 100 POST/s, 10 failed
+          orders post normal, 99.9 of 100 POST/s, held for 12.0 s, 10 failed
 groups    1: 0 (2 shards)
 
 shard  pid  cpu  group  restarts  heartbeat  ring used      ring  requests  records    bytes

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands.live.rates import SeenSample, between
-from commands.live.screen import Size, View, bar, dollars_text, plain, rate_text, screen, strip
+from commands.live.screen import Size, View, bar, dollars_text, plain, screen, strip
+from commands.live.spans import rate_text
 from tests.cli.live.documents import RECORDED, seen, with_shards
 
 SSH = Size(80, 24)
@@ -110,6 +111,32 @@ def test_subscriptions_show_lag_blocked_keys_and_what_stands() -> None:
     idle = shown(RECORDED | {"subscriptions": {"count": 1, "first": [{"topic": "t"}]}})
     assert idle[7] == "consumers 0 in 1 subscriptions  lag 0  0 acked/s  0 sent/s"
     assert idle[8].startswith("pressure"), "one without a lag needs no look"
+
+
+PUSHED = """\
+watchers  10 streams  17.5 writes/s  40 connections
+push      3 to receivers  100 POST/s of 1.1k  1 slow  0.25 failed/s  p99 16 ms
+          orders billing           0.02 of 100 POST/s  slow
+          orders audit             80 of 1k POST/s  held for 12.0 s
+pressure  0.62 [###########-------]  hard 0.33  rungs: widen, coalesce"""
+
+
+def test_push_shows_rates_and_the_receivers_that_fail() -> None:
+    shown_first = [
+        {"topic": "orders", "subscription": "billing", "mode": "slow", "rate": 1 / 60,
+         "rate_max": 100.0},
+        {"topic": "orders", "subscription": "audit", "mode": "normal", "rate": 80.0,
+         "rate_max": 1_000.0, "held_ms": 12_000},
+        {"topic": "orders", "subscription": "fine", "mode": "normal"},
+    ]  # fmt: skip
+    push = {
+        "count": 3, "slow": 1, "rate_max": 1_100.0, "attempts": 400_000, "failures": 1_000,
+        "records": 399_000, "p99_ms": 16.0, "first": shown_first,
+    }  # fmt: skip
+    lines = shown(RECORDED | {"push": push})
+    assert "\n".join(lines[6:11]) == PUSHED
+    wide = shown(RECORDED | {"push": push}, Size(120, 24))
+    assert wide[7].endswith("p99 16 ms  99.8 records/s")
 
 
 def test_a_tall_terminal_shows_all_shards_and_the_whole_tree() -> None:

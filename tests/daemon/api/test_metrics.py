@@ -18,6 +18,7 @@ from daemon.api import metrics
 from daemon.api.metric_kinds import OTHERS, Scrape
 from daemon.api.metric_table import METRICS
 from daemon.api.names import TOPIC_NAME
+from daemon.api.push_figures import push_series
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
 from daemon.api.subscription_figures import SERIES_MAX, series
@@ -33,6 +34,9 @@ from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
+from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.pushgrants import SlotGrants
+from shards.pushtotals import totals
 from shards.segment import Segment
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from shards.topiccounts import write_name
@@ -69,6 +73,7 @@ class Daemon:
         return Scrape(
             self.builder.document(NOW_NS, stages), stages, self.builder.topics(),
             series(self.builder.subscriptions()),
+            push_series(totals(self.segment), self.builder.subscriptions()),
         )  # fmt: skip
 
     def text(self, accept: str = "") -> Text:
@@ -279,7 +284,9 @@ def test_a_stage_is_a_histogram_over_all_shards_in_seconds(daemon: Daemon) -> No
     ]  # fmt: skip
     assert daemon.value("headgate_stage_seconds_count", stage="put") == 4
     assert daemon.value("headgate_stage_seconds_sum", stage="put") == pytest.approx(1e6 + 0.005006)
-    stages = {dict(labels)["stage"] for name, labels in found if name.endswith("_sum")}
+    stages = {
+        dict(labels)["stage"] for name, labels in found if name == "headgate_stage_seconds_sum"
+    }
     assert stages == {stage.name.lower() for stage in Stage}
 
 
@@ -337,6 +344,58 @@ def test_the_number_of_series_is_bounded_by_shards_and_constants() -> None:
         made.segment.close()
     per_shard = sum(metric.labels == ("shard",) for metric in METRICS)
     assert [count - counts[0] for count in counts] == [0, per_shard, 3 * per_shard]
+
+
+def pushing(daemon: Daemon, slot: int, name: str) -> SenderWords:
+    """A sender of a push subscription that has what it is granted."""
+    SubscriptionBoard(daemon.segment).write(slot, slot + 1, SubscriptionRow("orders", name))
+    PushBoard(daemon.segment).offer(slot, slot + 1, 100, 1)
+    words = SenderWords(daemon.segment, 1, slot)
+    words.join(slot + 1)
+    grants = SlotGrants(daemon.segment, slot, slot + 1)
+    grants.look()
+    grants.grant(1, 80)
+    words.follow()
+    words.tell(PushState(0, 60.0, None), 1)
+    return words
+
+
+def test_a_push_subscription_has_rates_attempts_and_latencies(daemon: Daemon) -> None:
+    words = pushing(daemon, 3, "billing")
+    words.use(0.5)
+    for outcome, took_ns in ((0, 3_000_000), (0, 300_000), (7, 10_000_000_000)):
+        words.began()
+        words.ended(PushOutcome(outcome), took_ns, records=1 - min(outcome, 1))
+    words.began()
+    found = parsed(daemon.page())
+
+    def value(name: str, **labels: str) -> float:
+        own = {"topic": "orders", "subscription": "billing", **labels}
+        return found[f"headgate_push_{name}", frozenset(own.items())]
+
+    rates = [
+        value(f"{name}_attempts_per_second") for name in ("allowed", "granted", "rate", "used")
+    ]
+    assert rates == [100, 80, 60, 40]
+    assert (value("mode"), value("senders"), value("in_flight_attempts")) == (0, 1, 1)
+    assert value("attempts_total", outcome="delivered") == 2
+    assert value("attempts_total", outcome="timed_out") == 1
+    assert value("attempt_seconds_total") == pytest.approx(10.0033)
+    assert value("delivered_records_total") == 2
+    assert found["headgate_push_seconds_count", frozenset()] == 3
+    assert found["headgate_push_seconds_bucket", frozenset({("le", "0.0005")})] == 1
+    assert found["headgate_push_seconds_bucket", frozenset({("le", "0.004")})] == 2
+    assert (daemon.value("headgate_push_subscriptions"), value("mode")) == (1, 0)
+
+
+def test_push_subscriptions_without_series_of_their_own_are_together(daemon: Daemon) -> None:
+    for slot in (SERIES_MAX, SERIES_MAX + 1):
+        pushing(daemon, slot, str(slot)).tell(PushState(2, 0.01, None), 1)
+    found = parsed(daemon.page())
+    others = frozenset({"topic": OTHERS, "subscription": OTHERS}.items())
+    assert found["headgate_push_granted_attempts_per_second", others] == 160
+    assert found["headgate_push_mode", others] == 2
+    assert daemon.value("headgate_push_subscriptions_slow") == 2
 
 
 def test_the_number_of_series_of_subscriptions_is_bounded(daemon: Daemon) -> None:

@@ -17,6 +17,7 @@ from daemon.governor.governor import Governor
 from daemon.governor.sensors import SENSORS, Reading
 from shards import layout as at
 from shards.layout import Layout
+from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
 from shards.segment import Segment
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from uploader.groups.puller import GroupTable
@@ -195,6 +196,32 @@ def test_a_subscription_that_cannot_deliver_says_why_and_asks_for_nobody(
     SubscriptionBoard(daemon.segment).write(0, 1, row)
     (found,) = daemon.status().scaling().subscriptions
     assert (found.held, found.value, found.drainable_lag) == (held, 0, 0)
+
+
+def test_push_subscriptions_are_added_up_and_those_that_fail_are_shown_first(
+    daemon: Daemon,
+) -> None:
+    assert daemon.document()["push"]["count"] == 0
+    for slot in range(25):
+        row = SubscriptionRow("orders", f"s{slot}")
+        SubscriptionBoard(daemon.segment).write(slot, slot + 1, row)
+        PushBoard(daemon.segment).offer(slot, slot + 1, 10, 1)
+        words = SenderWords(daemon.segment, 0, slot)
+        words.join(slot + 1)
+        words.tell(PushState(1 if slot == 7 else 0, 5.0, None), 1)
+        words.tell_next(0, NOW_NS + 2_000_000_000 if slot == 9 else 0)
+        outcome = PushOutcome.TIMED_OUT if slot == 9 else PushOutcome.DELIVERED
+        words.began()
+        words.ended(outcome, 1_000_000, records=2)
+    found = daemon.document()["push"]
+    assert (found["count"], found["slow"], found["rate_max"], found["senders"]) == (25, 1, 250, 25)
+    assert (found["attempts"], found["failures"], found["records"]) == (25, 1, 50)
+    assert (found["p50_ms"], found["p99_ms"]) == (2.0, 2.0)
+    first = found["first"]
+    assert len(first) == 20
+    assert [each["subscription"] for each in first[:3]] == ["s7", "s9", "s0"]
+    assert [each["mode"] for each in first[:2]] == ["slow", "normal"]
+    assert (first[1]["held_ms"], first[1]["outcomes"]) == (2_000, {"timed_out": 1})
 
 
 def test_subscriptions_are_added_up_and_the_worst_are_shown_first(daemon: Daemon) -> None:

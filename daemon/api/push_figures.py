@@ -1,0 +1,86 @@
+"""The senders of push subscriptions as figures: for the status, and for metrics with few series.
+
+As for all subscriptions (``subscription_figures.py``), the first SERIES_MAX slots have series of
+their own. A subscription has its name from the row that its owner wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from daemon.api.metric_kinds import OTHERS, PushSeries
+from daemon.api.status_schemas import PushFigures, PushStatus
+from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
+from delivery.dispatch import SLICE_NS
+from delivery.push.limiter import Mode
+from shards.pushboard import PushOutcome, latency_ms
+from shards.pushtotals import PushTotal, together, totals
+from shards.segment import Segment
+from shards.subscriptionboard import BoardRow
+
+Names = dict[int, tuple[str, str]]
+
+
+async def in_slices(segment: Segment, now_ns: Callable[[], int]) -> list[PushTotal]:
+    """All totals; the loop does other things in between."""
+    found: list[PushTotal] = []
+    until_ns = now_ns() + SLICE_NS
+    for total in totals(segment):
+        found.append(total)
+        if now_ns() >= until_ns:
+            await asyncio.sleep(0)
+            until_ns = now_ns() + SLICE_NS
+    return found
+
+
+def push_series(found: Iterable[PushTotal], rows: Sequence[BoardRow]) -> list[PushSeries]:
+    """Those that have series of their own, after all others together."""
+    names, own, others = _names(rows), [], []
+    for total in found:
+        topic, subscription = names.get(total.subscription_id, ("", ""))
+        if total.slot < SERIES_MAX and topic:
+            own.append(PushSeries(topic, subscription, total))
+        else:
+            others.append(total)
+    return [PushSeries(OTHERS, OTHERS, together(others)), *own]
+
+
+def status_of(found: Sequence[PushTotal], rows: Sequence[BoardRow], now_ns: int) -> PushStatus:
+    """All together, and those that an operator should look at first."""
+    names = _names(rows)
+    first = sorted(found, key=lambda each: (-each.mode, -each.failures, each.slot))[:SHOWN_MAX]
+    return PushStatus(
+        count=len(found),
+        slow=sum(each.mode > Mode.NORMAL for each in found),
+        first=[_figures(each, names, now_ns) for each in first],
+        **_counters(together(found)),
+    )
+
+
+def _figures(total: PushTotal, names: Names, now_ns: int) -> PushFigures:
+    topic, subscription = names.get(total.subscription_id, ("", ""))
+    counts = zip(PushOutcome, total.outcomes, strict=True)
+    return PushFigures(
+        topic=topic,
+        subscription=subscription,
+        mode=Mode(total.mode).name.lower(),
+        held_ms=max(0, total.held_until_ns - now_ns) // 1_000_000,
+        outcomes={outcome.name.lower(): count for outcome, count in counts if count},
+        **_counters(total),
+    )
+
+
+def _counters(total: PushTotal) -> dict[str, Any]:
+    return {
+        "rate_max": total.rate_max, "granted": total.granted, "rate": total.rate,
+        "used": total.used, "senders": total.senders, "in_flight": total.in_flight,
+        "attempts": total.attempts, "records": total.records, "failures": total.failures,
+        "p50_ms": latency_ms(total.latency.buckets, 0.5),
+        "p99_ms": latency_ms(total.latency.buckets, 0.99),
+    }  # fmt: skip
+
+
+def _names(rows: Sequence[BoardRow]) -> Names:
+    return {each.subscription_id: (each.row.topic, each.row.subscription) for each in rows}
