@@ -116,6 +116,7 @@ class AfterCommit:
         self.routers.look()
         self.subscriptions.look()
         self.senders.look()
+        self.subscriptions.hold_pushed(self.senders.secrets_missing)
         for band, depth in enumerate(self._ready.depths()):
             self._words[self._bands_at + band] = depth
         self._words[self._bands_at + at.BANDS] = self._ready.deferred()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 
 from delivery.ledger_thread import LedgerThread
 from delivery.push.events import EventSource
-from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError
+from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from ledger import subscriptions
 from ledger.errors import LedgerError
@@ -31,6 +31,7 @@ from shards.segment import Segment
 
 log = logging.getLogger("headgate.push")
 
+LACKS_NS = 5_000_000_000  # between two looks for secrets that were not there
 DRAIN_S = 3.0  # at a stop, for POSTs that are under way
 
 
@@ -57,6 +58,9 @@ class PushSenders:
         self._senders: dict[int, PushSender] = {}
         self._ending: set[int] = set()
         self._stale: set[int] = set()
+        self.secrets_missing: dict[int, str] = {}  # what the owner tells of subscriptions, by id
+        self._lacking: set[int] = set()  # have senders that lack secrets
+        self._lacks_due_ns = 0
         self._change = 0
         self._seen = -1
         self._asking: asyncio.Task[None] | None = None
@@ -75,6 +79,9 @@ class PushSenders:
         """To be called regularly: notices changes of settings, and what time brings."""
         if self._closed:
             return
+        if self._asking is None and self._lacking and self._tools.now_ns() >= self._lacks_due_ns:
+            self._lacks_due_ns = self._tools.now_ns() + LACKS_NS
+            self._stale |= self._lacking
         if self._asking is None and (self._version() != self._seen or self._stale):
             self._asking = self._start(self._ask())
         for sender in self._senders.values():
@@ -121,11 +128,15 @@ class PushSenders:
             self._offer(subscription, is_pushed=is_pushed)
         sender = self._senders.get(subscription.subscription_id)
         if not is_pushed or push is None or number >= min(push.senders, self._shards):
+            self._note_lacks(subscription, number, "")
             if sender is not None:
                 self._end(sender)
             return
         source = EventSource(topic.name, topic.topic_id, topic.created_ms, history)
-        job = SenderJob(subscription, source, await self._secrets_of(subscription))
+        secrets = await self._secrets_of(subscription)
+        lacks = missing(push, secrets)
+        self._note_lacks(subscription, number, lacks)
+        job = SenderJob(subscription, source, secrets, lacks)
         if sender is not None and not sender.can_follow(job):
             self._end(sender)
         elif sender is not None:
@@ -152,8 +163,16 @@ class PushSenders:
             return await asyncio.to_thread(self._secrets.load, push.secrets_id)
         except SecretsFileError as error:
             log.error("the secrets of subscription %s cannot be read: %s", subscription.name, error)
-            self._stale.add(subscription.subscription_id)
             return None
+
+    def _note_lacks(self, subscription: Subscription, number: int, lacks: str) -> None:
+        subscription_id = subscription.subscription_id
+        self.secrets_missing.pop(subscription_id, None)
+        self._lacking.discard(subscription_id)
+        if lacks:
+            self._lacking.add(subscription_id)
+            if number == 0:
+                self.secrets_missing[subscription_id] = f"secret_missing: {lacks}"
 
     def _end(self, sender: PushSender) -> None:
         """Ends a sender; after that another one may begin, if one is wanted then."""

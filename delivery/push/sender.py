@@ -37,7 +37,7 @@ from delivery.push.messages import (
 from delivery.push.outlet import SenderOutlet
 from delivery.push.queue import PushQueue
 from delivery.push.reports import Failing, SenderReports
-from delivery.push.secrets import PushSecrets, missing
+from delivery.push.secrets import PushSecrets
 from delivery.push.units import Unit
 from delivery.subscriptions.batches import Place
 from delivery.subscriptions.owners import Owners
@@ -76,6 +76,7 @@ class SenderJob(Struct, frozen=True):
     subscription: Subscription
     source: EventSource
     secrets: PushSecrets | None
+    lacks: str  # which secrets it needs and does not have; empty if none
 
     @property
     def config(self) -> SubscriptionConfig:
@@ -290,7 +291,7 @@ class PushSender:
     def _why_held(self) -> str:
         if self.job.config.paused:
             return "paused"
-        return missing(self.job.push, self.job.secrets)
+        return self.job.lacks
 
     def _posted(self, task: asyncio.Task[None]) -> None:
         self._posts.discard(task)

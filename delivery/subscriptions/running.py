@@ -90,6 +90,7 @@ class RunningSubscription:
         self.told: SubscriptionRow | None = None
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
+        self.sender_held = ""  # why its own senders send nothing, if so: of a push subscription
         self.unreadable = ""  # why the last records could not be read, until some are
         self._parked: dict[Session, None] = {}  # with a batch that waits for records
         self.is_loading = False  # records are being loaded that may be sent then
@@ -144,7 +145,8 @@ class RunningSubscription:
     @property
     def why_held(self) -> str:
         """Why nothing is sent, or dead letters wait; otherwise empty."""
-        return self.held or self.unreadable or self.window.why_held or self.letters.reason
+        window, letters = self.window, self.letters
+        return self.held or self.sender_held or self.unreadable or window.why_held or letters.reason
 
     @property
     def drainable_lag(self) -> int:
@@ -155,7 +157,8 @@ class RunningSubscription:
             unseen = sum(
                 min(self._unseen(partition), lane.room) for partition, lane in window.lanes.items()
             )
-        is_held = bool(self.held or self.unreadable or window.why_held) or config.paused
+        why = self.held or self.sender_held or self.unreadable or window.why_held
+        is_held = bool(why) or config.paused
         found = drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
         return min(1, found) if config.mode == "exclusive" else found
 

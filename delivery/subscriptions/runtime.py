@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from itertools import islice
 
@@ -152,6 +152,7 @@ class Subscriptions:
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
+        self._held_pushed: set[int] = set()
         self._by_topic: dict[int, list[RunningSubscription]] = {}
         self._seen_evictions: dict[int, int] = {}
         self._change = 0
@@ -174,6 +175,13 @@ class Subscriptions:
         return len(self._running)
 
     # What happens
+
+    def hold_pushed(self, held: Mapping[int, str]) -> None:
+        """Why senders send nothing, by the ids of their push subscriptions."""
+        for subscription_id in self._held_pushed | held.keys():
+            if running := self._running.get(subscription_id):
+                running.sender_held = held.get(subscription_id, "")
+        self._held_pushed = set(held)
 
     def look(self) -> None:
         """To be called regularly: notices changes of settings, and what time brings."""
