@@ -143,7 +143,8 @@ class PushSenders:
             sender.follow(job)
         elif not self._closed and subscription.subscription_id not in self._ending:
             words = SenderWords(self._segment, self._shard, subscription.slot)
-            sender = PushSender(job, number, words, self._tools)
+            part = self._part_of_others(subscription)
+            sender = PushSender(job, number, words, self._tools, part)
             self._senders[subscription.subscription_id] = sender
             sender.start()
 
@@ -154,6 +155,18 @@ class PushSenders:
             self._board.offer(subscription.slot, subscription_id, push.rate_max, senders)
         else:
             self._board.withdraw(subscription.slot, subscription_id)
+
+    def _part_of_others(self, subscription: Subscription) -> float | None:
+        """How much of what they may the senders at other shards send; None: there are none."""
+        others = [
+            row
+            for row in self._board.senders(subscription.slot, subscription.subscription_id)
+            if row.is_present and row.shard != self._shard
+        ]
+        granted = sum(row.granted for row in others)
+        if granted <= 0:
+            return None
+        return sum(min(row.state.rate, row.granted) for row in others) / granted
 
     async def _secrets_of(self, subscription: Subscription) -> PushSecrets | None:
         push = subscription.config.push

@@ -93,7 +93,15 @@ class SenderJob(Struct, frozen=True):
 class PushSender:
     """Sender ``number`` of a subscription, at this shard."""
 
-    def __init__(self, job: SenderJob, number: int, words: SenderWords, tools: SenderTools) -> None:
+    def __init__(
+        self,
+        job: SenderJob,
+        number: int,
+        words: SenderWords,
+        tools: SenderTools,
+        first_part: float | None = None,
+    ) -> None:
+        """``first_part`` is how much of what they may the other senders send."""
         self.job = job
         self.number = number
         self.consumer = f"push/{number}"
@@ -105,7 +113,8 @@ class PushSender:
             job.config.mode, job.push, is_reliable=job.config.reliable
         )
         learned = words.join(subscription_id)
-        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), _limiter_state(learned))
+        state = _limiter_state(learned)
+        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, first_part)
         self.reports = SenderReports(
             tools.owners, subscription_id, self.consumer, self._answered, tools.failed
         )
@@ -238,7 +247,7 @@ class PushSender:
         limiter.set_maximum(words.follow(), now_ns)
         if now_ns >= limiter.tick_due_ns:
             limiter.tick(now_ns)
-            words.use(max(0.0, limiter.use))
+            words.use(limiter.use)
         if limiter.state != self._told:
             self._told = limiter.state
             words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
@@ -317,9 +326,9 @@ class PushSender:
         delivered = records if verdict.outcome is AnswerOutcome.SUCCESS else 0
         self.words.ended(verdict.counted_as, now_ns - began_ns, delivered)
         if verdict.is_failure:
-            self.limiter.failed(now_ns)
+            self.limiter.failed(now_ns, began_ns)
         elif verdict.outcome is not AnswerOutcome.HELD:
-            self.limiter.succeeded(now_ns)
+            self.limiter.succeeded(now_ns, began_ns)
         if verdict.retry_after_ms is not None:
             self.limiter.hold(now_ns + verdict.retry_after_ms * 1_000_000)
         return verdict

@@ -10,6 +10,7 @@ import pytest
 
 from delivery.push.secrets import PushSecrets
 from delivery.subscriptions.requests import Seek
+from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending
 from tests.delivery.subscriptions.owning import record
@@ -264,3 +265,21 @@ def test_who_delivers_a_subscription_may_change(node: Node, tmp_path: Path) -> N
         assert them.receiver.seqs() == [1, 2]
 
     sending(node, tmp_path, use)
+
+
+def test_a_sender_that_joins_begins_with_the_part_that_the_others_send(tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create({"senders": 2, "rate_max": 100.0})
+        segment = them.owner.node.segment
+        PushBoard(segment).offer(made.slot, made.subscription_id, 100.0, 2)
+        other = SenderWords(segment, 1, made.slot)
+        other.join(made.subscription_id)
+        other.tell(PushState(0, 45.0, None), 1)
+        them.grant(made, 50.0)
+        await them.until(lambda: len(them.senders) == 1, made, 50.0)
+        limiter = them.senders._senders[made.subscription_id].limiter
+        await them.until(lambda: limiter.maximum == 50, made, 50.0)
+        assert limiter.rate == pytest.approx(45)
+
+    with node_in(tmp_path, shards=2, ring_bytes=1 << 16) as node:
+        sending(node, tmp_path, use)
