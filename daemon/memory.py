@@ -16,6 +16,7 @@ from delivery.pipes import buffers as pipe_buffers
 from delivery.pipes import client as pipe_client
 from delivery.pipes import connection as pipe_connection
 from delivery.pipes import server as pipe_server
+from delivery.push import client as push_client
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
@@ -156,6 +157,9 @@ def bounds(config: Config) -> dict[str, int]:
             + (subscriptions.LOADS_AT_ONCE + 1)
             * max(8 * blocks.LOAD_BYTES, 3 * config.record_bytes_max)
         ),
+        # Nothing of this is taken before the first POST.
+        "push": shards
+        * (push_client.LIBRARY_BYTES + push_client.CONNECTIONS_MAX * push_client.POST_BYTES),
         "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
         # One more answer is there before it is counted, twice while its head is put before it.
         "answers": shards

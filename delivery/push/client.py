@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from delivery.push.connections import Resolve
     from delivery.push.posting import Poster
 
-# Connections of a shard that POSTs have at a time, besides the first of each endpoint. A POST has
-# at most a few hundred KiB of buffers, in this process and in the kernel.
+# Connections of a shard that POSTs have at a time, besides the first of each endpoint.
 CONNECTIONS_MAX = 2_048
+# A POST under way takes 16 KB besides its body, as measured, and what a receiver has sent until it
+# is looked at. A connection that waits takes 10 KB.
+POST_BYTES = 32 << 10
+LIBRARY_BYTES = 16 << 20
 # Of the files that a process may open, at most this part is for push.
 FILES_PART = 16
 # A name's addresses are looked up again after this long, when a connection is made.
