@@ -230,7 +230,7 @@ TABLE: tuple[AnswerKind, ...] = (
         failures=(PushFailure.REQUEST,),
     ),
     AnswerKind(
-        "no open file or memory for a connection (`local`)",
+        "no open file, memory or place for a connection (`local`)",
         AnswerOutcome.HELD,
         PushOutcome.HELD,
         "this machine is short of something: again after a second",

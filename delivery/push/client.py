@@ -5,7 +5,7 @@ wrong is in the answer. Only the cancellation of the task passes.
 
 What holds for each POST:
 
-- it ends within its timeout, which begins when it has a place and ends with the end of the answer;
+- it begins immediately, and ends within its timeout, with the end of the answer;
 - redirects are not followed, cookies not kept, proxies of the environment not used;
 - each new connection is to an address that ``push_allow`` allows; TLS is verified by the system's
   certificates and those of ``push_ca_file``;
@@ -88,9 +88,8 @@ class PushClient:
         headers: Headers,
         body: bytes,
         timeout_ms: int,
-        connections_max: int,
     ) -> PushAnswer:
-        """Sends one POST, when fewer than ``connections_max`` are under way to ``endpoint``.
+        """Sends one POST and returns what became of it.
 
         ``headers`` are sent as they are; Host and Content-Length are added.
         """
@@ -98,11 +97,15 @@ class PushClient:
             failed = await self._open()
             if failed is not None:
                 return failed
-        await self._places.take(endpoint, connections_max)
+        poster = self._poster
+        if self._is_closed or poster is None:
+            return PushAnswer(failure=PushFailure.LOCAL, message="the client is closed")
+        if not self._places.take(endpoint):
+            return PushAnswer(
+                failure=PushFailure.LOCAL,
+                message=f"{self._places.taken:,} POSTs of this shard are under way already",
+            )
         try:
-            poster = self._poster
-            if self._is_closed or poster is None:
-                return PushAnswer(failure=PushFailure.LOCAL, message="the client is closed")
             return await poster.post(endpoint, headers, body, timeout_ms)
         finally:
             self._places.give(endpoint)

@@ -314,9 +314,7 @@ class PushSender:
         headers, body = request_of(
             push, job.source, unit.messages, job.secrets, self._tools.wall_ms()
         )
-        answer = await self._tools.client.post(
-            push.endpoint, headers, body, push.timeout_ms, push.connections_max
-        )
+        answer = await self._tools.client.post(push.endpoint, headers, body, push.timeout_ms)
         verdict = self.count(answer, began_ns, len(unit.messages))
         self._judged(unit, verdict)
 

@@ -58,13 +58,13 @@ def post(
 ) -> PushAnswer:
     """One POST of a new client."""
     return run(
-        lambda client: client.post(url, headers, body, timeout_ms, 4), allow, ca_file, **options
+        lambda client: client.post(url, headers, body, timeout_ms), allow, ca_file, **options
     )
 
 
 async def seen(client: PushClient, evil: EvilReceiver, path: str) -> int:
     """How often the receiver was asked for a path."""
-    answer = await client.post(f"{evil.plain}/seen", {}, b"", PATIENT_MS, 4)
+    answer = await client.post(f"{evil.plain}/seen", {}, b"", PATIENT_MS)
     count: int = json.loads(answer.head)["paths"].get(path, 0)
     return count
 
@@ -104,7 +104,7 @@ def test_a_body_arrives_whole(evil: EvilReceiver, size: int) -> None:
 def test_connections_are_used_again(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> set[str]:
         answers = [
-            await client.post(f"{evil.plain}/{path}", {}, b"x", PATIENT_MS, 4)
+            await client.post(f"{evil.plain}/{path}", {}, b"x", PATIENT_MS)
             for path in ("ok", "status/500", "status/404", "ok")
         ]
         return {dict(answer.headers)["X-Connection"] for answer in answers}
@@ -116,29 +116,46 @@ def test_a_connection_that_the_receiver_has_closed_is_not_used_again(evil: EvilR
     async def scenario(client: PushClient) -> list[PushAnswer]:
         answers = []
         for _ in range(3):
-            answers.append(await client.post(f"{evil.plain}/leaves", {}, b"x", PATIENT_MS, 4))
+            answers.append(await client.post(f"{evil.plain}/leaves", {}, b"x", PATIENT_MS))
             # A POST elsewhere takes longer than the news of the close.
-            await client.post(f"{evil.tls.replace('https', 'http')}/", {}, b"x", 50, 4)
+            await client.post(f"{evil.tls.replace('https', 'http')}/", {}, b"x", 50)
         return answers
 
     assert [answer.status for answer in run(scenario)] == [200, 200, 200]
 
 
-def test_an_endpoint_has_no_more_connections_than_allowed(evil: EvilReceiver) -> None:
+def test_no_more_connections_are_made_than_posts_are_under_way(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> int:
-        url = f"{evil.plain}/slow/20"
-        posts = [client.post(url, {}, b"x", PATIENT_MS, 2) for _ in range(8)]
-        answers = await asyncio.gather(*posts)
-        assert [answer.status for answer in answers] == [200] * 8
-        return len({dict(answer.headers)["X-Connection"] for answer in answers})
+        async def one_after_the_other() -> set[str]:
+            answers = [
+                await client.post(f"{evil.plain}/slow/5", {}, b"x", PATIENT_MS) for _ in range(5)
+            ]
+            return {dict(answer.headers)["X-Connection"] for answer in answers}
 
-    assert run(scenario) == 2
+        return len(set.union(*await asyncio.gather(*(one_after_the_other() for _ in range(3)))))
+
+    assert run(scenario) == 3
+
+
+def test_a_post_without_a_place_is_not_sent_and_holds_the_endpoint(evil: EvilReceiver) -> None:
+    async def scenario(client: PushClient) -> tuple[list[PushAnswer], int]:
+        url = f"{evil.plain}/slow/100"
+        posts = [client.post(url, {}, b"x", PATIENT_MS) for _ in range(3)]
+        other = client.post(f"{evil.plain}/ok", {}, b"x", PATIENT_MS)
+        answers = await asyncio.gather(*posts, other)
+        return answers, await seen(client, evil, "/slow/100")
+
+    answers, sent = run(scenario, connections_total=2)
+    assert [answer.status for answer in answers] == [200, 200, None, 200]
+    assert sent == 2
+    assert "2 POSTs of this shard are under way" in answers[2].message
+    assert judge(answers[2]).outcome is AnswerOutcome.HELD
 
 
 def test_a_redirect_is_not_followed_and_cookies_are_not_kept(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> tuple[PushAnswer, int, PushAnswer]:
-        answer = await client.post(f"{evil.plain}/redirect/ok/there", {}, b"x", PATIENT_MS, 4)
-        echo = await client.post(f"{evil.plain}/echo", {}, b"x", PATIENT_MS, 4)
+        answer = await client.post(f"{evil.plain}/redirect/ok/there", {}, b"x", PATIENT_MS)
+        echo = await client.post(f"{evil.plain}/echo", {}, b"x", PATIENT_MS)
         return answer, await seen(client, evil, "/ok/there"), echo
 
     answer, followed, echo = run(scenario)
@@ -213,7 +230,7 @@ def test_a_receiver_that_takes_its_time_has_no_more_than_the_timeout(
 def test_more_of_a_body_than_anyone_needs_is_not_read(evil: EvilReceiver, path: str) -> None:
     async def scenario(client: PushClient) -> tuple[PushAnswer, int]:
         before = psutil.Process().memory_info().rss
-        answer = await client.post(f"{evil.plain}/{path}", {}, b"x", PATIENT_MS, 4)
+        answer = await client.post(f"{evil.plain}/{path}", {}, b"x", PATIENT_MS)
         return answer, psutil.Process().memory_info().rss - before
 
     answer, more_bytes = run(scenario)
@@ -245,10 +262,10 @@ def test_a_receiver_that_does_not_read_has_no_more_than_the_timeout(evil: EvilRe
 
 def test_an_answer_that_nobody_asked_for_is_not_the_next_posts(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> list[PushAnswer]:
-        first = await client.post(f"{evil.plain}/twice", {}, b"x", PATIENT_MS, 4)
+        first = await client.post(f"{evil.plain}/twice", {}, b"x", PATIENT_MS)
         # The receiver is asked on another connection until it has answered again.
-        await client.post(f"{evil.tls}/slow/40", {}, b"x", PATIENT_MS, 4)
-        return [first, await client.post(f"{evil.plain}/ok", {}, b"x", PATIENT_MS, 4)]
+        await client.post(f"{evil.tls}/slow/40", {}, b"x", PATIENT_MS)
+        return [first, await client.post(f"{evil.plain}/ok", {}, b"x", PATIENT_MS)]
 
     first, second = run(scenario, ca_file=evil.ca_file)
     assert first.head == b"first"
@@ -264,7 +281,7 @@ def test_no_open_file_is_left_of_posts_however_they_end(evil: EvilReceiver) -> N
     async def all_of_them() -> None:
         client = PushClient(LOCAL, evil.ca_file)
         await asyncio.gather(
-            *(client.post(url, {}, bytes(1 << 20), 150, 4) for url in urls for _ in range(2))
+            *(client.post(url, {}, bytes(1 << 20), 150) for url in urls for _ in range(2))
         )
         await client.close()
         await client.close()
@@ -301,8 +318,8 @@ def test_it_is_the_address_that_counts_and_not_the_name(evil: EvilReceiver) -> N
 
     async def scenario(client: PushClient) -> list[PushAnswer]:
         url = f"http://rebinds.example:{port}/ok/in"
-        first = await client.post(url, {}, b"x", PATIENT_MS, 4)
-        return [first, await client.post(url, {}, b"x", PATIENT_MS, 4)]
+        first = await client.post(url, {}, b"x", PATIENT_MS)
+        return [first, await client.post(url, {}, b"x", PATIENT_MS)]
 
     answers = run(scenario, AllowList(["127.0.0.2"]), resolve=resolve, names_kept_s=0)
     assert answers[0].failure is PushFailure.REFUSED
@@ -361,7 +378,7 @@ def test_without_a_valid_certificate_nothing_is_sent(evil: EvilReceiver, which: 
 
 def test_a_file_of_certificates_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     async def scenario(client: PushClient) -> list[PushAnswer]:
-        return [await client.post("http://127.0.0.1:9/", {}, b"", 1_000, 1) for _ in range(2)]
+        return [await client.post("http://127.0.0.1:9/", {}, b"", 1_000) for _ in range(2)]
 
     (tmp_path / "text.pem").write_text("no certificate")
     for name in ("missing.pem", "text.pem"):
@@ -414,7 +431,7 @@ def test_a_request_that_cannot_be_made_is_not_sent(url: str, headers: Any) -> No
 def test_a_header_that_ends_its_line_is_not_sent(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> tuple[PushAnswer, int]:
         url = f"{evil.plain}/ok/header"
-        answer = await client.post(url, {"X": "a\r\nY: b"}, b"", PATIENT_MS, 1)
+        answer = await client.post(url, {"X": "a\r\nY: b"}, b"", PATIENT_MS)
         return answer, await seen(client, evil, "/ok/header")
 
     answer, count = run(scenario)
@@ -423,15 +440,15 @@ def test_a_header_that_ends_its_line_is_not_sent(evil: EvilReceiver) -> None:
 
 def test_too_few_open_files_hold_the_endpoint_and_blame_nobody(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> tuple[PushAnswer, PushAnswer]:
-        await client.post(f"{evil.plain}/ok", {}, b"", PATIENT_MS, 1)
+        await client.post(f"{evil.plain}/ok", {}, b"", PATIENT_MS)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
             # The kept connection is to another address.
-            short = await client.post(f"{evil.tls}/ok", {}, b"", PATIENT_MS, 1)
+            short = await client.post(f"{evil.tls}/ok", {}, b"", PATIENT_MS)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return short, await client.post(f"{evil.plain}/ok", {}, b"", PATIENT_MS, 1)
+        return short, await client.post(f"{evil.plain}/ok", {}, b"", PATIENT_MS)
 
     async def resolve(_: str) -> list[str]:
         return ["127.0.0.1"]
@@ -444,16 +461,16 @@ def test_too_few_open_files_hold_the_endpoint_and_blame_nobody(evil: EvilReceive
 
 def test_a_post_that_is_cancelled_gives_its_place_back(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> int | None:
-        url = f"{evil.plain}/hang"
-        hanging = asyncio.ensure_future(client.post(url, {}, b"", PATIENT_MS, 1))
-        waiting = asyncio.ensure_future(client.post(url, {}, b"", PATIENT_MS, 1))
-        while await seen(client, evil, "/hang") == 0:
+        url = f"{evil.plain}/hang/cancel"
+        hanging = asyncio.ensure_future(client.post(url, {}, b"", PATIENT_MS))
+        other = asyncio.ensure_future(client.post(url, {}, b"", PATIENT_MS))
+        while await seen(client, evil, "/hang/cancel") < 2:
             pass
-        for each in (waiting, hanging):
+        for each in (other, hanging):
             each.cancel()
-        results = await asyncio.gather(hanging, waiting, return_exceptions=True)
+        results = await asyncio.gather(hanging, other, return_exceptions=True)
         assert [type(each) for each in results] == [asyncio.CancelledError] * 2
-        return (await client.post(f"{evil.plain}/ok", {}, b"", PATIENT_MS, 1)).status
+        return (await client.post(f"{evil.plain}/ok", {}, b"", PATIENT_MS)).status
 
     assert run(scenario) == 200
 
@@ -461,16 +478,15 @@ def test_a_post_that_is_cancelled_gives_its_place_back(evil: EvilReceiver) -> No
 def test_a_client_that_is_closed_answers_all_posts(evil: EvilReceiver) -> None:
     async def scenario(client: PushClient) -> list[PushAnswer]:
         url = f"{evil.plain}/hang/close"
-        posts = [asyncio.ensure_future(client.post(url, {}, b"", PATIENT_MS, 1)) for _ in range(3)]
-        while await seen(client, evil, "/hang/close") == 0:
+        posts = [asyncio.ensure_future(client.post(url, {}, b"", PATIENT_MS)) for _ in range(3)]
+        while await seen(client, evil, "/hang/close") < 3:
             pass
         await client.close()
-        return [*await asyncio.gather(*posts), await client.post(url, {}, b"", PATIENT_MS, 1)]
+        return [*await asyncio.gather(*posts), await client.post(url, {}, b"", PATIENT_MS)]
 
     answers = run(scenario)
-    assert answers[0].failure is PushFailure.CLOSED
-    assert [answer.failure for answer in answers[1:]] == [PushFailure.LOCAL] * 3
-    assert {answer.message for answer in answers[1:]} == {"the client is closed"}
+    assert [answer.failure for answer in answers] == [PushFailure.CLOSED] * 3 + [PushFailure.LOCAL]
+    assert answers[3].message == "the client is closed"
 
 
 def test_who_does_not_push_does_not_load_the_library() -> None:
