@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.config import Config
+from delivery.cursors.flush import CursorFlush
 from delivery.ledger_thread import LedgerThread
 from delivery.push.addresses import AllowList
 from delivery.push.client import PushClient
+from delivery.push.learned import LearnedRates
 from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
@@ -26,9 +28,12 @@ def push_senders(
     owners: Owners,
     version: Callable[[], int],
     may_deliver: Callable[[], bool],
+    flush: CursorFlush,
     failed: Callable[[Exception], None],
 ) -> PushSenders:
     """The senders of one shard; ``failed`` ends the process."""
+    learned = LearnedRates()
+    flush.add_rates(learned)
     limits = LimiterSettings(
         period_s=config.push_limiter_period_s,
         speedup_tolerance=config.push_speedup_tolerance,
@@ -40,6 +45,6 @@ def push_senders(
         significant_change=config.push_use_change_min_percent / 100,
     )
     client = PushClient(AllowList(config.push_allow), config.push_ca_file)
-    tools = SenderTools(owners, client, limits, monotonic_ns, wall_ms, may_deliver, failed)
+    tools = SenderTools(owners, client, limits, learned, monotonic_ns, wall_ms, may_deliver, failed)
     secrets = SecretsFile(Path(config.data_dir))
     return PushSenders(segment, shard, ledger, version, secrets, tools)

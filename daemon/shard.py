@@ -269,7 +269,7 @@ class Shard:
         owners = Owners(self.shard, config.shards, self._subscriptions, self._pipes)
         self._after.senders = push_senders(
             self.segment, self.shard, config, ledger, owners, self._delivery_settings,
-            self._may_deliver, _failed,
+            self._may_deliver, self.cursor_flush, _failed,
         )  # fmt: skip
         self._routers_gate = RoutersGate(
             self.segment, gate_band(config), lambda: self._ring.used_bytes,

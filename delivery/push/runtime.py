@@ -20,9 +20,10 @@ from delivery.ledger_thread import LedgerThread
 from delivery.push.events import EventSource
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
-from ledger import subscriptions
+from ledger import push_rates, subscriptions
 from ledger.errors import LedgerError
 from ledger.log import backup
+from ledger.push_rates import PushRate
 from ledger.subscriptions import Subscription
 from ledger.tx import ReadTx
 from ledger.types import Topic
@@ -111,8 +112,8 @@ class PushSenders:
         self._stale = set()
         try:
             change, history, found = await self._ledger.read(_settings, self._change, stale)
-            for subscription, topic in found:
-                await self._take(subscription, topic, history)
+            for subscription, topic, learned in found:
+                await self._take(subscription, topic, history, learned)
             self._seen, self._change = version, change
         except LedgerError as error:
             self._stale |= stale
@@ -120,7 +121,9 @@ class PushSenders:
         finally:
             self._asking = None
 
-    async def _take(self, subscription: Subscription, topic: Topic, history: str) -> None:
+    async def _take(
+        self, subscription: Subscription, topic: Topic, history: str, learned: dict[int, PushRate]
+    ) -> None:
         number = (self._shard - subscription.subscription_id) % self._shards
         push = subscription.config.push
         is_pushed = push is not None and subscription.deleted_ms is None
@@ -144,7 +147,8 @@ class PushSenders:
         elif not self._closed and subscription.subscription_id not in self._ending:
             words = SenderWords(self._segment, self._shard, subscription.slot)
             part = self._part_of_others(subscription)
-            sender = PushSender(job, number, words, self._tools, part)
+            before = learned.get(number)
+            sender = PushSender(job, number, words, self._tools, part, before)
             self._senders[subscription.subscription_id] = sender
             sender.start()
 
@@ -215,6 +219,8 @@ class PushSenders:
 
 def _settings(
     tx: ReadTx, after: int, also: set[int]
-) -> tuple[int, str, list[tuple[Subscription, Topic]]]:
+) -> tuple[int, str, list[tuple[Subscription, Topic, dict[int, PushRate]]]]:
     change, found = subscriptions.changed(tx, after, also)
-    return change, backup.history(tx), found
+    learned = [push_rates.of(tx, subscription.subscription_id) for subscription, _ in found]
+    with_rates = [(*each, rates) for each, rates in zip(found, learned, strict=True)]
+    return change, backup.history(tx), with_rates

@@ -26,6 +26,7 @@ from msgspec import Struct
 from delivery.push.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
 from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
+from delivery.push.learned import LearnedRates
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
 from delivery.push.messages import (
     PushedBatch,
@@ -44,6 +45,7 @@ from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.watch.formats import MSGPACK
 from ledger.errors import LedgerError
+from ledger.push_rates import PushRate
 from ledger.push_settings import PushSettings
 from ledger.subscriptions import Subscription, SubscriptionConfig
 from shards.pushboard import PushState, SenderWords
@@ -64,6 +66,7 @@ class SenderTools(NamedTuple):
     owners: Owners
     client: PushClient
     limits: LimiterSettings
+    learned: LearnedRates
     now_ns: Callable[[], int]
     wall_ms: Callable[[], int]
     may_deliver: Callable[[], bool]
@@ -100,8 +103,10 @@ class PushSender:
         words: SenderWords,
         tools: SenderTools,
         first_part: float | None = None,
+        before: PushRate | None = None,
     ) -> None:
-        """``first_part`` is how much of what they may the other senders send."""
+        """``first_part`` is how much of what they may the other senders send; ``before``, what the
+        ledger knows of this one from a former start of the daemon."""
         self.job = job
         self.number = number
         self.consumer = f"push/{number}"
@@ -112,7 +117,7 @@ class PushSender:
         self.queue: PushQueue[PushedMessage] = PushQueue(
             job.config.mode, job.push, is_reliable=job.config.reliable
         )
-        learned = words.join(subscription_id)
+        learned = words.join(subscription_id) or before
         state = _limiter_state(learned)
         self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, first_part)
         self.reports = SenderReports(
@@ -248,9 +253,11 @@ class PushSender:
         if now_ns >= limiter.tick_due_ns:
             limiter.tick(now_ns)
             words.use(limiter.use)
-        if limiter.state != self._told:
+        if limiter.maximum and limiter.state != self._told:  # before it has any it learns nothing
             self._told = limiter.state
             words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
+            subscription_id = self.job.subscription.subscription_id
+            self._tools.learned.note(subscription_id, self.number, limiter.state)
         words.tell_next(limiter.next_ns(now_ns), limiter.held_until_ns)
         self.look_again()
 
@@ -384,7 +391,7 @@ class PushSender:
         return min(first_ms << min(tries - 1, 40), last_ms)
 
 
-def _limiter_state(learned: PushState | None) -> LimiterState | None:
+def _limiter_state(learned: PushState | PushRate | None) -> LimiterState | None:
     if learned is None:
         return None
     return LimiterState(Mode(learned.mode), learned.rate, learned.ceiling)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from delivery.pipes.client import Pipes
 from delivery.push.addresses import AllowList
 from delivery.push.client import PushClient
+from delivery.push.learned import LearnedRates
 from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
@@ -88,10 +89,12 @@ class Sending:
 
     def _made(self) -> PushSenders:
         segment = self.owner.node.segment
+        learned = LearnedRates()
+        self.owner.flush.add_rates(learned)
         tools = SenderTools(
             Owners(0, 1, self.owner.subscriptions, cast(Pipes, None)),
-            PushClient(AllowList(("127.0.0.1",))), LimiterSettings(), monotonic_ns, wall_ms,
-            lambda: not self.is_foreign, raise_it,
+            PushClient(AllowList(("127.0.0.1",))), LimiterSettings(), learned, monotonic_ns,
+            wall_ms, lambda: not self.is_foreign, raise_it,
         )  # fmt: skip
         return PushSenders(
             segment, 0, self.owner.ledger,

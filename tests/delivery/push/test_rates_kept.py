@@ -1,0 +1,77 @@
+"""What a sender has learned outlives it: in the shared words, and over a stop in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delivery.push.limiter import Limiter, LimiterState, Mode
+from ledger import push_rates
+from ledger.push_rates import PushRate
+from ledger.subscriptions import Subscription
+from shards.pushboard import PushBoard
+from tests.delivery.node import Node, node_in
+from tests.delivery.push.sending import Sending, sending
+from tests.delivery.subscriptions.owning import record
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def kept(them: Sending, made: Subscription) -> dict[int, PushRate]:
+    return them.owner.node.ledger.read(push_rates.of, made.subscription_id)
+
+
+def limiter(them: Sending, made: Subscription) -> Limiter | None:
+    sender = them.senders._senders.get(made.subscription_id)
+    return None if sender is None else sender.limiter
+
+
+def test_what_a_sender_learns_is_in_the_ledger_by_the_next_flush(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        them.owner.produce(record(0))
+        await them.until(lambda: bool(kept(them, made)), made, rate=500.0)
+        assert kept(them, made) == {0: PushRate(made.subscription_id, 0, 0, 100.0, None)}
+        (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
+        assert row.state == (0, 100.0, None)
+
+    sending(node, tmp_path, use)
+
+
+def test_a_sender_begins_with_what_its_predecessor_of_another_start_learned(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        learned = PushRate(made.subscription_id, 0, 1, 1 / 60, 12.5)
+        node.ledger.write(push_rates.write, [learned])
+        await them.until(lambda: limiter(them, made) is not None, made)
+        found = limiter(them, made)
+        assert found is not None
+        assert found.state == LimiterState(Mode.SLOW, 1 / 60, 12.5)
+
+    sending(node, tmp_path, use)
+
+
+def test_a_successor_in_the_same_daemon_goes_by_the_words(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        await them.until(lambda: bool(kept(them, made)), made, rate=500.0)
+        former = PushRate(made.subscription_id, 0, 2, 1 / 60, 1.0)
+        node.ledger.write(push_rates.write, [former])
+        them.senders.close()
+        await them.senders.ended()
+        them.restart()
+        await them.until(lambda: limiter(them, made) is not None, made)
+        found = limiter(them, made)
+        assert found is not None and found.mode is Mode.NORMAL and found.ceiling is None
+
+    sending(node, tmp_path, use)
