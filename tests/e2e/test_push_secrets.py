@@ -76,7 +76,8 @@ class EchoingHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         post = Post({name.lower(): value for name, value in self.headers.items()}, body)
         self.server.posts.append(post)
-        echo = json.dumps(post.headers).encode()
+        said = {"you sent": post.headers.get("authorization"), **post.headers}
+        echo = json.dumps(said).encode()
         self.send_response(self.server.status, f"no {post.headers.get('authorization')}")
         self.send_header("x-echo", post.headers.get("authorization", ""))
         self.send_header("content-length", str(len(echo)))

@@ -34,6 +34,7 @@ class Receiver:
     def __init__(self) -> None:
         self.posts: list[tuple[dict[str, str], bytes]] = []
         self.answer: Callable[[dict[str, str], bytes], str] = lambda *_: "204 OK"
+        self.says = b""  # the body of its answers
         self.gate = asyncio.Event()  # answers wait while it is not set
         self.gate.set()
         self.under_way = 0
@@ -58,7 +59,8 @@ class Receiver:
                 self.under_way -= 1
                 status, *more = self.answer(headers, body).split("\r\n")
                 extra = "".join(f"{line}\r\n" for line in more)
-                writer.write(f"HTTP/1.1 {status}\r\n{extra}content-length: 0\r\n\r\n".encode())
+                extra += f"content-length: {len(self.says)}\r\n\r\n"
+                writer.write(f"HTTP/1.1 {status}\r\n{extra}".encode() + self.says)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from delivery.push.secrets import PushSecrets
+from delivery.push.secrets import PushSecrets, SecretsFile
+from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import Seek
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
@@ -283,3 +284,49 @@ def test_a_sender_that_joins_begins_with_the_part_that_the_others_send(tmp_path:
 
     with node_in(tmp_path, shards=2, ring_bytes=1 << 16) as node:
         sending(node, tmp_path, use)
+
+
+def test_what_a_receiver_repeats_of_a_request_is_shown_without_its_secrets(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        token = "Bearer that-only-the-receiver-knows"
+        secrets_id = them.secrets.save(PushSecrets(headers={"authorization": token}))
+        push = {"headers": ["authorization"], "secrets_id": secrets_id}
+        them.receiver.says = f"who is {token}?".encode()
+        them.receiver.answer = lambda headers, _: f"400 {headers['authorization']}"
+        made = them.create(push, redeliveries_max=0)
+        them.owner.produce(record(1, "k"))
+        running = them.owner.subscriptions._running
+        await them.until(
+            lambda: bool((found := running.get(made.subscription_id)) and found.window.stuck), made
+        )
+        (blocked,) = running[made.subscription_id].window.stuck.values()
+        assert "answered 400" in blocked.why and "who is (hidden)?" in blocked.why
+
+    sending(node, tmp_path, use)
+
+
+def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("delivery.push.runtime.LACKS_NS", 1)
+
+    async def use(them: Sending) -> None:
+        secrets_id = "0" * 32
+        made = them.create({"signed": True, "secrets_id": secrets_id})
+        them.owner.produce(record(1, "k"))
+        path = them.secrets.path
+        held = them.senders.secrets_missing
+        await them.until(lambda: made.subscription_id in held, made)
+        assert held[made.subscription_id].startswith("secret_missing: its signing secret")
+        path.write_text("{")  # damaged
+        path.chmod(0o600)
+        await them.until(lambda: "cannot be read" in caplog.text, made)
+        assert made.subscription_id in held and not them.receiver.posts
+        path.unlink()
+        SecretsFile(path.parent, lambda _: secrets_id).save(PushSecrets((secret_of(b"k" * 24),)))
+        await them.until_finished(made, 1)
+        assert not held and "webhook-signature" in them.receiver.posts[0][0]
+
+    sending(node, tmp_path, use)
