@@ -120,7 +120,7 @@ def test_attempts_never_exceed_the_maximum() -> None:
 
 def test_maxima_add_up_to_no_more_than_the_rate_and_to_all_of_it_at_rest() -> None:
     sharing = Sharing(100.0)
-    unlimited = Receiver(lambda _: 1e9)
+    unlimited = Receiver(lambda _: math.inf)
     sharing.join(0)
     sharing.run(unlimited, 300)
     sharing.join(1)
@@ -134,7 +134,7 @@ def test_maxima_add_up_to_no_more_than_the_rate_and_to_all_of_it_at_rest() -> No
 
 def test_a_newcomer_has_half_its_fair_share_within_a_period_and_sends_as_much() -> None:
     sharing = Sharing(100.0)
-    unlimited = Receiver(lambda _: 1e9)
+    unlimited = Receiver(lambda _: math.inf)
     first = sharing.join(0)
     sharing.run(unlimited, 900)
     second = sharing.join(1)
@@ -148,7 +148,7 @@ def test_a_newcomer_has_half_its_fair_share_within_a_period_and_sends_as_much() 
 def test_at_rest_99_percent_of_the_rate_is_used_by_senders_of_different_demand() -> None:
     for demands in ((math.inf, math.inf), (math.inf, 20.0), (math.inf, 5.0, math.inf, 30.0)):
         sharing = Sharing(100.0)
-        unlimited = Receiver(lambda _: 1e9)
+        unlimited = Receiver(lambda _: math.inf)
         for number, demand in enumerate(demands):
             wants = None if demand == math.inf else (lambda _, demand=demand: demand)
             sharing.join(number, wants)
