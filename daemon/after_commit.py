@@ -128,6 +128,7 @@ class AfterCommit:
         if (coalesce_ns, is_deferring) != (self._coalesce_ns, self._is_deferring):
             self._coalesce_ns, self._is_deferring = coalesce_ns, is_deferring
             self.dispatcher.set_pressure(coalesce_ns, is_deferring)
+            self.senders.set_pressure(is_coalescing=coalesce_ns > 0, is_deferring=is_deferring)
 
     @property
     def owned(self) -> int:

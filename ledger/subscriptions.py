@@ -312,10 +312,6 @@ def _check(name: str, config: SubscriptionConfig) -> None:
         )
     if config.push is None:
         return
-    if not config.reliable:
-        raise SubscriptionRefused(
-            name, "push", "needs reliable: true; a POST that fails must be sent again"
-        )
     problem = problem_of(config.push)
     if problem is not None:
         raise SubscriptionRefused(name, f"push.{problem.field}", problem.says)

@@ -280,7 +280,8 @@ class PushQueue(Generic[M]):
                 self._taken_back[series.name] = epoch, taken
             series.waiting = kept
             series.size_bytes = sum(message.size_bytes for message, _ in kept)
-            series.nacked = left
+            answered = {id(each) for each in mine}
+            series.nacked = [each for each in series.nacked if id(each) not in answered] + left
             back += left
             self._list(series)
         return back

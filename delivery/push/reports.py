@@ -143,7 +143,10 @@ class SenderReports:
                 pause, self._pause = self._pause, None
                 await self._ask(pause)
             if self._nacks:
-                await self._give_back(*self._nacks.popitem())
+                failing, messages = self._nacks.popitem()
+                if len(messages) > REPORT_MESSAGES:
+                    self._nacks[failing] = messages[REPORT_MESSAGES:]
+                await self._give_back(failing, messages[:REPORT_MESSAGES])
             if self._acks:
                 await self._acknowledge()
 

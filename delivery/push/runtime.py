@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from delivery.ledger_thread import LedgerThread
+from delivery.push.demand import wants_more
 from delivery.push.events import EventSource
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
@@ -67,6 +68,7 @@ class PushSenders:
         self._asking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._pressure = (False, False)
 
     def __len__(self) -> int:
         return len(self._senders)
@@ -75,6 +77,17 @@ class PushSenders:
         """Why the sender of a subscription sends nothing; empty if it may send."""
         sender = self._senders.get(subscription_id)
         return "" if sender is None else sender.held
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        """Whether more senders would help a subscription of this shard."""
+        rows = self._board.senders(subscription.slot, subscription.subscription_id)
+        return wants_more(rows, self._tools.now_ns())
+
+    def set_pressure(self, *, is_coalescing: bool, is_deferring: bool) -> None:
+        """The daemon has too much to do, or not any more."""
+        self._pressure = is_coalescing, is_deferring
+        for sender in self._senders.values():
+            sender.set_pressure(*self._pressure)
 
     def look(self) -> None:
         """To be called regularly: notices changes of settings, and what time brings."""
@@ -149,6 +162,7 @@ class PushSenders:
             part = self._part_of_others(subscription)
             before = learned.get(number)
             sender = PushSender(job, number, words, self._tools, part, before)
+            sender.set_pressure(*self._pressure)
             self._senders[subscription.subscription_id] = sender
             sender.start()
 

@@ -58,6 +58,7 @@ GONE_NS = 5_000_000_000
 FOREIGN_NS = 100_000_000  # until it is looked at again whether the prefix is ours
 QUEUE_MESSAGES = 256  # a sender that has more takes nothing; a write brings as many more
 QUEUE_BYTES = 256 << 10
+DEFERRING_PART = 0.5  # of the rate, while the daemon defers
 TRIES_MAX = 10_000  # messages whose failed attempts are counted
 
 
@@ -136,6 +137,7 @@ class PushSender:
         self.held = ""  # why nothing is sent, if so
         self.is_testing = False  # the next permit is for a test (exchange.py)
         self.last_failure = ""
+        self._is_deferring = False
         self._closed = False
 
     def start(self) -> None:
@@ -250,7 +252,7 @@ class PushSender:
         if self._closed:
             return
         now_ns, limiter, words = self._now_ns(), self.limiter, self.words
-        limiter.set_maximum(words.follow(), now_ns)
+        limiter.set_maximum(self._maximum(), now_ns)
         if now_ns >= limiter.tick_due_ns:
             limiter.tick(now_ns)
             words.use(limiter.use)
@@ -289,7 +291,7 @@ class PushSender:
         limiter, queue = self.limiter, self.queue
         while queue.messages > 0:
             now_ns = self._now_ns()
-            limiter.set_maximum(self.words.follow(), now_ns)
+            limiter.set_maximum(self._maximum(), now_ns)
             next_ns = limiter.next_ns(now_ns)
             if next_ns > now_ns:
                 return next_ns if queue.messages and next_ns < NEVER_NS else None
@@ -304,6 +306,16 @@ class PushSender:
             self._posts.add(task)
             task.add_done_callback(self._posted)
         return None
+
+    def _maximum(self) -> float:
+        """Attempts a second that this sender may make now."""
+        granted = self.words.follow()
+        return granted * DEFERRING_PART if self._is_deferring else granted
+
+    def set_pressure(self, is_coalescing: bool, is_deferring: bool) -> None:
+        """The daemon has too much to do: batches grow first, then rates fall."""
+        self.queue.is_coalescing, self._is_deferring = is_coalescing, is_deferring
+        self.look_again()
 
     def _why_held(self) -> str:
         if self.job.config.paused:
@@ -349,14 +361,12 @@ class PushSender:
         self.last_failure = verdict.sentence
         if outcome is AnswerOutcome.RECORD:
             refused = self.queue.refused(unit)
-            if self.job.config.reliable:
-                reports.give_back(refused, Failing(0, verdict.sentence, True))
+            is_counted = self.job.config.reliable  # else what failed is dropped, and counted so
+            reports.give_back(refused, Failing(0, verdict.sentence, is_counted))
             return
-        failed = self.queue.failed(unit)
-        if self.job.config.reliable:
-            for each in failed:
-                rest_ms = self._rest_ms(each)
-                reports.give_back((each,), Failing(rest_ms, verdict.sentence, False))
+        for each in self.queue.failed(unit):
+            rest_ms = self._rest_ms(each) if self.job.config.reliable else 0
+            reports.give_back((each,), Failing(rest_ms, verdict.sentence, False))
         if outcome is AnswerOutcome.GONE:
             self._gone(verdict.sentence)
 

@@ -76,6 +76,11 @@ class Deliveries(ABC):
         return self._rests.by_place
 
     @property
+    def is_failing(self) -> bool:
+        """Whether messages rest because the way to their receiver failed."""
+        return self._rests.uncounted > 0
+
+    @property
     def unfinished(self) -> int:
         """Messages that were admitted and are not finished."""
         return sum(lane.unfinished for lane in self.lanes.values())
@@ -99,9 +104,7 @@ class Deliveries(ABC):
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that has an open message."""
-        for batch in self._unanswered.values():
-            return batch.sent_ns
-        return None
+        return next((batch.sent_ns for batch in self._unanswered.values()), None)
 
     def is_active(self, name: str) -> bool:
         """Whether a member may get messages; of an exclusive subscription one may."""
@@ -523,9 +526,8 @@ class Deliveries(ABC):
         """When ``tick`` has something to do; 0: now."""
         rest_ns = self._rests.next_due_ns()
         due = [] if rest_ns is None else [rest_ns]
-        if self._unanswered:
-            sent_ns = next(iter(self._unanswered.values())).sent_ns
-            assert sent_ns is not None
+        sent_ns = self.oldest_sent_ns()
+        if sent_ns is not None:
             due.append(sent_ns + self.policy.ack_timeout_ns)
         return min(due, default=None)
 

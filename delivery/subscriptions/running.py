@@ -83,6 +83,7 @@ class RunningSubscription:
         self.window = window
         self.gaps = Gaps(view.topic)
         self.consumers = Consumers(view, window, self.gaps, now_ns)
+        self.wants_senders: Callable[[], bool] = lambda: False  # of a push subscription
         self.dead_lettered = 0
         self.refused = 0  # messages that acknowledgments named in vain
         self.letters: DeadLetters  # set by the owner, like ``tracked``
@@ -150,8 +151,10 @@ class RunningSubscription:
 
     @property
     def drainable_lag(self) -> int:
-        """Those of them that more consumers would help with."""
+        """Those of them that more consumers would help with, or more senders."""
         window, config = self.window, self.view.subscription.config
+        if config.push is not None and (window.is_failing or not self.wants_senders()):
+            return 0
         unseen = 0
         if config.reliable:  # what nobody tracks does not wait for anybody
             unseen = sum(

@@ -70,7 +70,7 @@ from delivery.watch.outlet import Outlet
 from ledger import subscriptions
 from ledger.errors import LedgerError
 from ledger.progress import SubscriptionProgress
-from ledger.subscriptions import SubscriptionView
+from ledger.subscriptions import Subscription, SubscriptionView
 from ledger.types import Topic
 from shards.journal import FinishedJournal
 from shards.subscriptionboard import SubscriptionBoard
@@ -105,7 +105,8 @@ class Subscriptions:
     ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
     trims; ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
     and how long ago the commit was published; ``may_deliver`` says whether the prefix is ours;
-    ``ended`` is called if the process must end.
+    ``ended`` is called if the process must end. ``wants_senders`` says whether more of them would
+    help a push subscription.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class Subscriptions:
         self._is_foreign = False  # the prefix may be another daemon's
         self._touched: dict[RunningSubscription, None] = {}  # whose rows may be out of date
         self._rows_due_ns = 0
+        self.wants_senders: Callable[[Subscription], bool] = lambda subscription: False
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._last_replay: asyncio.Task[None] | None = None
@@ -423,6 +425,7 @@ class Subscriptions:
             self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
         )
         running.consumers.wake = partial(self._wake, running)
+        running.wants_senders = lambda: self.wants_senders(running.view.subscription)
         row = self._board.read(subscription.slot, subscription.subscription_id)
         if row is not None:
             running.count_on(row)

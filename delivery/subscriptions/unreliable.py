@@ -58,6 +58,11 @@ class UnreliableWindow:
         return 0
 
     @property
+    def is_failing(self) -> bool:
+        """Nothing rests."""
+        return False
+
+    @property
     def unfinished(self) -> int:
         """Nothing is tracked."""
         return 0

@@ -307,11 +307,10 @@ def test_push_settings_that_cannot_be_are_refused_with_the_field(
     assert node.ask("GET", "/s").code == "unknown_subscription"
 
 
-def test_a_subscription_that_keeps_no_track_is_not_pushed(node: SubscribingNode) -> None:
+def test_a_subscription_that_keeps_no_track_may_be_pushed(node: SubscribingNode) -> None:
     answer = node.ask("PUT", "/s", {"reliable": False, "push": {"endpoint": URL}})
-    assert (answer.status, answer.json["error"]["detail"]["field"]) == (400, "push")
-    assert node.ask("PUT", "/s", {"push": {"endpoint": URL}}).status == 201
-    assert node.ask("PUT", "/s", {"reliable": False}).status == 400
+    assert answer.status == 201
+    assert node.ask("PUT", "/s", {"reliable": True}).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.8"])

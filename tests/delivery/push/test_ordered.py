@@ -407,10 +407,10 @@ def run(machine: type[SendersMachine], examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_senders_keep_order_and_lose_nothing(machine: type[SendersMachine]) -> None:
-    run(machine, 25, 40)
+    run(machine, 12, 25)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_senders_do_so_in_long_histories(machine: type[SendersMachine]) -> None:
-    run(machine, 300, 120)
+    run(machine, 200, 60)

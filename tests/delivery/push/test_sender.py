@@ -330,3 +330,68 @@ def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
         assert not held and "webhook-signature" in them.receiver.posts[0][0]
 
     sending(node, tmp_path, use)
+
+
+@pytest.mark.parametrize("status", ["503 No", "422 No"])
+def test_what_an_unreliable_subscription_cannot_deliver_is_dropped_and_counted(
+    node: Node, tmp_path: Path, status: str
+) -> None:
+    async def use(them: Sending) -> None:
+        failing(them.receiver, status, 2, times=10)
+        made = them.create(reliable=False, start="latest")
+        running = them.owner.subscriptions._running
+        await them.until(
+            lambda: made.subscription_id in running
+            and bool(running[made.subscription_id].consumers.by_name),
+            made,
+        )  # fmt: skip
+        them.owner.produce(*(record(n, "k") for n in range(3)))
+        window = running[made.subscription_id].window
+        await them.until(lambda: window.counts.dropped == 1 and len(them.receiver.posts) == 3, made)
+        assert them.receiver.seqs() == [1, 2, 3]
+        assert running[made.subscription_id].refused == 0
+
+    sending(node, tmp_path, use)
+
+
+def test_under_pressure_batches_grow_and_then_the_rate_is_halved(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create({"format": "batch", "batch_wait_ms": 60_000})
+        senders = them.senders._senders
+        await them.until(lambda: made.subscription_id in senders, made, 50.0)
+        sender = senders[made.subscription_id]
+        await them.until(lambda: sender.words.follow() == 50.0, made, 50.0)
+        rates = []
+        for is_coalescing, is_deferring in [(False, False), (True, False), (True, True)]:
+            them.senders.set_pressure(is_coalescing=is_coalescing, is_deferring=is_deferring)
+            sender.look()
+            assert sender.queue.is_coalescing is is_coalescing
+            rates.append(sender.limiter.maximum)
+        assert rates == [50.0, 50.0, 25.0]
+        them.senders.set_pressure(is_coalescing=False, is_deferring=False)
+        sender.look()
+        assert sender.limiter.maximum == 50.0 and not sender.queue.is_coalescing
+
+    sending(node, tmp_path, use)
+
+
+def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_path: Path) -> None:
+    """D19."""
+
+    async def use(them: Sending) -> None:
+        them.receiver.gate.clear()
+        made = them.create({"connections_max": 2})
+        them.owner.produce(*(record(n, f"k{n}") for n in range(5)))
+        await them.until(lambda: them.receiver.under_way == 2, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        assert running.lag == 5 and running.drainable_lag == 0, "nothing says that they would"
+        them.owner.subscriptions.wants_senders = lambda subscription: subscription == made
+        assert running.drainable_lag == 5
+        failing(them.receiver, "503 No", 1)
+        them.receiver.gate.set()
+        await them.until(lambda: running.window.is_failing and running.lag == 1, made)
+        assert running.drainable_lag == 0, "the receiver fails"
+
+    sending(node, tmp_path, use)
