@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from delivery.push.events import EventSource, request_of
@@ -21,7 +22,8 @@ from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 from ledger.push_settings import PushFormat, PushSettings
 from shards.clock import wall_ms
-from tests.e2e.daemon import HANG_S, ROOT
+from tests.e2e.daemon import HANG_S, ROOT, running, wait_until
+from tests.e2e.pushing import TIMES
 
 PROGRAM = ROOT / "examples" / "push" / "receive.py"
 SOURCE = EventSource("orders", 1, 1_700_000_000_000, "")
@@ -37,16 +39,16 @@ class Running:
         self._secrets = secrets
         self.start()
 
-    def start(self) -> None:
+    def start(self, port: int = 0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, PROGRAM, self.database, "0"],
+            [sys.executable, PROGRAM, self.database, str(port)],
             env={**os.environ, "WEBHOOK_SECRETS": self._secrets},
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
         told = self.process.stdout.readline().split()
-        self.port = urlsplit(told[-1]).port
+        self.port = urlsplit(told[-1]).port or 0
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -138,3 +140,32 @@ def test_what_is_not_an_event_is_refused_for_good(receiver: Running) -> None:
             assert unsigned.post(headers, body) == 400
     finally:
         unsigned.kill(signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format_", ["binary", "batch"])
+def test_each_record_of_a_daemon_is_kept_once_though_receiver_and_daemon_are_killed(
+    receiver: Running, tmp_path: Path, format_: PushFormat
+) -> None:
+    records = 600
+    with running(tmp_path / "data", shards=2, settings=TIMES) as daemon:
+        daemon.json("PUT", "/v0/topics/orders", {"partitions": 2})
+        push = {
+            "endpoint": f"http://127.0.0.1:{receiver.port}", "secrets": [NEW], "format": format_,
+            "senders": 2, "rate_max": 200,
+        }  # fmt: skip
+        path = "/v0/topics/orders/subscriptions/books"
+        answer = daemon.json("PUT", path, {"start": "earliest", "push": push})
+        assert answer.status == 201, answer.body
+        sent = [{"data": number, "key": f"k{number % 7}"} for number in range(records)]
+        assert daemon.json("POST", "/v0/topics/orders", {"records": sent}).status == 200
+        wait_until(lambda: len(receiver.rows()) > records / 6, "some records")
+        receiver.kill()
+        receiver.start(port=receiver.port)
+        wait_until(lambda: len(receiver.rows()) > records / 3, "more records")
+        for shard in psutil.Process(daemon.process.pid).children():
+            shard.kill()
+        wait_until(lambda: len(receiver.rows()) == records, "all records", 240)
+    rows = receiver.rows()
+    assert sorted(int(str(data)) for _, _, data in rows) == list(range(records))
+    assert all(key == f"k{int(str(data)) % 7}" for key, _, data in rows)
