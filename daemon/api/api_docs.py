@@ -23,6 +23,7 @@ from daemon.api import push_schemas, schemas, shapes, subscription_schemas
 from daemon.api.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
+from delivery.push import schemas as pushed_schemas
 from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas
 from shards.latency import MEANINGS
@@ -52,7 +53,14 @@ def with_tables(page: str) -> str:
 
 def _named(name: str) -> type:
     """The type of this name in one of the modules that define some."""
-    modules = (schemas, router_schemas, subscription_schemas, owner_schemas, push_schemas)
+    modules = (
+        schemas,
+        router_schemas,
+        subscription_schemas,
+        owner_schemas,
+        push_schemas,
+        pushed_schemas,
+    )
     found: type = next(getattr(each, name) for each in modules if hasattr(each, name))
     return found
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType, defstruct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
 from delivery.push.secrets import HEADERS_MAX, SIGNING_MAX
 from ledger.push_settings import PushTarget
 from ledger.subscription_rules import SubscriptionRules
 
+TEST_BYTES_MAX = 64 << 10
 _MADE = ("headers", "signed", "secrets_count")  # of what a request says otherwise
 
 PushChanges = defstruct(
@@ -53,6 +54,19 @@ PushChanges = defstruct(
     frozen=True,
     forbid_unknown_fields=True,
 )
+
+
+class PushTestRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The record of a test."""
+
+    data: Annotated[
+        Raw | UnsetType,
+        Meta(
+            description=f"any JSON value of at most {TEST_BYTES_MAX} bytes; by default one that"
+            " says that it is a test"
+        ),
+    ] = UNSET
+    key: Annotated[str, Meta(max_length=1_024, description="of the record")] | None = None
 
 
 class ShownConfig(SubscriptionRules, frozen=True, forbid_unknown_fields=True):

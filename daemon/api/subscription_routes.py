@@ -7,6 +7,7 @@ change of subscriptions changes a shared word, by which their owners notice it.
 
 from __future__ import annotations
 
+import secrets as randomness
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,8 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from daemon.api.errors import ApiError, invalid
+from daemon.api.errors import ApiError, invalid, too_large
 from daemon.api.names import check_subscription_name
+from daemon.api.push_schemas import TEST_BYTES_MAX, PushTestRequest
 from daemon.api.push_settings import (
     PushChange,
     PushSecretChanges,
@@ -45,9 +47,10 @@ from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
 from delivery.push.addresses import AllowList
+from delivery.push.schemas import PushExchange
 from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.owners import SubscriptionOwner
-from delivery.subscriptions.requests import Describe, Seek
+from delivery.subscriptions.requests import Describe, Seek, TryPush
 from delivery.subscriptions.schemas import (
     PartitionProgress,
     Sought,
@@ -226,6 +229,24 @@ class SubscriptionRoutes:
         except SubscriptionRefused as error:
             raise invalid(str(error), field="to", subscription=name) from error
         return EncodedJson(await self._owners.ask(Seek(subscription_id, floors)))
+
+    async def test(
+        self, topic: str, name: str, asked: PushTestRequest
+    ) -> EncodedJson[PushExchange]:
+        """Sends a receiver a record that is in no topic. Raises ApiError."""
+        entry, subscription_id = await self._directory.find(topic, name)
+        if asked.data is UNSET:
+            made = {"headgate": "test", "topic": entry.name, "subscription": name}
+            data = msgspec.json.encode(made)
+        else:
+            data = bytes(asked.data)
+        if len(data) > TEST_BYTES_MAX:
+            raise too_large(
+                f"data has {len(data)} bytes, the limit is {TEST_BYTES_MAX}", field="data"
+            )
+        token = randomness.token_hex(8)
+        request = TryPush(subscription_id, data.decode(), asked.key, token)
+        return EncodedJson(await self._owners.ask(request))
 
     async def _exact(self, entry: TopicEntry, place: SubscriptionStart) -> SubscriptionStart:
         """The offsets of a time, which only the records know; other places as they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from daemon.api.push_schemas import PushTestRequest
 from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_schemas import (
     AckRequest,
@@ -21,6 +22,7 @@ from daemon.api.subscription_schemas import (
     SubscriptionStatus,
     SubscriptionSummary,
 )
+from delivery.push.schemas import PushExchange
 from delivery.subscriptions.schemas import (
     Acknowledged,
     BlockedKey,
@@ -85,7 +87,7 @@ SUBSCRIPTION_ROUTES = (
         headers=ConsumeHeaders,
         answers={200: Polled},
         streams=STREAM_FORMATS,
-        errors=(400, 404, 406, 429, 503),
+        errors=(400, 404, 406, 409, 429, 503),
         takes=True,
     ),
     Route(
@@ -149,6 +151,16 @@ SUBSCRIPTION_ROUTES = (
         body=BlockedMessageRequest,
         answers={200: BlockedKey},
         errors=(400, 404, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v0/topics/{topic}/subscriptions/{subscription}/push/test",
+        summary="send the receiver a record that is in no topic, and show the whole exchange",
+        handler=lambda handlers: handlers.subscriptions.test,
+        body=PushTestRequest,
+        body_required=False,
+        answers={200: PushExchange},
+        errors=(400, 404, 409, 413, 415, 429, 503),
     ),
     Route(
         method="POST",

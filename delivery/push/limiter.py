@@ -203,6 +203,14 @@ class Limiter:
         maximum is 0."""
         return max(self._pacer.next_ns(now_ns), self._held_ns)
 
+    def test_ns(self, now_ns: int) -> int:
+        """When an attempt may begin that does not wait for the mode: an interval of the maximum
+        after the last one, so that the maximum holds. NEVER_NS if it is 0."""
+        if self._maximum <= 0:
+            return NEVER_NS
+        apart_ns = self._pacer.last_ns + math.ceil(1e9 / self._maximum)
+        return max(min(apart_ns, self._pacer.next_ns(now_ns)), self._held_ns)
+
     def attempted(self, now_ns: int) -> None:
         """An attempt begins."""
         self._pacer.take(now_ns)

@@ -61,6 +61,11 @@ class Pacer:
             return NEVER_NS
         return min(NEVER_NS, self._at_ns + math.ceil((1.0 - self._level) / self.rate * 1e9))
 
+    @property
+    def last_ns(self) -> int:
+        """When the last attempt began."""
+        return self._last_ns
+
     def take(self, now_ns: int) -> None:
         """An attempt begins."""
         self.catch_up(now_ns)

@@ -149,7 +149,7 @@ class Poster:
             head=head,
             is_cut=not is_whole,
             headers=tuple(
-                (name, value[:HEAD_BYTES])
+                (f"{name}", value[:HEAD_BYTES])  # a str, and not one of multidict's
                 for (name, value), _ in zip(
                     response.headers.items(), range(HEADERS_SHOWN), strict=False
                 )

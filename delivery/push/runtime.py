@@ -19,8 +19,11 @@ from collections.abc import Callable, Coroutine
 from delivery.ledger_thread import LedgerThread
 from delivery.push.demand import wants_more
 from delivery.push.events import EventSource
+from delivery.push.exchange import exchange
+from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
+from delivery.subscriptions.requests import OwnerRefused, TryPush
 from ledger import push_rates, subscriptions
 from ledger.errors import LedgerError
 from ledger.log import backup
@@ -100,6 +103,21 @@ class PushSenders:
             self._asking = self._start(self._ask())
         for sender in self._senders.values():
             sender.look()
+
+    async def test(self, asked: TryPush) -> PushExchange:
+        """Sends a receiver a record that is none. Raises OwnerRefused."""
+        for _ in range(3):  # the settings may be newer than a question that is under way
+            sender = self._senders.get(asked.subscription_id)
+            if sender is not None and not self._closed:
+                return await exchange(sender, self._tools, asked)
+            if self._asking is None and not self._closed:
+                self._asking = self._start(self._ask())
+            if self._asking is not None:
+                await asyncio.wait([self._asking])
+        raise OwnerRefused(
+            409, "not_pushed", "the subscription has no sender: it is not pushed, or its sender is"
+            " just beginning",
+        )  # fmt: skip
 
     def close(self) -> None:
         """Sends nothing new: the process will end."""

@@ -150,6 +150,15 @@ class PausePush(OwnerRequest, frozen=True, tag=True, array_like=True):
     because: str
 
 
+class TryPush(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Sends the receiver a record that is in no topic, and returns the whole exchange. ``data`` is
+    JSON text; ``token`` makes its id another one than that of any other test."""
+
+    data: str
+    key: str | None
+    token: str
+
+
 AnyRequest = (
     Consume
     | Poll
@@ -163,4 +172,5 @@ AnyRequest = (
     | SkipKey
     | Seek
     | PausePush
+    | TryPush
 )

@@ -56,6 +56,7 @@ from delivery.subscriptions.requests import (
     RetryKey,
     Seek,
     SkipKey,
+    TryPush,
 )
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import (
@@ -172,6 +173,7 @@ class Subscriptions:
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._last_replay: asyncio.Task[None] | None = None
+        self.try_push: Callable[[TryPush], Awaitable[Struct]]  # set before the first request
 
     def __len__(self) -> int:
         return len(self._running)
@@ -256,6 +258,8 @@ class Subscriptions:
             return await running.consumers.poll(request)
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
+        if isinstance(request, TryPush):
+            return _encoder.encode(await self.try_push(request))
         if isinstance(request, PausePush):
             return _encoder.encode(await self._pause(request))
         answer = self._answer(running, request)

@@ -22,6 +22,7 @@ from tests.e2e.wire import Wire, request
 
 SETTINGS = {
     "ring_bytes": 65536, "object_bytes_target": 16384, "body_bytes_max": 16384,
+    "push_allow": "127.0.0.1",
 }  # fmt: skip
 METHODS = ("GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE")
 
@@ -44,6 +45,7 @@ class Checked:
 
     def __init__(self, daemon: Daemon, document: dict[str, Any]) -> None:
         self._daemon = daemon
+        self.port = daemon.port
         self.document = document
         self.seen: set[tuple[str, str, int]] = set()
 
@@ -190,9 +192,29 @@ def subscriptions(api: Checked) -> None:
     for method, path in (("PUT", one), *(("POST", f"{one}/{path}") for path in bodies)):
         assert api.ask(method, path, b"{}", "text/plain").status == 415
         assert api.ask(method, path, b" " * ((1 << 20) + 1), "application/json").status == 413
+    pushes(api, one, other)
     assert api.ask("DELETE", one).status == 200
     assert api.ask("DELETE", one).status == 404
     assert api.ask("GET", one).status == 404
+
+
+def pushes(api: Checked, one: str, other: str) -> None:
+    """``one`` is not pushed, ``other`` does not exist."""
+    assert api.ask("POST", f"{one}/push/test").status == 409
+    assert api.ask("POST", f"{other}/push/test").status == 404
+    # It answers 404, which is an answer.
+    push = {"endpoint": f"http://127.0.0.1:{api.port}/nothing", "rate_max": 1_000}
+    assert api.ask("PUT", other, {"push": push, "paused": True}).status == 201
+    assert api.ask("GET", f"{other}/consume?consumer=c").status == 409
+    at = f"{other}/push/test"
+    exchange = api.ask("POST", at, {"data": {"a": 1}}).json
+    assert (exchange["status"], exchange["outcome"]) == (404, "receiver")
+    assert api.ask("POST", at, {"data": "x" * (65 << 10)}).status == 413
+    assert api.ask("POST", at, {"date": 1}).status == 400
+    assert api.ask("POST", at, b"{}", "text/plain").status == 415
+    assert api.ask("PUT", other, {"push": {"rate_max": 0.02}}).status == 200
+    wait_until(lambda: api.ask("POST", at).status == 429, "the rate to be obeyed")
+    assert api.ask("DELETE", other).status == 200
 
 
 def watches(api: Checked) -> None:
