@@ -12,12 +12,12 @@ receiver repeats them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from delivery.push.answers import PushAnswer, PushVerdict
 from delivery.push.events import request_of
+from delivery.push.hiding import HIDDEN, without_secrets
 from delivery.push.messages import PushedMessage
 from delivery.push.schemas import PushExchange, PushHeader
 from delivery.push.secrets import PushSecrets, missing
@@ -25,9 +25,8 @@ from delivery.push.sender import PushSender, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 
 TURN_S = 5.0  # a test waits for its turn; so long, at most, a sender begins nothing else
-TIMEOUT_MS_MAX = 30_000  # somebody waits for it
+TIMEOUT_MS_MAX = 30_000  # an operator waits for it
 BODY_CHARACTERS_SHOWN = 16 << 10
-HIDDEN = "(hidden)"
 _LOOK_S = 0.02
 
 
@@ -58,6 +57,7 @@ async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> Pu
     answer = await tools.client.post(
         push.endpoint, headers, body, min(push.timeout_ms, TIMEOUT_MS_MAX)
     )
+    answer = without_secrets(answer, job.secrets)
     verdict = sender.count(answer, sent_ns, 0)
     return _shown(job.push.endpoint, headers, body, answer, verdict, job.secrets,
                   (sent_ns - began_ns) / 1e6)  # fmt: skip
@@ -101,7 +101,6 @@ def _shown(
     secrets: PushSecrets | None, waited_ms: float,
 ) -> PushExchange:  # fmt: skip
     own = {} if secrets is None else secrets.headers
-    hidden = [] if secrets is None else [*own.values(), *secrets.signing]
     return PushExchange(
         endpoint=endpoint,
         address=answer.address,
@@ -112,21 +111,12 @@ def _shown(
         request_bytes=len(body),
         status=answer.status,
         failure=None if answer.failure is None else answer.failure.value,
-        message=_without(answer.message, hidden),
-        answer_headers=[
-            PushHeader(name, _without(value, hidden)) for name, value in answer.headers
-        ],
-        answer_body=_without(answer.head.decode(errors="replace"), hidden),
+        message=answer.message,
+        answer_headers=[PushHeader(name, value) for name, value in answer.headers],
+        answer_body=answer.head.decode(errors="replace"),
         took_ms=answer.took_ms,
         waited_ms=waited_ms,
         outcome=verdict.outcome.value,
-        meaning=_without(verdict.sentence, hidden),
+        meaning=verdict.sentence,
         retry_after_ms=verdict.retry_after_ms,
     )
-
-
-def _without(text: str, hidden: Sequence[str]) -> str:
-    """A text in which no secret is, the longest replaced first."""
-    for each in sorted(hidden, key=len, reverse=True):
-        text = text.replace(each, HIDDEN)
-    return text
