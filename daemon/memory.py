@@ -17,6 +17,7 @@ from delivery.pipes import client as pipe_client
 from delivery.pipes import connection as pipe_connection
 from delivery.pipes import server as pipe_server
 from delivery.push import client as push_client
+from delivery.push import sender as push_sender
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
@@ -160,7 +161,11 @@ def bounds(config: Config) -> dict[str, int]:
         ),
         # Nothing of this is taken before the first POST.
         "push": shards
-        * (push_client.LIBRARY_BYTES + push_client.CONNECTIONS_MAX * push_client.POST_BYTES),
+        * (
+            push_client.LIBRARY_BYTES
+            + push_client.CONNECTIONS_MAX * push_client.POST_BYTES
+            + push_sender.QUEUED_BYTES_MAX
+        ),
         "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
         # One more answer is there before it is counted, twice while its head is put before it.
         "answers": shards

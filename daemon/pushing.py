@@ -14,7 +14,8 @@ from delivery.push.learned import LearnedRates
 from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
-from delivery.push.sender import SenderTools
+from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
+from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.owners import Owners
 from shards.clock import monotonic_ns, wall_ms
 from shards.segment import Segment
@@ -45,6 +46,9 @@ def push_senders(
         significant_change=config.push_use_change_min_percent / 100,
     )
     client = PushClient(AllowList(config.push_allow), config.push_ca_file)
-    tools = SenderTools(owners, client, limits, learned, monotonic_ns, wall_ms, may_deliver, failed)
+    tools = SenderTools(
+        owners, client, limits, learned, LookAheadBudget(QUEUED_BYTES_MAX), monotonic_ns, wall_ms,
+        may_deliver, failed,
+    )  # fmt: skip
     secrets = SecretsFile(Path(config.data_dir))
     return PushSenders(segment, shard, ledger, version, secrets, tools)

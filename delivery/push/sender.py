@@ -42,6 +42,7 @@ from delivery.push.reports import Failing, SenderReports
 from delivery.push.secrets import PushSecrets
 from delivery.push.units import Unit
 from delivery.subscriptions.batches import Place
+from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.watch.formats import MSGPACK
@@ -59,7 +60,11 @@ FOREIGN_NS = 100_000_000  # until it is looked at again whether the prefix is ou
 QUEUE_MESSAGES = 256  # a sender that has more takes nothing; a write brings as many more
 QUEUE_BYTES = 256 << 10
 DEFERRING_PART = 0.5  # of the rate, while the daemon defers
-TRIES_MAX = 10_000  # messages whose failed attempts are counted
+# What all senders of a shard have queued; besides, each one write. A message takes this besides its
+# data, as measured.
+QUEUED_BYTES_MAX = 32 << 20
+QUEUED_MESSAGE_BYTES = 1_200
+TRIES_MAX = 2_000  # messages whose failed attempts are counted, at 150 bytes each
 
 
 class SenderTools(NamedTuple):
@@ -69,6 +74,7 @@ class SenderTools(NamedTuple):
     client: PushClient
     limits: LimiterSettings
     learned: LearnedRates
+    queued: LookAheadBudget
     now_ns: Callable[[], int]
     wall_ms: Callable[[], int]
     may_deliver: Callable[[], bool]
@@ -180,6 +186,7 @@ class PushSender:
             if self._outlet is not None:
                 self._outlet.close()
             self.words.leave()
+            self._tools.queued.forget(self.job.subscription.subscription_id)
 
     async def _leave(self) -> None:
         leaving = Leave(self.job.subscription.subscription_id, self.consumer)
@@ -222,7 +229,11 @@ class PushSender:
         self._connect_later(CONNECT_AGAIN_S)
 
     def _has_room(self) -> bool:
-        return self.queue.messages < QUEUE_MESSAGES and self.queue.bytes < QUEUE_BYTES
+        messages, size = self.queue.messages, self.queue.bytes
+        queued, subscription_id = self._tools.queued, self.job.subscription.subscription_id
+        queued.note(subscription_id, size + messages * QUEUED_MESSAGE_BYTES)
+        is_short = messages < QUEUE_MESSAGES and size < QUEUE_BYTES
+        return is_short and queued.allows(subscription_id)
 
     def _received(self, data: bytes) -> None:
         for event in events_of(data):

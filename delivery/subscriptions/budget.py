@@ -1,4 +1,5 @@
-"""How much the look-ahead of all subscriptions of a shard may take.
+"""How much the look-ahead of all subscriptions of a shard may take; and what its senders of push
+subscriptions have queued, by the same rule.
 
 A subscription reads ahead until its consumers have enough, and one key with a million messages
 makes that a million. What it takes is noted when it is served; above the limit nothing is read

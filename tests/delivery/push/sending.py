@@ -14,7 +14,8 @@ from delivery.push.learned import LearnedRates
 from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
-from delivery.push.sender import SenderTools
+from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
+from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.owners import Owners
 from ledger import subscriptions
 from ledger.push_settings import PushSettings
@@ -86,6 +87,7 @@ class Sending:
         self.endpoint = endpoint
         self.is_foreign = False
         self.secrets = SecretsFile(folder)
+        self.queued = LookAheadBudget(QUEUED_BYTES_MAX)
         self._grants: dict[int, SlotGrants] = {}
         self.senders = self._made()
 
@@ -95,8 +97,8 @@ class Sending:
         self.owner.flush.add_rates(learned)
         tools = SenderTools(
             Owners(0, 1, self.owner.subscriptions, cast(Pipes, None)),
-            PushClient(AllowList(("127.0.0.1",))), LimiterSettings(), learned, monotonic_ns,
-            wall_ms, lambda: not self.is_foreign, raise_it,
+            PushClient(AllowList(("127.0.0.1",))), LimiterSettings(), learned, self.queued,
+            monotonic_ns, wall_ms, lambda: not self.is_foreign, raise_it,
         )  # fmt: skip
         return PushSenders(
             segment, 0, self.owner.ledger,

@@ -228,6 +228,29 @@ def test_after_a_seek_everything_is_posted_again(node: Node, tmp_path: Path) -> 
     sending(node, tmp_path, use)
 
 
+@pytest.mark.parametrize(("others_bytes", "queued"), [(0, range(100, 200)), (1 << 30, range(70))])
+def test_senders_that_have_queued_too_much_together_take_a_little_each(
+    node: Node, tmp_path: Path, others_bytes: int, queued: range
+) -> None:
+    async def use(them: Sending) -> None:
+        them.queued.note(-1, others_bytes)
+        them.receiver.gate.clear()
+        made = them.create({"connections_max": 1})
+        for chunk in range(20):
+            them.owner.produce(*(record("x" * 2_000, f"k{chunk}-{n}") for n in range(10)))
+        await them.until(lambda: bool(them.receiver.posts), made)
+        sender = them.senders._senders[made.subscription_id]
+        looks = iter(range(20))
+        await them.until(lambda: next(looks, None) is None, made)
+        assert sender.queue.messages in queued
+        them.receiver.gate.set()
+        them.senders.close()
+        await them.senders.ended()
+        assert them.queued.taken == others_bytes
+
+    sending(node, tmp_path, use)
+
+
 def test_nothing_is_posted_without_the_secrets_or_the_prefix(node: Node, tmp_path: Path) -> None:
     async def use(them: Sending) -> None:
         secrets_id = them.secrets.save(PushSecrets(headers={"authorization": "Bearer x"}))
