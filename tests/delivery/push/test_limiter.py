@@ -341,21 +341,37 @@ def test_a_rate_of_few_attempts_per_interval_is_used_all_the_same() -> None:
     assert _use_after(1 / 60, 1 / 60, 10.0, state) > 0.9
 
 
-def test_a_change_of_the_use_of_9_percent_or_less_is_not_recorded() -> None:
-    limiter = Limiter(SETTINGS, 100.0, 0, LimiterState(Mode.NORMAL, 100.0, None))
-    uses = []
-    for interval, attempts in enumerate((750, 850, 900, 950), start=1):
-        begin = (interval - 1) * 15 * SECOND
+class Intervals:
+    """A limiter at 100 a second, interval by interval."""
+
+    def __init__(self) -> None:
+        self.limiter = Limiter(SETTINGS, 100.0, 0, LimiterState(Mode.NORMAL, 100.0, None))
+        self._begin = 0
+
+    def use(self, part: float) -> float:
+        """The use after an interval in which so much of the permits was taken."""
+        attempts = round(part * self.limiter.rate * 15)
         for number in range(attempts):
-            limiter.attempted(begin + number * 15 * SECOND // attempts)
-        limiter.tick(interval * 15 * SECOND)
-        uses.append(limiter.use)
-    assert uses == [
-        pytest.approx(0.5, abs=0.01),
-        pytest.approx(0.5, abs=0.01),
-        pytest.approx(0.6, abs=0.01),
-        pytest.approx(0.6, abs=0.01),
-    ]
+            self.limiter.attempted(self._begin + number * 15 * SECOND // attempts)
+        self._begin += 15 * SECOND
+        self.limiter.tick(self._begin)
+        return self.limiter.use
+
+
+def test_a_change_of_the_use_of_9_percent_or_less_is_not_told() -> None:
+    intervals = Intervals()
+    uses = [intervals.use(part) for part in (0.5, 0.57, 0.6, 0.63)]
+    assert uses == pytest.approx([0.5, 0.5, 0.6, 0.6], abs=0.01)
+
+
+def test_a_use_of_all_and_its_end_are_told_and_that_of_another_maximum() -> None:
+    intervals = Intervals()
+    uses = [intervals.use(part) for part in (0.94, 1.0, 0.94)]
+    assert uses == pytest.approx([0.94, 1.0, 0.94], abs=0.005)
+    intervals = Intervals()
+    intervals.use(0.5)
+    intervals.limiter.set_maximum(90.0, 15 * SECOND)
+    assert intervals.use(0.55) == pytest.approx(0.55, abs=0.01)
 
 
 class LimiterMachine(RuleBasedStateMachine):
