@@ -27,25 +27,31 @@ HIDDEN = "(hidden)"
 SECRET_CHARACTERS_MIN = 4
 
 
-def without_secrets(answer: PushAnswer, secrets: PushSecrets | None) -> PushAnswer:
-    """An answer as it may be shown."""
-    if secrets is None:
-        return answer
-    forms = _forms(secrets)
-    as_bytes = [form.encode().decode("latin-1") for form in forms]
-    return replace(
-        answer,
-        message=_hidden(answer.message, forms),
-        head=_hidden(answer.head.decode("latin-1"), as_bytes).encode("latin-1"),
-        headers=tuple((name, _hidden(value, forms)) for name, value in answer.headers),
-    )
+class Hiding:
+    """What is hidden of one subscription."""
+
+    def __init__(self, secrets: PushSecrets | None) -> None:
+        self._forms = [] if secrets is None else _forms(secrets)
+        # As they are in bytes that are taken for characters.
+        self._as_bytes = [form.encode().decode("latin-1") for form in self._forms]
+
+    def shown(self, answer: PushAnswer) -> PushAnswer:
+        """An answer as it may be shown."""
+        if not self._forms:
+            return answer
+        return replace(
+            answer,
+            message=_hidden(answer.message, self._forms),
+            head=_hidden(answer.head.decode("latin-1"), self._as_bytes).encode("latin-1"),
+            headers=tuple((name, _hidden(value, self._forms)) for name, value in answer.headers),
+        )
 
 
 def _hidden(text: str, forms: list[str]) -> str:
     for form in forms:
         if form in text:
             text = text.replace(form, HIDDEN)
-    for form in forms:
+    for form in forms if text else ():
         begin = text.find(form[:SECRET_CHARACTERS_MIN], max(0, len(text) - len(form)))
         while begin >= 0:
             if form.startswith(text[begin:]):

@@ -20,6 +20,7 @@ from delivery.ledger_thread import LedgerThread
 from delivery.push.demand import wants_more
 from delivery.push.events import EventSource
 from delivery.push.exchange import exchange
+from delivery.push.hiding import Hiding
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
@@ -170,7 +171,7 @@ class PushSenders:
         secrets = await self._secrets_of(subscription)
         lacks = missing(push, secrets)
         self._note_lacks(subscription, number, lacks)
-        job = SenderJob(subscription, source, secrets, lacks)
+        job = SenderJob(subscription, source, secrets, lacks, Hiding(secrets))
         if sender is not None and not sender.can_follow(job):
             self._end(sender)
         elif sender is not None:

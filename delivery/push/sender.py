@@ -26,7 +26,7 @@ from msgspec import Struct
 from delivery.push.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
 from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
-from delivery.push.hiding import without_secrets
+from delivery.push.hiding import Hiding
 from delivery.push.learned import LearnedRates
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
 from delivery.push.messages import (
@@ -88,6 +88,7 @@ class SenderJob(Struct, frozen=True):
     source: EventSource
     secrets: PushSecrets | None
     lacks: str  # which secrets it needs and does not have; empty if none
+    hiding: Hiding
 
     @property
     def config(self) -> SubscriptionConfig:
@@ -347,7 +348,7 @@ class PushSender:
         )
         answer = await self._tools.client.post(push.endpoint, headers, body, push.timeout_ms)
         if answer.failure is not None or not 200 <= (answer.status or 0) <= 299:
-            answer = without_secrets(answer, job.secrets)  # which will be shown
+            answer = job.hiding.shown(msgspec.structs.replace(answer, headers=()))
         verdict = self.count(answer, began_ns, len(unit.messages))
         self._judged(unit, verdict)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.push.answers import PushAnswer, judge
-from delivery.push.hiding import HIDDEN, without_secrets
+from delivery.push.hiding import HIDDEN, Hiding
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 
@@ -28,7 +28,7 @@ def told(text: str) -> str:
     answer = PushAnswer(
         status=400, message=text, head=text.encode(), headers=(("x-echo", text), ("a", "b"))
     )
-    shown = without_secrets(answer, SECRETS)
+    shown = Hiding(SECRETS).shown(answer)
     assert shown.status == 400 and shown.headers[1] == ("a", "b")
     (_, value), _ = shown.headers
     assert shown.head.decode("latin-1").encode("latin-1").decode() == value == shown.message
@@ -68,12 +68,12 @@ def test_no_secret_is_left_wherever_it_stands_and_wherever_the_answer_is_cut(
 ) -> None:
     secrets = PushSecrets(headers={"x": secret})
     said = f"{before}{secret}{after}"[:cut]
-    shown = without_secrets(PushAnswer(status=400, message=said), secrets).message
+    shown = Hiding(secrets).shown(PushAnswer(status=400, message=said)).message
     assert secret not in shown.replace(HIDDEN, "|")
     assert not any(shown.endswith(secret[:n]) for n in range(4, len(secret) + 1))
 
 
 def test_without_secrets_an_answer_is_shown_as_it_is() -> None:
     answer = PushAnswer(status=400, head=b"\xff")
-    assert without_secrets(answer, None) is answer
-    assert without_secrets(answer, SECRETS).head == b"\xff"
+    assert Hiding(None).shown(answer) is answer
+    assert Hiding(SECRETS).shown(answer).head == b"\xff"
