@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from delivery.push.answers import PushAnswer, PushVerdict
 from delivery.push.events import request_of
-from delivery.push.hiding import HIDDEN, without_secrets
+from delivery.push.hiding import HIDDEN
 from delivery.push.messages import PushedMessage
 from delivery.push.schemas import PushExchange, PushHeader
 from delivery.push.secrets import PushSecrets, missing
@@ -57,7 +57,7 @@ async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> Pu
     answer = await tools.client.post(
         push.endpoint, headers, body, min(push.timeout_ms, TIMEOUT_MS_MAX)
     )
-    answer = without_secrets(answer, job.secrets)
+    answer = job.hiding.shown(answer)
     verdict = sender.count(answer, sent_ns, 0)
     return _shown(job.push.endpoint, headers, body, answer, verdict, job.secrets,
                   (sent_ns - began_ns) / 1e6)  # fmt: skip
