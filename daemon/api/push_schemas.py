@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
+from daemon.api.status_schemas import PushCounters
 from delivery.push.secrets import HEADERS_MAX, SIGNING_MAX
 from ledger.push_settings import PushTarget
 from ledger.subscription_rules import SubscriptionRules
@@ -54,6 +55,47 @@ PushChanges = defstruct(
     frozen=True,
     forbid_unknown_fields=True,
 )
+
+
+class PushActivity(PushCounters, frozen=True, kw_only=True):
+    """What the senders of a subscription do together, about a tenth of a second ago."""
+
+    mode: Annotated[
+        str,
+        Meta(
+            description="of the slowest sender: `normal`, or `slow` or `heartbeat` if the receiver"
+            " fails, with an attempt a minute"
+        ),
+    ]
+    held_until_ms: Annotated[
+        int | None,
+        Meta(description="the receiver asked for a pause until then; epoch milliseconds"),
+    ]
+    outcomes: Annotated[dict[str, int], Meta(description="how attempts ended, where not 0")]
+
+
+class PushSenderActivity(Struct, frozen=True, kw_only=True):
+    """What one sender does. Times are epoch milliseconds."""
+
+    shard: int
+    mode: Annotated[str, Meta(description="`normal`, `slow` or `heartbeat`")]
+    granted: Annotated[float, Meta(description="its share of `rate_max`")]
+    rate: Annotated[float, Meta(description="attempts a second that are in force")]
+    ceiling: Annotated[
+        float | None, Meta(description="what the receiver is thought to take; null: nothing failed")
+    ]
+    use: Annotated[float, Meta(description="the part of its share that it used, 0 to 1")]
+    changed_ms: Annotated[int | None, Meta(description="when mode or rate changed last")]
+    next_attempt_ms: Annotated[
+        int | None, Meta(description="when the next attempt may begin; null: none may")
+    ]
+    held_until_ms: Annotated[int | None, Meta(description="the receiver asked for a pause")]
+    in_flight: int
+    attempts: int
+    records: int
+    failures: int
+    p50_ms: float | None
+    p99_ms: float | None
 
 
 class PushTestRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from daemon.api.errors import ApiError, invalid, too_large
 from daemon.api.names import check_subscription_name
-from daemon.api.push_schemas import TEST_BYTES_MAX, PushTestRequest
+from daemon.api.push_activity import PushActivities
+from daemon.api.push_schemas import TEST_BYTES_MAX, PushActivity, PushTestRequest
 from daemon.api.push_settings import (
     PushChange,
     PushSecretChanges,
@@ -96,6 +97,7 @@ class SubscriptionRoutes:
         owners: SubscriptionOwner,
     ) -> None:
         self._board = SubscriptionBoard(segment)
+        self._pushed = PushActivities(segment)
         self._ledger = ledger
         self._changes = changes
         self._topics = topics
@@ -190,6 +192,8 @@ class SubscriptionRoutes:
             topic_id=found.topic_id,
             config=shown_config(found.config),
             created_ms=found.created_ms,
+            push=self._pushed.of(found),
+            push_senders=self._pushed.senders_of(found),
         )
 
     async def list(self, topic: str, query: SubscriptionsQuery) -> SubscriptionPage:
@@ -260,7 +264,7 @@ class SubscriptionRoutes:
     def _summary(self, view: SubscriptionView) -> SubscriptionSummary:
         subscription = view.subscription
         row = self._board.read(subscription.slot, subscription.subscription_id)
-        return summary_of(view, row)
+        return summary_of(view, row, self._pushed.of(subscription))
 
     async def _changed(self, topic: str, name: str, change: Callable[[WriteTx], T]) -> T:
         with refusals(topic, name):
@@ -293,8 +297,11 @@ _COUNTS = [each for each in SubscriptionCounts.__struct_fields__ if each != "lag
 _state = msgspec.json.Decoder(SubscriptionState)
 
 
-def summary_of(view: SubscriptionView, told: SubscriptionRow | None) -> SubscriptionSummary:
-    """A subscription as a list shows it; ``told`` is what its owner tells of it."""
+def summary_of(
+    view: SubscriptionView, told: SubscriptionRow | None, push: PushActivity | None = None
+) -> SubscriptionSummary:
+    """A subscription as a list shows it; ``told`` is what its owner tells of it, ``push`` what its
+    senders do."""
     subscription = view.subscription
     row = told or SubscriptionRow()
     partitions = [
@@ -312,6 +319,7 @@ def summary_of(view: SubscriptionView, told: SubscriptionRow | None) -> Subscrip
         reason=row.reason,
         consumers=row.consumers,
         partitions=partitions,
+        push=push,
         lag=sum(each.lag for each in partitions) if told is None else row.lag,
         **{each: getattr(row, each) for each in _COUNTS},
     )

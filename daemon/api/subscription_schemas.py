@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 from msgspec.structs import fields
 
 from daemon.api.names import CONSUMER_CHARACTERS_MAX
-from daemon.api.push_schemas import PushChanges, ShownConfig
+from daemon.api.push_schemas import PushActivity, PushChanges, PushSenderActivity, ShownConfig
 from delivery.subscriptions.schemas import (
     PartitionProgress,
     SubscriptionCounts,
@@ -99,6 +99,9 @@ class SubscriptionSummary(SubscriptionCounts, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]
     consumers: Annotated[int, Meta(description="how many are present")]
     partitions: list[PartitionProgress]
+    push: Annotated[
+        PushActivity | None, Meta(description="what its senders do; null: it has none")
+    ] = None
 
 
 class SubscriptionStatus(SubscriptionState, frozen=True, kw_only=True):
@@ -109,6 +112,12 @@ class SubscriptionStatus(SubscriptionState, frozen=True, kw_only=True):
     topic_id: int
     config: ShownConfig
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
+    push: Annotated[
+        PushActivity | None, Meta(description="what its senders do; null: it has none")
+    ] = None
+    push_senders: Annotated[
+        list[PushSenderActivity], Meta(description="each of them, by shard")
+    ] = field(default_factory=list)
 
 
 class SubscriptionsQuery(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,13 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from daemon.api.subscription_schemas import SubscriptionSettings
-from delivery.subscriptions.requests import Describe, OwnerRefused, Seek
+from delivery.subscriptions.requests import Describe, OwnerRefused, Seek, TryPush
 from ledger import subscriptions
 from ledger.subscriptions import SubscriptionConfig
 from shards import layout as at
+from shards.clock import monotonic_ns, wall_ms
+from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.pushgrants import SlotGrants
 from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
 from tests.daemon.api.subscribing import SubscribingNode, subscribing
 
@@ -323,3 +327,66 @@ def test_an_endpoint_that_may_not_be_called_is_refused_and_what_is_allowed_is_na
     assert answer.json["error"]["detail"]["field"] == "push.endpoint"
     allowed = node.ask("PUT", "/s", {"push": {"endpoint": "http://hooks.test/hook"}})
     assert allowed.status == 201
+
+
+def test_what_senders_do_is_shown_by_any_shard(node: SubscribingNode) -> None:
+    node.owners.answer = STATE
+    number = node.ask("PUT", "/s", {"push": {"endpoint": URL, "rate_max": 20}}).json[
+        "subscription_id"
+    ]
+    shown = node.ask("GET", "/s").json
+    assert (shown["push"], shown["push_senders"]) == (None, []), "its owner has not noticed it yet"
+
+    PushBoard(node.segment).offer(0, number, 20.0, 1)
+    words = SenderWords(node.segment, 0, 0)
+    words.join(number)
+    grants = SlotGrants(node.segment, 0, number)
+    grants.look()
+    grants.grant(0, 8.0)
+    words.follow()
+    now_ns = monotonic_ns()
+    words.tell(PushState(1, 2.0, 5.0), now_ns)
+    words.tell_next(now_ns + 60_000_000_000, now_ns + 30_000_000_000)
+    words.use(0.5)
+    for outcome in (PushOutcome.DELIVERED, PushOutcome.SERVER_ERROR, PushOutcome.SERVER_ERROR):
+        words.began()
+        words.ended(outcome, 3_000_000, 7 if outcome is PushOutcome.DELIVERED else 0)
+    words.began()
+
+    shown = node.ask("GET", "/s").json
+    push, (sender,) = shown["push"], shown["push_senders"]
+    assert (push["mode"], push["rate_max"], push["granted"], push["rate"]) == ("slow", 20, 8, 2)
+    assert push["outcomes"] == {"delivered": 1, "server_error": 2}
+    for told in (push, sender):
+        assert (told["attempts"], told["failures"], told["records"]) == (4, 2, 7)
+        assert (told["in_flight"], told["p50_ms"], told["p99_ms"]) == (1, 4.0, 4.0)
+    assert (sender["shard"], sender["mode"], sender["granted"]) == (0, "slow", 8)
+    assert (sender["ceiling"], sender["use"]) == (5, 0.5)
+    assert 20_000 < sender["next_attempt_ms"] - wall_ms() <= 60_000
+    assert abs(sender["next_attempt_ms"] - sender["held_until_ms"] - 30_000) <= 1
+    assert sender["held_until_ms"] == push["held_until_ms"]
+    (listed,) = node.ask("GET", "").json["subscriptions"]
+    assert {**listed["push"], "held_until_ms": 0} == {**push, "held_until_ms": 0}
+
+    words.leave()
+    shown = node.ask("GET", "/s").json
+    assert shown["push_senders"] == [] and shown["push"]["attempts"] == 4
+    node.ask("PUT", "/s", {"push": None})
+    shown = node.ask("GET", "/s").json
+    assert (shown["push"], shown["push_senders"]) == (None, [])
+    PushBoard(node.segment).withdraw(0, number)
+
+
+def test_a_test_of_a_receiver_is_asked_of_the_owner(node: SubscribingNode) -> None:
+    number = node.ask("PUT", "/s", {"push": {"endpoint": URL}}).json["subscription_id"]
+    node.owners.answer = {"status": 200}
+    assert node.ask("POST", "/s/push/test").json == {"status": 200}
+    node.ask("POST", "/s/push/test", {"data": [1], "key": "k"})
+    first, second = node.owners.asked
+    assert isinstance(first, TryPush) and isinstance(second, TryPush)
+    assert json.loads(first.data) == {"headgate": "test", "topic": "t", "subscription": "s"}
+    assert (first.subscription_id, first.key) == (number, None)
+    assert (second.data, second.key) == ("[1]", "k")
+    assert first.token != second.token
+    large = node.ask("POST", "/s/push/test", {"data": "x" * 65_536})
+    assert (large.status, large.code) == (413, "too_large")
