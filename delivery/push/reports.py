@@ -136,6 +136,8 @@ class SenderReports:
         self._task = None
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._failed(error)
+        elif self._acks or self._nacks or self._pause:
+            self._start()  # they came since the task has looked for the last time
 
     async def _tell(self) -> None:
         while (self._acks or self._nacks or self._pause) and not self._is_gone:

@@ -204,7 +204,8 @@ class PushSender:
             self._connecting.add_done_callback(self._connected)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
-        self._connecting = None
+        if self._connecting is task:
+            self._connecting = None
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._tools.failed(error)
 
@@ -222,6 +223,7 @@ class PushSender:
                 log.debug("sender %s is not connected yet: %s", self.consumer, error)
                 continue
             self._outlet = SenderOutlet(self._received, self._has_room, self._ended)
+            self._connecting = None  # the stream may end before this task has
             self._tools.owners.open(asked, self._outlet)
             return
 

@@ -19,7 +19,7 @@ import uvloop
 from delivery.push.addresses import AllowList
 from delivery.push.answers import AnswerOutcome, PushAnswer, PushFailure, judge
 from delivery.push.client import PushClient
-from tests.delivery.push.conftest import EvilReceiver
+from tests.delivery.push.evil_process import EvilReceiver
 
 LOCAL = AllowList(["127.0.0.0/8", "::1"])
 T = TypeVar("T")

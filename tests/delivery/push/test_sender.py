@@ -10,7 +10,8 @@ import pytest
 
 from delivery.push.secrets import PushSecrets, SecretsFile
 from delivery.push.signatures import secret_of
-from delivery.subscriptions.requests import Seek
+from delivery.subscriptions.requests import Consume, Seek
+from delivery.watch.outlet import Outlet
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending
@@ -416,5 +417,24 @@ def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_pa
         them.receiver.gate.set()
         await them.until(lambda: running.window.is_failing and running.lag == 1, made)
         assert running.drainable_lag == 0, "the receiver fails"
+
+    sending(node, tmp_path, use)
+
+
+def test_a_stream_that_ends_while_it_is_opened_is_opened_again(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(them: Sending) -> None:
+        owner = them.owner.subscriptions
+        opens = owner.open
+
+        def ends(_: Consume, outlet: Outlet) -> None:
+            monkeypatch.setattr(owner, "open", opens)
+            outlet.end()
+
+        monkeypatch.setattr(owner, "open", ends)
+        made = them.create()
+        them.owner.produce(record(0, "k"))
+        await them.until_finished(made, 1)
 
     sending(node, tmp_path, use)
