@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commands.pushing.texts import push_lines, senders_text
 from commands.shell.output import Cell, count_text, duration_text, table, time_text
 from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
 from delivery.subscriptions.schemas import BlockedKey, KeyState, PartitionProgress
@@ -40,8 +41,11 @@ def show_text(state: SubscriptionStatus) -> str:
         rules.append(f"after {config.redeliveries_max} redeliveries {config.poison}{letters}")
         rules.append(f"time-out {duration_text(config.ack_timeout_ms)}")
     lines = [f"subscription {state.subscription} of {state.topic}", f"  {', '.join(rules)}"]
+    if config.paused_because:
+        lines.append(f"  paused by the daemon: {config.paused_because}")
     if state.held:
         lines.append(f"  held: {state.held}")
+    lines += push_lines(state)
     counts = {
         "lag": state.lag, "in flight": state.in_flight, "waiting": state.waiting,
         "blocked keys": state.blocked_keys,
@@ -69,6 +73,8 @@ def show_text(state: SubscriptionStatus) -> str:
         for each in state.consumers
     ]  # fmt: skip
     lines += ["", progress_text(state.partitions)]
+    if state.push_senders:
+        lines += ["", senders_text(state)]
     if consumers:
         head = ("consumer", "kind", "filters", "share", "in flight", "state")
         lines += ["", table(head, consumers)]

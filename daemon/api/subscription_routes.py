@@ -248,8 +248,11 @@ class SubscriptionRoutes:
             raise too_large(
                 f"data has {len(data)} bytes, the limit is {TEST_BYTES_MAX}", field="data"
             )
-        token = randomness.token_hex(8)
-        request = TryPush(subscription_id, data.decode(), asked.key, token)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise invalid(f"data is not UTF-8: {error}", field="data") from error
+        request = TryPush(subscription_id, text, asked.key, randomness.token_hex(8))
         return EncodedJson(await self._owners.ask(request))
 
     async def _exact(self, entry: TopicEntry, place: SubscriptionStart) -> SubscriptionStart:

@@ -388,5 +388,9 @@ def test_a_test_of_a_receiver_is_asked_of_the_owner(node: SubscribingNode) -> No
     assert (first.subscription_id, first.key) == (number, None)
     assert (second.data, second.key) == ("[1]", "k")
     assert first.token != second.token
+    body = b'{"data":"\xff"}'
+    head = "POST /v0/topics/t/subscriptions/s/push/test HTTP/1.1\r\nHost: a\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    assert b" 400 " in node.raw(head.encode() + body).partition(b"\r\n")[0]
     large = node.ask("POST", "/s/push/test", {"data": "x" * 65_536})
     assert (large.status, large.code) == (413, "too_large")

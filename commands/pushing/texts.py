@@ -1,0 +1,117 @@
+"""Push subscriptions and exchanges with receivers as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commands.shell.output import Cell, count_text, duration_text, table
+from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
+from delivery.push.schemas import PushExchange, PushHeader
+from shards.clock import wall_ms
+
+
+def list_text(found: list[SubscriptionSummary]) -> str:
+    """A row for each push subscription."""
+    rows: list[list[Cell]] = []
+    for each in found:
+        config, told = each.config.push, each.push
+        assert config is not None  # others are not listed
+        is_told = told is not None and each.state == "running"
+        rows.append(
+            [
+                each.topic, each.subscription, config.endpoint,
+                told.mode if is_told and told is not None else each.state,
+                rate_text(None if told is None else told.rate), rate_text(config.rate_max),
+                count_text(each.lag),
+                count_text(None if told is None else told.attempts),
+                count_text(None if told is None else told.failures),
+                duration_text(None if told is None else told.p50_ms),
+            ]
+        )  # fmt: skip
+    head = ("topic", "subscription", "endpoint", "state", "rate", "maximum", "lag", "attempts",
+            "failures", "p50")  # fmt: skip
+    return table(head, rows)
+
+
+def push_lines(state: SubscriptionStatus) -> list[str]:
+    """Where a subscription is pushed, and what its senders do."""
+    config, told = state.config.push, state.push
+    if config is None:
+        return []
+    how = [config.format, f"at most {rate_text(config.rate_max)}/s"]
+    if config.headers:
+        how.append(f"headers {', '.join(config.headers)}")
+    if config.signed:
+        secrets = "secret" if config.secrets_count == 1 else "secrets"
+        how.append(f"signed with {config.secrets_count} {secrets}")
+    lines = [f"  pushed to {config.endpoint}", f"    {', '.join(how)}"]
+    if told is None:
+        return [*lines, "    nobody sends yet"]
+    lines.append(
+        f"    {told.mode}, rate {rate_text(told.rate)}/s, attempts {count_text(told.attempts)},"
+        f" failures {count_text(told.failures)}, records {count_text(told.records)}"
+    )
+    lines.append(
+        f"    latency p50 {duration_text(told.p50_ms)}, p99 {duration_text(told.p99_ms)},"
+        f" under way {count_text(told.in_flight)}"
+    )
+    ended = [f"{name} {count_text(count)}" for name, count in told.outcomes.items()]
+    if ended:
+        lines.append(f"    ended: {', '.join(ended)}")
+    if told.held_until_ms is not None:
+        lines.append(f"    the receiver asked for a pause: {_until_text(told.held_until_ms)}")
+    return lines
+
+
+def senders_text(state: SubscriptionStatus) -> str:
+    """A row for each sender."""
+    rows: list[list[Cell]] = [
+        [
+            each.shard, each.mode, rate_text(each.rate), rate_text(each.granted),
+            rate_text(each.ceiling), f"{each.use:.0%}", count_text(each.attempts),
+            count_text(each.failures), duration_text(each.p50_ms), duration_text(each.p99_ms),
+            _until_text(each.next_attempt_ms),
+        ]
+        for each in state.push_senders
+    ]  # fmt: skip
+    head = ("shard", "mode", "rate", "share", "ceiling", "used", "attempts", "failures", "p50",
+            "p99", "next attempt")  # fmt: skip
+    return table(head, rows)
+
+
+def exchange_text(shown: PushExchange) -> str:
+    """A request and its answer, as in a protocol."""
+    at = f" ({shown.address})" if shown.address else ""
+    lines = [f"POST {shown.endpoint}{at}", *_headers("> ", shown.request_headers), ">"]
+    lines += [f"> {line}" for line in shown.request_body.splitlines()]
+    if shown.status is not None:
+        lines += [f"< {shown.status}", *_headers("< ", shown.answer_headers), "<"]
+        lines += [f"< {line}" for line in shown.answer_body.splitlines()]
+    if shown.failure is not None:
+        lines.append(f"! {shown.failure}: {shown.message}")
+    waited = f", after {duration_text(shown.waited_ms)}" if shown.waited_ms >= 1 else ""
+    lines.append(f"{shown.outcome}, {duration_text(shown.took_ms)}{waited}: {shown.meaning}")
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(line: str) -> str:
+    """A line that does nothing to a terminal, whatever a receiver has put into it."""
+    return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
+
+
+def _headers(mark: str, headers: Iterable[PushHeader]) -> list[str]:
+    return [f"{mark}{each.name}: {each.value}" for each in headers]
+
+
+def rate_text(rate: float | None) -> str:
+    """``0.0167``, ``12.5``, ``1,234``."""
+    if rate is None:
+        return "-"
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
+
+
+def _until_text(epoch_ms: int | None) -> str:
+    if epoch_ms is None:
+        return "-"
+    left_ms = epoch_ms - wall_ms()
+    return "now" if left_ms <= 0 else f"in {duration_text(left_ms)}"
