@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import shutil
 import subprocess
@@ -147,6 +149,8 @@ def told_by_the_daemon(daemon: Daemon) -> bytes:
         "/v0/scaling", "/v0/config",
     ):  # fmt: skip
         told += daemon.get(path).body
+    # It is refused while there is no turn for it, too.
+    told += daemon.json("POST", f"{PATH}/push/test", {}).body
     for process in [parent := psutil.Process(daemon.process.pid), *parent.children(recursive=True)]:
         told += "\0".join([*process.cmdline(), *process.environ().values()]).encode()
     return told
@@ -193,6 +197,7 @@ def test_secrets_are_in_what_is_sent_and_in_their_file_and_nowhere_else(
         told += put(daemon, secrets=[SECOND, FIRST]).body
         assert mode_of(data / FILE_NAME) == 0o600
         assert b"endpoint-of-billing" in told and b"uthorization" in told
+        assert b'"request_headers"' in told and b"(hidden)" in told
         assert daemon.stop() == 0
         told += daemon.text.encode()
     assert not found_in(told)
@@ -239,6 +244,56 @@ def test_a_secret_rotates_without_a_request_that_the_receiver_cannot_verify(
                 ]
             )
             assert post.headers["x-kept"] == "1"
+
+
+def numbered(number: int) -> dict[str, Any]:
+    """Secrets that belong together."""
+    return {"headers": {"x-number": str(number)}, "secrets": [secret_of(b"%032d" % number)]}
+
+
+class Changing:
+    """Changes secrets, one time after the other, until the daemon dies. ``last`` is the last change
+    that was acknowledged."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def run(self, daemon: Daemon) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while put(daemon, **numbered(self.last + 1)).status == 200:
+                self.last += 1
+
+    def until(self, number: int) -> None:
+        """Waits for a change."""
+        wait_until(lambda: self.last >= number, f"change {number}")
+
+
+@pytest.mark.slow
+def test_a_kill_of_everything_while_secrets_change_leaves_what_belongs_together(
+    data: Path, receiver: EchoingServer
+) -> None:
+    changing = Changing()
+    for kills in range(3):
+        with running(data, shards=2, settings=TIMES) as daemon:
+            if not kills:
+                daemon.json("PUT", "/v0/topics/orders", {})
+                assert put(daemon, endpoint=receiver.url, **numbered(0)).status == 201
+            came = len(receiver.posts)
+            produce(daemon, "again")
+            receiver.wait_for(came + 1)
+            for post in receiver.posts[came:]:
+                number = int(post.headers["x-number"])
+                assert post.is_signed_with(secret_of(b"%032d" % number))
+                assert changing.last <= number <= changing.last + 1
+            changing.last = int(receiver.posts[-1].headers["x-number"])
+            thread = threading.Thread(target=changing.run, args=(daemon,))
+            thread.start()
+            changing.until(changing.last + 20)
+            daemon.kill_everything()
+            thread.join(HANG_S)
+    left = json.loads((data / FILE_NAME).read_bytes())["entries"]
+    # A kill leaves what was not committed yet, and what was not removed yet.
+    assert len(left) <= 1 + 2 * 3
 
 
 @pytest.mark.slow
