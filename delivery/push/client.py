@@ -11,7 +11,7 @@ What holds for each POST:
   certificates and those of ``push_ca_file``;
 - of an answer, 64 KiB are read; after that the connection is closed.
 
-The library (aiohttp) takes 130 ms to load and 14 MiB, so it is loaded by the first POST, in a
+The library (aiohttp) takes 130 ms to load and 14 MiB, so it is loaded for the first POST, in a
 thread: a daemon without push pays nothing. All of it is in ``posting.py``; this module
 knows the places only.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from delivery.push.addresses import AllowList
@@ -74,7 +74,8 @@ class PushClient:
         self._names_kept_s = names_kept_s
         self._places = Places(connections_total or connections_max())
         self._poster: Poster | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[PushAnswer | None] | None = None
+        self._has_failed = False
         self._is_closed = False
 
     @property
@@ -93,8 +94,8 @@ class PushClient:
 
         ``headers`` are sent as they are; Host and Content-Length are added.
         """
-        if self._poster is None:
-            failed = await self._open()
+        if self._poster is None and not self._is_closed:
+            failed = await asyncio.shield(self._open())
             if failed is not None:
                 return failed
         poster = self._poster
@@ -118,22 +119,29 @@ class PushClient:
         if self._poster is not None:
             await self._poster.close()
 
-    async def _open(self) -> PushAnswer | None:
+    def is_ready(self, then: Callable[[], None]) -> bool:
+        """Whether a POST would begin immediately. If not, the library is being loaded, and ``then``
+        is called after that: POSTs that had waited for it would begin in one moment."""
+        if self._poster is not None or self._is_closed or self._has_failed:
+            return True
+        self._open().add_done_callback(lambda _: then())
+        return False
+
+    def _open(self) -> asyncio.Task[PushAnswer | None]:
         """Loads the library, once for all that wait for it."""
-        if self._is_closed:
-            return PushAnswer(failure=PushFailure.LOCAL, message="the client is closed")
         if self._opening is None:
             self._opening = asyncio.create_task(self._load())
-        try:
-            await asyncio.shield(self._opening)
-        except (ImportError, OSError, ValueError) as error:
-            # The next POST tries again: the file may be there then.
-            self._opening = None
-            return PushAnswer(failure=PushFailure.LOCAL, message=str(error))
-        return None
+        return self._opening
 
-    async def _load(self) -> None:
+    async def _load(self) -> PushAnswer | None:
+        """Returns what POSTs are answered if that fails. The next one tries again."""
         name = "delivery.push.posting"
-        posting = await asyncio.to_thread(importlib.import_module, name)
-        context = await asyncio.to_thread(posting.tls_context, self._ca_file)
+        try:
+            posting = await asyncio.to_thread(importlib.import_module, name)
+            context = await asyncio.to_thread(posting.tls_context, self._ca_file)
+        except (ImportError, OSError, ValueError) as error:
+            self._opening = None
+            self._has_failed = True
+            return PushAnswer(failure=PushFailure.LOCAL, message=str(error))
         self._poster = posting.Poster(self._allow, context, self._resolve, self._names_kept_s)
+        return None

@@ -303,6 +303,8 @@ class PushSender:
         if self.held or self.is_testing:
             return None
         limiter, queue = self.limiter, self.queue
+        if queue.messages > 0 and not self._tools.client.is_ready(self.look_again):
+            return None
         while queue.messages > 0:
             now_ns = self._now_ns()
             limiter.set_maximum(self._maximum(), now_ns)

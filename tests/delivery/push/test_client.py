@@ -387,6 +387,19 @@ def test_a_file_of_certificates_that_cannot_be_read_is_named(tmp_path: Path) -> 
             assert f"push_ca_file {tmp_path / name}" in answer.message
 
 
+def test_a_client_is_ready_when_a_post_would_begin_immediately(tmp_path: Path) -> None:
+    async def scenario(client: PushClient) -> None:
+        loaded = asyncio.Event()
+        assert not client.is_ready(loaded.set)
+        await loaded.wait()
+        assert client.is_ready(loaded.clear)
+        assert loaded.is_set()
+
+    run(scenario)
+    # One that cannot be is ready too: its POSTs say why.
+    run(scenario, ca_file=str(tmp_path / "missing.pem"))
+
+
 def test_a_connection_that_is_refused_and_a_name_without_address_are_named() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # bound, and does not listen
