@@ -32,7 +32,7 @@ class PushTotal(Struct, frozen=True, kw_only=True):
     senders: int = 0  # that are present
     granted: float = 0.0
     rate: float = 0.0  # in force
-    used: float = 0.0  # as the senders told last
+    used: float = 0.0  # of the grants, as the senders told last
     mode: int = 0  # of the slowest sender
     held_until_ns: int = 0  # of the sender that waits longest
     in_flight: int = 0
@@ -40,6 +40,11 @@ class PushTotal(Struct, frozen=True, kw_only=True):
     records: int = 0
     outcomes: tuple[int, ...] = (0,) * len(PushOutcome)
     latency: Counted = Counted((0,) * at.PUSH_LATENCIES, 0)
+
+    @property
+    def use(self) -> float:
+        """How much of their grants the senders need, 0 to 1."""
+        return self.used / self.granted if self.granted else 0.0
 
     @property
     def failures(self) -> int:

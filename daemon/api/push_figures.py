@@ -75,7 +75,7 @@ def _figures(total: PushTotal, names: Names, now_ns: int) -> PushFigures:
 def _counters(total: PushTotal) -> dict[str, Any]:
     return {
         "rate_max": total.rate_max, "granted": total.granted, "rate": total.rate,
-        "used": total.used, "senders": total.senders, "in_flight": total.in_flight,
+        "use": total.use, "senders": total.senders, "in_flight": total.in_flight,
         "attempts": total.attempts, "records": total.records, "failures": total.failures,
         "p50_ms": latency_ms(total.latency.buckets, 0.5),
         "p99_ms": latency_ms(total.latency.buckets, 0.99),

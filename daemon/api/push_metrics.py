@@ -64,9 +64,9 @@ PUSH_METRICS: tuple[Metric, ...] = (
         lambda total: total.rate,
     ),
     _by_subscription(
-        "headgate_push_used_attempts_per_second",
-        "what the senders used in their last update interval",
-        lambda total: total.used,
+        "headgate_push_use_ratio",
+        "how much of what is granted the senders need, by which they share it",
+        lambda total: total.use,
     ),
     _by_subscription(
         "headgate_push_senders", "senders that are present", lambda total: total.senders

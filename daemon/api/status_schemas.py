@@ -210,7 +210,13 @@ class PushCounters(Struct, frozen=True, kw_only=True):
     rate_max: Annotated[float, Meta(description="what the settings allow")]
     granted: Annotated[float, Meta(description="what the senders may use of that now")]
     rate: Annotated[float, Meta(description="the rate in force: what receivers take")]
-    used: Annotated[float, Meta(description="what was used, as of the last 15 s")]
+    use: Annotated[
+        float,
+        Meta(
+            description="how much of that the senders need, 0 to 1: what they have used, or all"
+            " while the rate climbs"
+        ),
+    ]
     senders: int
     in_flight: Annotated[int, Meta(description="POSTs under way")]
     attempts: int

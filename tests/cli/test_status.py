@@ -69,13 +69,13 @@ STATUS: dict[str, Any] = {
         ],
     },
     "push": {
-        "count": 2, "slow": 1, "rate_max": 200.0, "granted": 200.0, "rate": 100.0, "used": 50.0,
+        "count": 2, "slow": 1, "rate_max": 200.0, "granted": 200.0, "rate": 100.0, "use": 0.5,
         "senders": 2, "in_flight": 1, "attempts": 5_000, "records": 4_990, "failures": 10,
         "p50_ms": 2.0, "p99_ms": 16.0,
         "first": [
             {
                 "topic": "orders", "subscription": name, "mode": mode, "rate_max": 100.0,
-                "granted": 100.0, "rate": rate, "used": 0.0, "senders": 1, "in_flight": 0,
+                "granted": 100.0, "rate": rate, "use": 0.0, "senders": 1, "in_flight": 0,
                 "attempts": 10, "records": 0, "failures": 10, "p50_ms": None, "p99_ms": None,
                 "held_ms": held_ms, "outcomes": {"timed_out": 10},
             }

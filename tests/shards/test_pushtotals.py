@@ -46,7 +46,7 @@ def test_a_total_is_the_sum_of_its_senders(make_segment: MakeSegment) -> None:
     slow.began()
     (total,) = totals(segment)
     assert (total.slot, total.subscription_id, total.rate_max) == (3, 9, 100)
-    assert (total.senders, total.granted, total.used, total.mode) == (2, 100, 25, 1)
+    assert (total.senders, total.granted, total.use, total.mode) == (2, 100, 0.25, 1)
     assert total.rate == pytest.approx(50 + 1 / 60)
     assert (total.in_flight, total.attempts, total.records, total.held_until_ns) == (1, 7, 30, 77)
     counts = dict(zip(PushOutcome, total.outcomes, strict=True))

@@ -373,10 +373,8 @@ def test_a_push_subscription_has_rates_attempts_and_latencies(daemon: Daemon) ->
         own = {"topic": "orders", "subscription": "billing", **labels}
         return found[f"headgate_push_{name}", frozenset(own.items())]
 
-    rates = [
-        value(f"{name}_attempts_per_second") for name in ("allowed", "granted", "rate", "used")
-    ]
-    assert rates == [100, 80, 60, 40]
+    rates = [value(f"{name}_attempts_per_second") for name in ("allowed", "granted", "rate")]
+    assert rates == [100, 80, 60] and value("use_ratio") == 0.5
     assert (value("mode"), value("senders"), value("in_flight_attempts")) == (0, 1, 1)
     assert value("attempts_total", outcome="delivered") == 2
     assert value("attempts_total", outcome="timed_out") == 1
