@@ -35,7 +35,7 @@ class PushActivities:
             rate_max=total.rate_max,
             granted=total.granted,
             rate=total.rate,
-            used=total.used,
+            use=total.use,
             senders=total.senders,
             in_flight=total.in_flight,
             attempts=total.attempts,
