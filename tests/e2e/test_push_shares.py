@@ -23,7 +23,7 @@ NO_PERIOD: dict[str, object] = {**TIMES, "push_limiter_period_s": 3_600}
 
 
 def is_fast(daemon: Daemon, senders: int) -> bool:
-    """Whether so many senders have the whole rate, and it is nearly in force."""
+    """Whether these senders have the whole rate, and it is nearly in force."""
     push = daemon.status()["push"]
     return bool(
         push["senders"] == senders and push["granted"] > RATE - 0.01 and push["rate"] > NEAR
