@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them. Slow tests
     have more time.
 
-    With several workers (``make test``), tests that share a fixture of their module run in one.
+    With several workers (``make test``), tests that share a fixture of their module run in one, and
+    so do all that need Spark: a session takes 16 s of CPU to start.
     """
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -51,7 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         takes_long = LONG or item.get_closest_marker("slow")
         if takes_long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
-        if _shares_a_fixture(item):
+        if "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
@@ -66,6 +69,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     If that fails, the tests that need it fail with the reason.
     """
+    _check_groups(session)
     wanted = any(item.get_closest_marker("s3") for item in session.items)
     if wanted and not session.config.option.collectonly:
         find_binary(session.config)
+
+
+def _check_groups(session: pytest.Session) -> None:
+    """Of a worker: pytest-xdist puts the group into the id of a test. If pytest keeps ids elsewhere
+    than it believes, each worker makes each fixture of a module, which nobody would notice."""
+    if not session.config.getoption("loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                f"pytest {pytest.__version__} and this pytest-xdist do not group tests: install"
+                " what constraints.txt names (make setup)"
+            )
