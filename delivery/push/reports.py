@@ -144,13 +144,13 @@ class SenderReports:
             if self._pause is not None:
                 pause, self._pause = self._pause, None
                 await self._ask(pause)
-            if self._nacks:
-                failing, messages = self._nacks.popitem()
-                if len(messages) > REPORT_MESSAGES:
-                    self._nacks[failing] = messages[REPORT_MESSAGES:]
-                await self._give_back(failing, messages[:REPORT_MESSAGES])
-            if self._acks:
+            nacks, self._nacks = self._nacks, {}
+            # First what came before a message that failed: what follows it comes back.
+            for _ in range(0, len(self._acks), REPORT_MESSAGES):
                 await self._acknowledge()
+            for failing, messages in nacks.items():
+                for first in range(0, len(messages), REPORT_MESSAGES):
+                    await self._give_back(failing, messages[first : first + REPORT_MESSAGES])
 
     async def _give_back(self, failing: Failing, messages: list[PushedMessage]) -> None:
         refs = [MessageRef(each.partition, each.seq, each.epoch) for each in messages]

@@ -67,8 +67,14 @@ class KeyQueue:
     def advance(self, following: int) -> bool:
         """The head is finished, ``following`` is the one after it in its partition; returns whether
         there is another one."""
+        return self.skip(1, following)
+
+    def skip(self, count: int, following: int) -> bool:
+        """As ``advance``, of the first ``count`` messages."""
+        if not count:
+            return True
         self.attempts = 0
-        self.waiting -= 1
+        self.waiting -= count
         if following:
             self.head = following
             return True

@@ -102,6 +102,11 @@ class LookAhead:
         """``offset`` follows ``last`` in their key's queue."""
         self._next[last - self._first] = offset - last
 
+    def following(self, offset: int) -> int:
+        """The message after one above the floor in its key's queue; 0 if it is the last."""
+        step = self._next[offset - self._first]
+        return step and offset + step
+
     def add_loose(self, count: int) -> None:
         """Admits the next offsets without order."""
         self._add(count, LOOSE)

@@ -19,6 +19,7 @@ class WindowPolicy(Struct, frozen=True):
     backoff_min_ns: int = 1 * _S
     backoff_max_ns: int = 60 * _S
     poison: Literal["block", "drop", "dead_letter"] = "block"
+    run_max: int = 1  # messages of a key that one member may have
     unmatched: Literal["hold", "skip"] = "hold"
 
     def rest_ns(self, attempts: int, asked_ns: int = 0) -> int:

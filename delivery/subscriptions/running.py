@@ -433,11 +433,13 @@ def policy_of(config: SubscriptionConfig) -> WindowPolicy:
     """What the window needs of the settings."""
     low_ms, high_ms = config.backoff_ms
     in_flight_max, ack_timeout_ns = config.window_max, config.ack_timeout_ms * 1_000_000
+    run_max = 1
     if config.push is not None:
         # Messages rest while a receiver fails. So their number, which BLOCKED_BYTES is for each, is
         # what the senders may have; they are there as long as their streams, and wait for the rate.
         in_flight_max = min(in_flight_max, config.push.senders * config.consumer_max)
         ack_timeout_ns = NEVER_NS
+        run_max = config.push.batch_max if config.push.format == "batch" else 1
     return WindowPolicy(
         in_flight_max=in_flight_max,
         member_max=config.consumer_max,
@@ -447,4 +449,5 @@ def policy_of(config: SubscriptionConfig) -> WindowPolicy:
         backoff_max_ns=high_ms * 1_000_000,
         poison=config.poison,
         unmatched=config.unmatched,
+        run_max=run_max,
     )

@@ -17,7 +17,7 @@ from delivery.subscriptions.running import policy_of
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
 from ledger import progress
 from ledger.progress import SubscriptionProgress
-from ledger.subscriptions import SubscriptionView
+from ledger.subscriptions import SubscriptionConfig, SubscriptionView
 
 
 class Starting:
@@ -63,7 +63,7 @@ class Starting:
         up to ``epoch``; without one, it is another owner's."""
         config = view.subscription.config
         after = epoch or first_epoch(known.epoch, self._incarnation)
-        window = window_for(config.mode, policy_of(config), after, reliable=config.reliable)
+        window = _window(config, after)
         for partition, (_, state) in enumerate(view.partitions):
             floor = known.floors.get(partition, 0)
             if not config.reliable:  # what came while nobody could listen is not for anybody
@@ -79,10 +79,20 @@ class Starting:
 def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> SubscriptionWindow:
     """A window of another mode, which goes on where the former one is. Without members."""
     config = view.subscription.config
-    window = window_for(config.mode, policy_of(config), former.epoch, reliable=config.reliable)
+    window = _window(config, former.epoch)
     for partition, lane in former.lanes.items():
         opened = window.open(partition, lane.floor)
         for row, bits in lane.rows():
             opened.restore(row, bits)
         opened.changed_rows |= lane.changed_rows
     return window
+
+
+def _window(config: SubscriptionConfig, epoch: int) -> SubscriptionWindow:
+    return window_for(
+        config.mode,
+        policy_of(config),
+        epoch,
+        reliable=config.reliable,
+        is_pushed=config.push is not None,
+    )

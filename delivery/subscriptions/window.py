@@ -170,7 +170,10 @@ class DeliveryWindow(Deliveries):
 
     def _pass(self, queue: KeyQueue) -> None:
         """Finishes the head that nobody gets. One at a time: a key may have a million."""
-        if queue.advance(queue.lane.finish_all((queue.head,))[0]):
+        self._passed_over(queue, more=queue.advance(queue.lane.finish_all((queue.head,))[0]))
+
+    def _passed_over(self, queue: KeyQueue, *, more: bool) -> None:
+        if more:
             self._move(deque((queue,)))
         else:
             del self.keys[queue.key]
@@ -186,17 +189,22 @@ class DeliveryWindow(Deliveries):
         if self._moving and not ready:
             self.settle()
         messages: list[SentMessage | None] = []
-        while left > len(messages) and ready:
-            queue = ready.popleft()
-            queue.state = QueueState.SENT
-            found = queue.lane, queue.head, queue, queue.attempts
-            messages.append(new_message(SentMessage, found))
+        self._pick_keys(member, left, messages)
         if not ready:
             self._woken.pop(member, None)
         if self.loose.count and left > len(messages) and not member.patterns:
             part = self.loose.part_of(self.members.without_patterns)
             messages += self.loose.pick(min(left - len(messages), part))
         return messages
+
+    def _pick_keys(self, member: Consumer, left: int, messages: list[SentMessage | None]) -> None:
+        """Adds messages of the member's ready keys."""
+        ready = member.ready
+        while left > len(messages) and ready:
+            queue = ready.popleft()
+            queue.state = QueueState.SENT
+            found = queue.lane, queue.head, queue, queue.attempts
+            messages.append(new_message(SentMessage, found))
 
     def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
         version, gone_before, ready = self.members.version, lane.gone_before, QueueState.READY
@@ -249,8 +257,7 @@ class DeliveryWindow(Deliveries):
         for batch in self.batches.values():
             for message in batch.messages:
                 if message is not None and message.queue is not None:
-                    assert message.queue.state is QueueState.SENT
-                    assert (message.queue.lane, message.queue.head) == message[:2]
+                    self._check_sent(message)
         waiting = [queue for m in self.members.by_name.values() for queue in m.ready]
         assert all(queue.state is QueueState.READY for queue in waiting)
         assert all(queue.state is QueueState.HELD for queue in self._held)
@@ -268,3 +275,7 @@ class DeliveryWindow(Deliveries):
             assert ready == (queue in everywhere), queue.state
             assert (queue.state is QueueState.RESTING) == (queue in resting)
             assert (queue.state is QueueState.STUCK) == (queue in stuck)
+
+    def _check_sent(self, message: SentMessage) -> None:
+        assert message.queue is not None and message.queue.state is QueueState.SENT
+        assert (message.queue.lane, message.queue.head) == message[:2]

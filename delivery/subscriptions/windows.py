@@ -24,6 +24,7 @@ from delivery.subscriptions.batches import (
 )
 from delivery.subscriptions.exclusive import ExclusiveWindow
 from delivery.subscriptions.key_queue import KeyQueue
+from delivery.subscriptions.key_runs import KeyRunsWindow
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Members
 from delivery.subscriptions.policy import WindowPolicy
@@ -115,9 +116,16 @@ _OF_MODES: dict[str, Callable[[WindowPolicy, int], SubscriptionWindow]] = {
 
 
 def window_for(
-    mode: str, policy: WindowPolicy, epoch: int = 0, *, reliable: bool = True
+    mode: str,
+    policy: WindowPolicy,
+    epoch: int = 0,
+    *,
+    reliable: bool = True,
+    is_pushed: bool = False,
 ) -> SubscriptionWindow:
     """The window of a mode. No batch has been sent with a number above ``epoch``."""
     if not reliable:
         return UnreliableWindow(policy, epoch, mode)
+    if mode == "key_shared" and is_pushed:
+        return KeyRunsWindow(policy, epoch)
     return _OF_MODES[mode](policy, epoch)

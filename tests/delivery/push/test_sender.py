@@ -438,3 +438,26 @@ def test_a_stream_that_ends_while_it_is_opened_is_opened_again(
         await them.until_finished(made, 1)
 
     sending(node, tmp_path, use)
+
+
+def test_a_batch_has_several_records_of_a_key_in_their_order(node: Node, tmp_path: Path) -> None:
+    """Without acknowledgments between them: the batch is as large as there are records."""
+
+    async def use(them: Sending) -> None:
+        them.receiver.answer = lambda _, body: "400 No" if b'"seq":"7"' in body else "200 OK"
+        made = them.create(
+            {"format": "batch", "batch_max": 50, "batch_wait_ms": 100, "connections_max": 4},
+            poison="drop", redeliveries_max=0,
+        )  # fmt: skip
+        them.owner.produce(*(record(n, f"k{n % 2}") for n in range(20)))
+        await them.until_finished(made, 20)
+        posts = [[int(event["seq"]) for event in json.loads(body)]
+                 for _, body in them.receiver.posts]  # fmt: skip
+        assert len(posts[0]) == 20
+        taken = [seq for each in posts if 7 not in each for seq in each]
+        for key in range(2):
+            mine = [seq for seq in taken if seq % 2 == key]
+            assert mine == sorted(mine)
+        assert sorted(taken) == [n for n in range(1, 21) if n != 7]
+
+    sending(node, tmp_path, use)

@@ -40,6 +40,7 @@ class ObviousSubscription:
         self.finished: set[Place] = set()
         self.decided: list[Place] = []  # of these, what was finished by a decision
         self.gone_before = {0: 0, 1: 0}
+        self.taking: int | None = None  # the batch that is being looked at
         self.forget_deliveries()
 
     def forget_deliveries(self) -> None:
@@ -250,3 +251,54 @@ class ObviousSubscription:
         self.stuck.discard(place)
         self.rests.pop(place, None)
         self.attempts.pop(place, None)
+
+
+class PushedSubscription(ObviousSubscription):
+    """A key-shared one that is pushed: a member may have the next messages of a key, not only the
+    first."""
+
+    def same_key(self, place: Place) -> list[Place]:
+        """The messages of its key in its partition that are not finished, if it has a key."""
+        key = self.key_of(place)
+        if key is None:
+            return []
+        return [p for p in self.unfinished() if p[0] == place[0] and self.keys[p] == key]
+
+    def may_be_sent(self, name: str, place: Place) -> bool:
+        """As for others; or the messages of its key before it are in the batch that is taken."""
+        if super().may_be_sent(name, place):
+            return True
+        before = [p for p in self.same_key(place) if p < place and not self.is_evicted(p)]
+        out = [p for p in self.out if self.key_of(p) == self.key_of(place)]
+        return (
+            bool(before)
+            and place not in self.finished
+            and place not in self.out
+            and not self.blocked(place)
+            and not self.is_evicted(place)
+            and sorted(out) == before
+            and all(self.out[p] == self.taking for p in before)
+            and len(out) < self.policy.run_max
+        )
+
+    def come_back(self, places: list[Place]) -> None:
+        """Those after each of them come back, too, unless retention removed it."""
+        more = [
+            after
+            for place in places if not self.is_evicted(place)
+            for after in self.same_key(place) if after > place and after in self.out
+        ]  # fmt: skip
+        super().come_back(list(dict.fromkeys([*places, *more])))
+
+    def fail(
+        self, place: Place, now_ns: int, asked_ns: int = 0, *, is_counted: bool = True
+    ) -> None:
+        """What is not the first of its key only comes back."""
+        if place not in self.out:
+            return
+        same = self.same_key(place)
+        self.come_back([p for p in same if p > place and p in self.out])
+        if same and same[0] != place and not self.is_evicted(place):
+            self.come_back([place])
+            return
+        super().fail(place, now_ns, asked_ns, is_counted=is_counted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,7 +17,11 @@ from hypothesis.stateful import (
 
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
-from tests.delivery.subscriptions.obvious import ObviousSubscription, Place
+from tests.delivery.subscriptions.obvious import (
+    ObviousSubscription,
+    Place,
+    PushedSubscription,
+)  # fmt: skip
 
 S = 1_000_000_000
 NAMES = ("a", "b", "c")
@@ -31,6 +36,7 @@ policies = st.builds(
     redeliveries_max=st.integers(0, 2),
     poison=st.sampled_from(["block", "drop", "dead_letter"]),
     unmatched=st.sampled_from(["hold", "skip"]),
+    run_max=st.integers(2, 5),  # of what is pushed
 )
 
 
@@ -38,11 +44,14 @@ class WindowsMachine(RuleBasedStateMachine):
     """Each rule is an event of the window and of the model."""
 
     mode = "key_shared"
+    is_pushed = False
+    model_of = ObviousSubscription
 
     @initialize(policy=policies)
     def begin(self, policy: WindowPolicy) -> None:
-        self.model = ObviousSubscription(self.mode, policy)
-        self.window: SubscriptionWindow = window_for(self.mode, policy)
+        policy = self.suited(policy)
+        self.model = self.model_of(self.mode, policy)
+        self.window: SubscriptionWindow = window_for(self.mode, policy, is_pushed=self.is_pushed)
         self.now_ns = 1 * S
         self.first_sent: dict[tuple[str | None, int], list[int]] = {}
         self.taken_letters: set[Place] = set()
@@ -53,6 +62,14 @@ class WindowsMachine(RuleBasedStateMachine):
         self.journal: list[Place] = []
         for partition in PARTITIONS:
             self.window.open(partition, 0)
+
+    def suited(self, policy: WindowPolicy) -> WindowPolicy:
+        """A policy under which something happens that only this kind of window does."""
+        if not self.is_pushed:
+            return policy
+        return msgspec.structs.replace(
+            policy, in_flight_max=2 + policy.in_flight_max, member_max=2 + policy.member_max
+        )
 
     def head(self, partition: int) -> int:
         """The last offset of a partition."""
@@ -69,6 +86,8 @@ class WindowsMachine(RuleBasedStateMachine):
         keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6),
     )
     def admit(self, partition: int, keys: list[str | None]) -> None:
+        if self.is_pushed:  # runs take several messages of a key
+            keys = [{"k1": "k0", "k3": "k2"}.get(key or "", key) for key in keys]
         for offset, key in enumerate(keys, self.head(partition) + 1):
             self.model.keys[partition, offset] = key
         self.window.admit(partition, keys)
@@ -127,6 +146,7 @@ class WindowsMachine(RuleBasedStateMachine):
             return
         assert 1 <= len(batch.messages) <= left
         places: list[Place] = []
+        self.model.taking = batch.epoch
         for message in batch.messages:
             assert message is not None
             assert self.model.may_be_sent(name, message.place), "not now, or not to this one"
@@ -138,6 +158,7 @@ class WindowsMachine(RuleBasedStateMachine):
                     sent.append(message.offset)
             places.append(message.place)
             self.model.send(name, batch.epoch, [message.place])
+        self.model.taking = None
         if is_sent:
             self.sent(batch.epoch)
 
@@ -224,6 +245,7 @@ class WindowsMachine(RuleBasedStateMachine):
 
     @rule(policy=policies)
     def set_policy(self, policy: WindowPolicy) -> None:
+        policy = self.suited(policy)
         if policy.in_flight_max >= len(self.model.out):  # else the caps cannot be checked
             self.model.set_policy(policy, self.taken_letters)
             self.window.set_policy(policy)
@@ -272,7 +294,9 @@ class WindowsMachine(RuleBasedStateMachine):
         model = self.model
         model.forget_deliveries()
         model.finished = self.stored | self.voids
-        self.window = window_for(self.mode, model.policy, self.window.epoch)
+        self.window = window_for(
+            self.mode, model.policy, self.window.epoch, is_pushed=self.is_pushed
+        )
         for partition in PARTITIONS:
             lane = self.window.open(partition, self.stored_floors[partition])
             for (at, row), bits in self.stored_rows.items():
@@ -337,7 +361,7 @@ class WindowsMachine(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_message_of_a_key_is_out(self) -> None:
-        if hasattr(self, "model"):
+        if hasattr(self, "model") and not self.is_pushed:
             keys = [self.model.key_of(place) for place in self.model.out]
             known = [key for key in keys if key is not None]
             assert len(known) == len(set(known))
@@ -382,7 +406,25 @@ class ExclusiveMachine(WindowsMachine):
     mode = "exclusive"
 
 
-MACHINES = (WindowsMachine, SharedMachine, ExclusiveMachine)
+class PushedMachine(WindowsMachine):
+    """Messages of a key in runs."""
+
+    is_pushed = True
+    model_of = PushedSubscription
+
+    @invariant()
+    def what_is_out_of_a_key_is_with_one_member_and_next(self) -> None:
+        model = getattr(self, "model", None)
+        if not isinstance(model, PushedSubscription):
+            return
+        for key in {model.key_of(place) for place in model.out} - {None}:
+            out = sorted(place for place in model.out if model.keys[place] == key)
+            assert len({(place[0], model.out[place]) for place in out}) == 1
+            mine = [p for p in model.unfinished() if model.keys[p] == key and p[0] == out[0][0]]
+            assert out == [place for place in mine if place <= out[-1]][-len(out) :]
+
+
+MACHINES = (WindowsMachine, SharedMachine, ExclusiveMachine, PushedMachine)
 
 
 def run(machine: type[WindowsMachine], examples: int, steps: int) -> None:
