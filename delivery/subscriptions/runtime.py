@@ -66,12 +66,12 @@ from delivery.subscriptions.schemas import (
     PushPaused,
     Sought,
 )
-from delivery.subscriptions.starting import Starting, moved_over
+from delivery.subscriptions.starting import Starting, kind_of, moved_over
 from delivery.watch.outlet import Outlet
 from ledger import subscriptions
 from ledger.errors import LedgerError
 from ledger.progress import SubscriptionProgress
-from ledger.subscriptions import Subscription, SubscriptionConfig, SubscriptionView
+from ledger.subscriptions import Subscription, SubscriptionView
 from ledger.types import Topic
 from shards.journal import FinishedJournal
 from shards.subscriptionboard import SubscriptionBoard
@@ -405,7 +405,7 @@ class Subscriptions:
                 return  # the next look finds that it was deleted
             running.restart(view, self._starting.window(view, known, running.window.epoch))
             self._track(running, known)
-        elif _kind(config) != _kind(former.config):
+        elif kind_of(config) != kind_of(former.config):
             window = moved_over(view, running.window)
             self.progress.exchange(running.tracked, window)
             running.restart(view, window)
@@ -598,8 +598,3 @@ class Subscriptions:
             log.critical("subscriptions cannot continue in this process, which ends",
                          exc_info=task.exception())  # fmt: skip
             self._ended()
-
-
-def _kind(config: SubscriptionConfig) -> tuple[object, ...]:
-    """What decides which window a subscription has."""
-    return config.mode, config.reliable, config.push is not None

@@ -88,6 +88,11 @@ def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> Subscripti
     return window
 
 
+def kind_of(config: SubscriptionConfig) -> tuple[object, ...]:
+    """What decides which window a subscription has."""
+    return config.mode, config.reliable, config.push is not None
+
+
 def _window(config: SubscriptionConfig, epoch: int) -> SubscriptionWindow:
     return window_for(
         config.mode,
