@@ -28,12 +28,14 @@ SECRET_CHARACTERS_MIN = 4
 
 
 class Hiding:
-    """What is hidden of one subscription."""
+    """What is hidden of one subscription: usually 1 KB, at most 20."""
 
     def __init__(self, secrets: PushSecrets | None) -> None:
         self._forms = [] if secrets is None else _forms(secrets)
         # As they are in bytes that are taken for characters.
-        self._as_bytes = [form.encode().decode("latin-1") for form in self._forms]
+        self._as_bytes = [
+            form if form.isascii() else form.encode().decode("latin-1") for form in self._forms
+        ]
 
     def shown(self, answer: PushAnswer) -> PushAnswer:
         """An answer as it may be shown."""

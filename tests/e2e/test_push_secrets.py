@@ -130,6 +130,9 @@ def told_by_commands(daemon: Daemon) -> bytes:
         ["subscriptions", "show", "orders", "billing"],
         ["subscriptions", "show", "orders", "billing", "-o", "json"],
         ["subscriptions", "ls", "orders"],
+        ["push", "ls"],
+        ["push", "ls", "-o", "json"],
+        ["push", "test", "orders", "billing"],
         ["status", "-o", "json"],
     ):
         done = subprocess.run(
