@@ -28,7 +28,7 @@ from delivery.subscriptions.requests import (
 )
 from tests.daemon.api.subscribing import SubscribingNode, subscribing
 
-DONE = {"accepted": 1, "refused": 0, "refused_messages": []}
+DONE = {"accepted": 1, "refused": 0, "refused_messages": [], "epoch": 0}
 PLACE = {"partition": 1, "seq": 5}
 
 
@@ -188,7 +188,7 @@ def test_an_acknowledgment_that_says_nothing_clear_is_refused(
 
 def refused(*reasons: str) -> dict[str, Any]:
     messages = [PLACE | {"epoch": 9, "reason": reason} for reason in reasons]
-    return {"accepted": 0, "refused": len(reasons), "refused_messages": messages}
+    return {"accepted": 0, "refused": len(reasons), "refused_messages": messages, "epoch": 0}
 
 
 def test_an_acknowledgment_of_what_the_consumer_does_not_have_is_a_conflict(
