@@ -163,6 +163,15 @@ def test_a_redirect_is_not_followed_and_cookies_are_not_kept(evil: EvilReceiver)
     assert b"cookie" not in echo.head.lower()
 
 
+def test_proxies_of_the_environment_are_not_used(
+    evil: EvilReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert post(f"{evil.plain}/ok").status == 200
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_pause_is_read_from_the_answer(evil: EvilReceiver, status: int) -> None:
     verdict = judge(post(f"{evil.plain}/status/{status}/7"))
@@ -503,9 +512,9 @@ def test_a_client_that_is_closed_answers_all_posts(evil: EvilReceiver) -> None:
 
 
 def test_who_does_not_push_does_not_load_the_library() -> None:
-    """Neither the client nor a shard loads it before the first POST."""
+    """Neither the client nor the senders load it before there is something to POST."""
     code = (
-        "import sys, daemon.shard, delivery.push.client, delivery.push.answers;"
+        "import sys, daemon.pushing, delivery.push.client, delivery.push.answers;"
         " print([name for name in sys.modules if name.partition('.')[0] in ('aiohttp', 'yarl')])"
     )
     root = Path(__file__).parents[3]
