@@ -137,13 +137,14 @@ class PushSender:
         self._outlet: SenderOutlet | None = None
         self._posts: set[asyncio.Task[None]] = set()
         self._told: LimiterState | None = None
+        self._said_mode = self.limiter.mode
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_looking = False
         self._loop = asyncio.get_running_loop()
         self.held = ""  # why nothing is sent, if so
         self.is_testing = False  # the next permit is for a test (exchange.py)
-        self.last_failure = ""
+        self._last_failure = ""
         self._is_deferring = False
         self._closed = False
 
@@ -275,8 +276,23 @@ class PushSender:
             words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
             subscription_id = self.job.subscription.subscription_id
             self._tools.learned.note(subscription_id, self.number, limiter.state)
+            self._say_mode()
         words.tell_next(limiter.next_ns(now_ns), limiter.held_until_ns)
         self.look_again()
+
+    def _say_mode(self) -> None:
+        """Says in the log that the mode has changed, and what failed last: once in a period."""
+        mode = self.limiter.mode
+        if mode is self._said_mode:
+            return
+        self._said_mode = mode
+        log.log(
+            logging.INFO if mode is Mode.NORMAL else logging.WARNING,
+            "push subscription %s of topic %s is in %s mode%s",
+            self.job.subscription.name, self.job.source.topic, mode.name.lower(),
+            f": {self._last_failure}" if self._last_failure else "",
+        )  # fmt: skip
+        self._last_failure = ""
 
     def _look(self) -> None:
         self._is_looking = False
@@ -374,7 +390,7 @@ class PushSender:
         if outcome is AnswerOutcome.SUCCESS:
             self._delivered(unit)
             return
-        self.last_failure = verdict.sentence
+        self._last_failure = verdict.sentence
         if outcome is AnswerOutcome.RECORD:
             refused = self.queue.refused(unit)
             is_counted = self.job.config.reliable  # else what failed is dropped, and counted so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ FAILS = {
     "status/404": "receiver_refused",
     "status/503": "server_error",
     "status/429/3600": "held",
+}
+# What the log says of some of them, when they are left alone.
+SAID = {
+    "hang": "timeout: no answer within timeout_ms (300 ms)",
+    "drip": "timeout: the answer was not complete within",
+    "nothing": "closed: the connection was closed without an answer",
+    "half": "closed: the connection was closed before the end of the answer",
+    "many-headers": "too_large: the answer has more than 64 headers",
+    "garbage": "not_http: the answer is not HTTP",
+    "redirect/ok/inside": "the receiver answered 307 (redirects are not followed",
+    "status/404": "the receiver answered 404 (it would say the same of any record",
 }
 DELIVERED = ("ok", "gigabyte", "endless", "bomb", "until-closed", "leaves")
 PATIENT_MS = 60_000
@@ -112,6 +124,12 @@ def test_receivers_that_do_what_none_should_hurt_only_themselves(
         )
         state = pushes.state("few", name)
         assert (state["lag"], state["dropped"]) == (RECORDS, 0), (name, state)
+    for path, sentence in SAID.items():
+        said = re.compile(
+            f"push subscription {name_of(path)} of topic few is in (slow|heartbeat) mode:"
+            f" {re.escape(sentence)}"
+        )
+        wait_until(lambda said=said: said.search(pushes.daemon.text), f"{said.pattern} in the log")  # type: ignore[misc]
     assert pushes.attempts("refuses", "record_refused") == RECORDS * 3
     assert pushes.state("few", "refuses")["dropped"] == RECORDS
     wait_until(lambda: pushes.state("few", "gone")["config"]["paused"], "410 to pause")
