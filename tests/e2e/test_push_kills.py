@@ -1,0 +1,112 @@
+"""What kill -9 and SIGSTOP do to push: nothing to the rate, neither to what was learned nor to its
+limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.processes import shard_pids, stopped
+from tests.e2e.pushing import TIMES, Pushing
+from tools.receiver.log import Came, Went
+from tools.receiver.process import ReceiverProcess
+from tools.receiver.series import STEPS_PER_S, counted, peak
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+RATE = 100.0
+# From the first rate, a fifth of the maximum, it takes seven of these to most of the maximum.
+LONG_PERIOD_S = 3.0
+SOON_S = 2 * LONG_PERIOD_S
+MOST = 0.75
+
+
+def reached(receiver: ReceiverProcess, name: str, after: int) -> bool:
+    """Whether most of the rate was sent in a second that began soon after the first POST that came
+    after a step."""
+    series = receiver.counts(name).series
+    first = min(step for step in series if step > after)
+    soon = first + int(SOON_S * STEPS_PER_S)
+    return any(
+        sum(counted(series, step, step + STEPS_PER_S)) >= MOST * RATE for step in range(first, soon)
+    )
+
+
+def wait_for_soon(receiver: ReceiverProcess, name: str, after: int) -> None:
+    """Waits until what is soon after the first POST after a step is over."""
+
+    def is_over() -> bool:
+        later = [step for step in receiver.counts(name).series if step > after]
+        return bool(later) and max(later) > min(later) + (SOON_S + 1) * STEPS_PER_S
+
+    wait_until(is_over, "POSTs to go on")
+
+
+def test_a_rate_survives_the_kill_of_its_sender_and_that_of_the_daemon(data: Path) -> None:
+    times = {**TIMES, "push_limiter_period_s": LONG_PERIOD_S}
+    with ReceiverProcess() as receiver:
+        with running(data, shards=2, settings=times) as daemon:
+            pushing = Pushing(daemon, receiver, "kept", rate_max=RATE)
+            pushing.fill(int(200 * RATE))
+            pushing.wait_until_settled(RATE, 3)
+            os.kill(shard_pids(daemon)[pushing.state["owner_shard"]], signal.SIGKILL)
+            killed = max(receiver.counts("kept").series)
+            wait_for_soon(receiver, "kept", killed + 1)
+            assert reached(receiver, "kept", killed + 1), "a killed sender began anew"
+            pushing.wait_until_settled(RATE, 3)
+            daemon.kill_everything()
+        killed = max(receiver.counts("kept").series)
+        with running(data, shards=2, settings=times):
+            wait_for_soon(receiver, "kept", killed + 1)
+            assert reached(receiver, "kept", killed + 1), (
+                "after a kill of everything, it began anew"
+            )
+
+
+def test_senders_that_are_killed_and_stopped_never_overstep_the_rate(data: Path) -> None:
+    """Row H8, with real processes: in no second more than the rate, its burst, and what may have
+    been held up."""
+    with ReceiverProcess() as receiver, running(data, shards=4, settings=TIMES) as daemon:
+        pushing = Pushing(daemon, receiver, "shared", rate_max=RATE, senders=4, partitions=4)
+        pushing.fill(int(200 * RATE))
+
+        def wait_for_more(posts: float) -> None:
+            most = receiver.counts("shared").posts + posts
+            wait_until(lambda: receiver.counts("shared").posts > most, "POSTs to go on")
+
+        for shard in range(4):
+            pids = wait_until(lambda: _all_pids(daemon), "all shards to run")
+            os.kill(pids[shard], signal.SIGKILL)
+            wait_for_more(3 * RATE)
+            pids = wait_until(lambda: _all_pids(daemon), "all shards to run")
+            with stopped(pids[shard]):
+                wait_for_more(RATE)
+            wait_for_more(2 * RATE)
+        series = receiver.counts("shared").series
+        assert peak(series, min(series), max(series)) <= 1.25 * RATE
+        pushing.wait_until_settled(RATE, 3)
+
+
+def _all_pids(daemon: Daemon) -> list[int]:
+    """The pids of the shards; none if one of them is not there."""
+    pids = [shard["pid"] for shard in daemon.status()["shards"]]
+    return [] if None in pids else pids
+
+
+def test_a_daemon_that_stops_in_good_order_repeats_nothing(data: Path, tmp_path: Path) -> None:
+    with ReceiverProcess(tmp_path / "log") as receiver:
+        with running(data, shards=2, settings=TIMES) as daemon:
+            pushing = Pushing(daemon, receiver, "once", rate_max=500, senders=2)
+            pushing.fill(3_000)
+            wait_until(lambda: receiver.counts("once").posts > 500, "POSTs")
+        with running(data, shards=2, settings=TIMES) as daemon:
+            pushing.daemon = daemon
+            pushing.wait_until_drained()
+        entries = receiver.entries()
+        ids = [event.id for each in entries if isinstance(each, Came) for event in each.events]
+        assert len(ids) == len(set(ids)) == 3_000
+        assert all(each.status == 200 for each in entries if isinstance(each, Went))
