@@ -39,6 +39,7 @@ log = logging.getLogger("headgate.push")
 
 LACKS_NS = 5_000_000_000  # between two looks for secrets that were not there
 DRAIN_S = 3.0  # at a stop, for POSTs that are under way
+LEFT_S = 0.02  # between two looks at whether senders elsewhere have left
 
 
 class PushSenders:
@@ -129,13 +130,28 @@ class PushSenders:
             self._start(sender.close(leaves=False))
 
     async def ended(self) -> None:
-        """Returns after ``close``, when what was under way is done, or has taken too long."""
+        """Returns after ``close``, when what was under way is done, or has taken too long. What
+        senders at other shards have under way is told to this one, if it owns the subscription."""
         self.close()
+        until_ns = self._tools.now_ns() + round(DRAIN_S * 1e9)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DRAIN_S)
         for task in self._tasks:
             task.cancel()
         await self._tools.client.close()
+        while self._has_others() and self._tools.now_ns() < until_ns:  # noqa: ASYNC110 - of others
+            await asyncio.sleep(LEFT_S)
+
+    def _has_others(self) -> bool:
+        """Whether subscriptions of this shard have senders at others that have not left."""
+        return any(
+            row.is_present and row.shard != self._shard
+            for sender in self._senders.values()
+            if sender.number == 0
+            for row in self._board.senders(
+                sender.job.subscription.slot, sender.job.subscription.subscription_id
+            )
+        )
 
     # Settings
 

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.processes import shard_pids, stopped
 from tests.e2e.pushing import TIMES, Pushing
+from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came, Went
 from tools.receiver.process import ReceiverProcess
 from tools.receiver.series import STEPS_PER_S, counted, peak
@@ -97,16 +98,22 @@ def _all_pids(daemon: Daemon) -> list[int]:
     return [] if None in pids else pids
 
 
-def test_a_daemon_that_stops_in_good_order_repeats_nothing(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("records", "keys", "latency_ms"), [(2_000, 100, 100), (40, 3, 900)])
+def test_a_daemon_that_stops_in_good_order_repeats_nothing(
+    data: Path, tmp_path: Path, records: int, keys: int, latency_ms: float
+) -> None:
+    """With few keys a shard may end while the sender of another one still has a POST under way."""
     with ReceiverProcess(tmp_path / "log") as receiver:
+        receiver.behave("once", Behavior(latency_ms=latency_ms))
         with running(data, shards=2, settings=TIMES) as daemon:
             pushing = Pushing(daemon, receiver, "once", rate_max=500, senders=2)
-            pushing.fill(3_000)
-            wait_until(lambda: receiver.counts("once").posts > 500, "POSTs")
+            pushing.fill(records, keys)
+            wait_until(lambda: receiver.counts("once").posts > records / 10, "POSTs")
+        receiver.behave("once", Behavior())
         with running(data, shards=2, settings=TIMES) as daemon:
             pushing.daemon = daemon
             pushing.wait_until_drained()
         entries = receiver.entries()
         ids = [event.id for each in entries if isinstance(each, Came) for event in each.events]
-        assert len(ids) == len(set(ids)) == 3_000
+        assert len(ids) == len(set(ids)) == records
         assert all(each.status == 200 for each in entries if isinstance(each, Went))
