@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct
 from daemon.api.errors import ApiError, invalid
 from daemon.api.push_schemas import ShownConfig
 from delivery.ledger_thread import LedgerThread
-from delivery.push.addresses import AllowList, BadEndpoint, ForbiddenEndpoint
+from delivery.push.addresses import AllowList, BadEndpoint, ForbiddenEndpoint, check_endpoint
 from delivery.push.secrets import (
     PushSecrets,
     SecretsFile,
@@ -109,6 +109,8 @@ def changed_push(
     secret is then, if that changes. Raises SubscriptionRefused."""
     if present is None and "endpoint" not in change.settings:
         raise SubscriptionRefused(name, "push.endpoint", "is missing; give the receiver's URL")
+    if present is not None:
+        _check_destination(name, present, change)
     present = present or PushSettings("")
     wanted = dict(change.settings)
     if change.is_secret:
@@ -120,6 +122,20 @@ def changed_push(
         wanted["signed"] = bool(change.secrets)
         wanted["secrets_count"] = len(change.secrets)
     return msgspec.structs.replace(present, **wanted)
+
+
+def _check_destination(name: str, present: PushSettings, change: PushChange) -> None:
+    """The values of own headers go to the server for which they were given. Who can set the URL,
+    but does not know them, would get them otherwise."""
+    endpoint = change.settings.get("endpoint", present.endpoint)
+    kept = [each for each in present.headers if each not in change.headers]
+    if kept and check_endpoint(endpoint) != check_endpoint(present.endpoint):
+        raise SubscriptionRefused(
+            name,
+            "push.endpoint",
+            f"leads to another server, and the values of {', '.join(kept)} were given for the"
+            " former one; give them again, or remove them with null",
+        )
 
 
 def changed_secrets(known: PushSecrets, change: PushChange) -> PushSecrets:

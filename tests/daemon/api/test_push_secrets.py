@@ -120,6 +120,30 @@ def test_other_settings_leave_secrets_as_they_are(node: SubscribingNode) -> None
     assert kept(node) == PushSecrets((OLD,), {"a": "1"})
 
 
+@pytest.mark.parametrize(
+    "elsewhere",
+    ["https://example.com:8443/hook", "https://example.org/hook", "http://example.com/hook"],
+)
+def test_a_header_goes_to_another_server_only_if_its_value_is_given_again(
+    node: SubscribingNode, elsewhere: str
+) -> None:
+    headers = {"authorization": "Bearer 1", "x-team": "a"}
+    put(node, endpoint=URL, secrets=[OLD], headers=headers)
+    changes: list[dict[str, Any]] = [
+        {}, {"secrets": [NEW]}, {"headers": {"x-other": "b", "x-team": None}},
+    ]  # fmt: skip
+    for change in changes:
+        answer = node.ask("PUT", "/s", {"push": {"endpoint": elsewhere, **change}})
+        assert (answer.status, answer.code) == (400, "invalid")
+        assert "authorization" in answer.json["error"]["message"]
+        assert_hidden(node, answer.body)
+    assert settings(node).endpoint == URL and kept(node) == PushSecrets((OLD,), headers)
+    put(node, endpoint="https://EXAMPLE.com:443/another")
+    put(node, endpoint=elsewhere, headers={"Authorization": "Bearer 2", "x-team": None})
+    assert settings(node).endpoint == elsewhere
+    assert kept(node) == PushSecrets((OLD,), {"authorization": "Bearer 2"})
+
+
 def test_secrets_end_with_the_push_and_with_the_subscription(node: SubscribingNode) -> None:
     put(node, endpoint=URL, secrets=[OLD])
     assert node.ask("PUT", "/s", {"push": None}).status == 200
