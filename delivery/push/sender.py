@@ -57,8 +57,11 @@ log = logging.getLogger("headgate.push")
 CONNECT_AGAIN_S = 0.5
 GONE_NS = 5_000_000_000
 FOREIGN_NS = 100_000_000  # until it is looked at again whether the prefix is ours
-QUEUE_MESSAGES = 256  # a sender that has more takes nothing; a write brings as many more
+# A sender that has more takes nothing; a write brings as many more. Of batches, it has the next one
+# while one is under way.
+QUEUE_MESSAGES = 256
 QUEUE_BYTES = 256 << 10
+QUEUE_BATCHES = 2
 DEFERRING_PART = 0.5  # of the rate, while the daemon defers
 # What all senders of a shard have queued; besides, each one write. A message takes this besides its
 # data, as measured.
@@ -236,7 +239,11 @@ class PushSender:
         messages, size = self.queue.messages, self.queue.bytes
         queued, subscription_id = self._tools.queued, self.job.subscription.subscription_id
         queued.note(subscription_id, size + messages * QUEUED_MESSAGE_BYTES)
-        is_short = messages < QUEUE_MESSAGES and size < QUEUE_BYTES
+        push, messages_max, bytes_max = self.job.push, QUEUE_MESSAGES, QUEUE_BYTES
+        if push.format == "batch":
+            messages_max = max(messages_max, QUEUE_BATCHES * push.batch_max)
+            bytes_max = max(bytes_max, QUEUE_BATCHES * push.batch_bytes_max)
+        is_short = messages < messages_max and size < bytes_max
         return is_short and queued.allows(subscription_id)
 
     def _received(self, data: bytes) -> None:

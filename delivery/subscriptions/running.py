@@ -49,7 +49,7 @@ from shards.subscriptionboard import SubscriptionRow
 
 log = logging.getLogger("headgate.subscriptions")
 
-WRITE_BYTES = 64 << 10  # of a batch; one larger record comes alone
+WRITE_BYTES = 64 << 10  # of a batch, but of those that are POSTed so; one larger record comes alone
 WRITE_COST_BYTES = 4 << 10
 MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
@@ -218,6 +218,8 @@ class RunningSubscription:
         room = self.consumers.room(session)
         if not room:
             return 0
+        if session.is_sender:  # what it can POST together
+            room = max(room, self.window.policy.run_max)
         batch = session.parked or self.window.take(session.name, room, self._now_ns())
         return 0 if batch is None else self._send(session, batch, wanted)
 
@@ -226,12 +228,15 @@ class RunningSubscription:
         sent: list[Sent] = []
         gone: list[Place] = []
         back: list[Place] = []
-        size = 0
+        size, size_max = 0, WRITE_BYTES
+        push = self.view.subscription.config.push
+        if push is not None and push.format == "batch":
+            size_max = max(size_max, push.batch_bytes_max)
         find, topic_id = self._blocks.find, self.view.topic.topic_id
         for message in batch.messages:
             if message is None:
                 continue
-            if back or size >= WRITE_BYTES:
+            if back or size >= size_max:
                 back.append(message.place)
                 continue
             lane, offset, _, attempts = message

@@ -440,6 +440,24 @@ def test_a_stream_that_ends_while_it_is_opened_is_opened_again(
     sending(node, tmp_path, use)
 
 
+def test_a_batch_may_have_more_records_than_an_owner_writes_together(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create(
+            {"format": "batch", "batch_max": 600, "batch_wait_ms": 20}, consumer_max=1_000
+        )
+        for first in range(0, 1_500, 100):
+            them.owner.produce(*(record(n, "k") for n in range(first, first + 100)))
+        await them.until_finished(made, 1_500)
+        posts = [[int(event["seq"]) for event in json.loads(body)]
+                 for _, body in them.receiver.posts]  # fmt: skip
+        assert [seq for each in posts for seq in each] == list(range(1, 1_501))
+        assert max(map(len, posts)) == 600
+
+    sending(node, tmp_path, use)
+
+
 def test_a_batch_has_several_records_of_a_key_in_their_order(node: Node, tmp_path: Path) -> None:
     """Without acknowledgments between them: the batch is as large as there are records."""
 
