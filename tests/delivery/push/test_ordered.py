@@ -46,6 +46,7 @@ policies = st.builds(
     WindowPolicy,
     in_flight_max=st.integers(4, 30),
     member_max=st.integers(2, 20),
+    run_max=st.sampled_from([1, 3, 100]),
     ack_timeout_ns=st.just(1 << 62),
     redeliveries_max=st.integers(0, 1),
     poison=st.sampled_from(["block", "drop", "dead_letter"]),
@@ -98,7 +99,7 @@ class SendersMachine(RuleBasedStateMachine):
 
     def opened(self, epoch: int) -> SubscriptionWindow:
         """A window that knows what is finished."""
-        window = window_for(self.mode, self.policy, epoch)
+        window = window_for(self.mode, self.policy, epoch, is_pushed=True)
         for partition in (0, 1):
             lane = window.open(partition, 0)
             lane.restore_offsets([place[1] for place in self.finished if place[0] == partition])

@@ -93,3 +93,24 @@ def test_what_retention_removed_of_a_run_is_passed_over() -> None:
     made.join("push/0")
     made.settle()
     assert offsets(take(made)) == [4] and made.lanes[0].floor == 3
+
+
+def test_what_comes_for_a_key_follows_its_run_though_the_last_of_it_is_finished_first() -> None:
+    made = window("a", "a")
+    take(made)
+    made.ack("push/0", 1, 0, [(0, 2)])
+    made.admit(0, ["a"])
+    made.check_invariants()
+    made.ack("push/0", 1, 0, [(0, 1)])
+    assert offsets(take(made)) == [3]
+
+
+def test_failed_deliveries_are_those_of_one_message_of_a_run() -> None:
+    made = window("a", "a")
+    take(made)
+    made.nack("push/0", 1, 0)
+    made.tick(S)
+    assert [each.attempts for each in take(made).messages if each] == [1, 0]
+    made.ack("push/0", 2, 0, [(0, 1)])
+    made.give_back(2)
+    assert [each.attempts for each in take(made).messages if each] == [0]
