@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ledger.push_settings import PushTarget
+from commands.shell.options import within
+from ledger.push_settings import RATE_MAX, RATE_MIN, PushTarget
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NO_RECEIVER = "none"  # the value that ends the push
@@ -33,7 +34,7 @@ _PLAIN = {
 _OPTIONS = (
     click.option("--push", metavar=f"URL|{NO_RECEIVER}",
                  help="Let the daemon POST the records to this URL."),
-    click.option("--push-rate-max", type=float, metavar="N",
+    click.option("--push-rate-max", type=within(RATE_MIN, RATE_MAX), metavar="N",
                  help="Most POSTs a second; the daemon finds out how many the receiver can take."),
     click.option("--push-senders", type=click.IntRange(1), metavar="N",
                  help="Shards that send."),

@@ -1,7 +1,7 @@
 """What the owner of a subscription tells of it: its state, its keys, and why a key is blocked.
 
-Reads only. Nothing here takes longer than the consumers and the blocked messages that it shows;
-counts of what waits are kept by the window.
+All but ``unblock`` only reads. Nothing here takes longer than the consumers and the blocked
+messages that it shows; counts of what waits are kept by the window.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import chain, islice
 
 from delivery.subscriptions.batches import Blocked, Place
 from delivery.subscriptions.key_queue import KeyQueue, QueueState
+from delivery.subscriptions.requests import OwnerRefused, RetryKey, SkipKey
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.schemas import (
     BlockedKey,
@@ -167,6 +168,30 @@ def find_blocked(
         place = None if queue is None else (queue.lane.partition, queue.head)
     found = None if place is None else window.stuck.get(place) or window.resting.get(place)
     return None if found is None else _blocked(found, wall_ms)
+
+
+def unblock(
+    running: RunningSubscription, request: RetryKey | SkipKey, wall_ms: WallMs
+) -> BlockedKey:
+    """Sends a blocked message again, or gives it up. Raises OwnerRefused."""
+    found = find_blocked(running, request.key, request.place, wall_ms)
+    if found is None:
+        key = None if request.key is None else request.key[:60]
+        what = (
+            f"key {key!r}"
+            if request.place is None
+            else f"message {request.place[1]} of partition {request.place[0]}"
+        )
+        raise OwnerRefused(
+            404, "not_blocked", f"{what} is not blocked; GET .../keys lists those that are",
+            {"key": key},
+        )  # fmt: skip
+    if isinstance(request, RetryKey):
+        running.window.retry(found.partition, found.seq)
+    else:
+        running.window.moved(found.partition, found.seq)
+        running.window.counts.dropped += 1
+    return found
 
 
 def key_of(running: RunningSubscription, key: str, wall_ms: WallMs) -> KeyState:

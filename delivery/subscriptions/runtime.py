@@ -60,7 +60,6 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import (
-    BlockedKey,
     BlockedKeys,
     ConsumerLeft,
     PushPaused,
@@ -287,7 +286,7 @@ class Subscriptions:
             case ListKeys():
                 return BlockedKeys(inspection.blocked(running, request.limit, wall_at))
             case RetryKey() | SkipKey():
-                return self._unblock(running, request)
+                return inspection.unblock(running, request, wall_at)
             case _:
                 raise TypeError(f"{type(request).__name__} is not answered here")
         return None
@@ -319,26 +318,6 @@ class Subscriptions:
         if running is None:
             raise OwnerRefused(404, "unknown_subscription", "the subscription was deleted")
         return running
-
-    def _unblock(self, running: RunningSubscription, request: RetryKey | SkipKey) -> BlockedKey:
-        found = inspection.find_blocked(running, request.key, request.place, self._clocks.wall_at)
-        if found is None:
-            key = None if request.key is None else request.key[:60]
-            what = (
-                f"key {key!r}"
-                if request.place is None
-                else f"message {request.place[1]} of partition {request.place[0]}"
-            )
-            raise OwnerRefused(
-                404, "not_blocked", f"{what} is not blocked; GET .../keys lists those that are",
-                {"key": key},
-            )  # fmt: skip
-        if isinstance(request, RetryKey):
-            running.window.retry(found.partition, found.seq)
-        else:
-            running.window.moved(found.partition, found.seq)
-            running.window.counts.dropped += 1
-        return found
 
     async def _seek(self, running: RunningSubscription, request: Seek) -> Sought:
         """Goes on elsewhere, in another generation: nothing of the former one counts any more."""

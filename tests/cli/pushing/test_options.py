@@ -91,6 +91,9 @@ def test_signing_and_the_push_end_by_options_of_their_own() -> None:
         (b"hunter2", ["--push-secrets", "FILE", "--push-unsigned"], "only one of"),
         (b"", ["--push", "none", "--push-rate-max", "5"], "use it alone"),
         (b"", ["--push-senders", "0"], "not in the range"),
+        (b"", ["--push-rate-max", "nan"], "not in the range"),
+        (b"", ["--push-rate-max", "0"], "not in the range"),
+        (b"", ["--push-rate-max", "1e9"], "not in the range"),
     ],
 )
 def test_what_cannot_be_read_is_wrong_usage_and_not_repeated(
