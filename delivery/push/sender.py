@@ -136,6 +136,7 @@ class PushSender:
             tools.owners, subscription_id, self.consumer, self._answered, tools.failed
         )
         self._generation = -1
+        self._due_ns = 0  # of the limiter's tick
         self._tries: dict[Place, int] = {}
         self._outlet: SenderOutlet | None = None
         self._posts: set[asyncio.Task[None]] = set()
@@ -274,10 +275,14 @@ class PushSender:
         if self._closed:
             return
         now_ns, limiter, words = self._now_ns(), self.limiter, self.words
-        limiter.set_maximum(self._maximum(), now_ns)
+        maximum = self._maximum()
+        if maximum == limiter.maximum and now_ns < self._due_ns and not self.queue.messages:
+            return  # as most of a thousand senders most of the time
+        limiter.set_maximum(maximum, now_ns)
         if now_ns >= limiter.tick_due_ns:
             limiter.tick(now_ns)
             words.use(limiter.use)
+        self._due_ns = limiter.tick_due_ns
         if limiter.maximum and limiter.state != self._told:  # before it has any it learns nothing
             self._told = limiter.state
             words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
