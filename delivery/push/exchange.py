@@ -63,6 +63,10 @@ async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> Pu
                   (sent_ns - began_ns) / 1e6)  # fmt: skip
 
 
+def _nothing() -> None:
+    """It is looked at again anyway."""
+
+
 async def _turn(sender: PushSender, tools: SenderTools) -> None:
     """Returns when a POST may begin. Raises OwnerRefused if that takes too long."""
     limiter = sender.limiter
@@ -72,7 +76,9 @@ async def _turn(sender: PushSender, tools: SenderTools) -> None:
         limiter.set_maximum(sender.words.follow(), now_ns)
         next_ns = limiter.test_ns(now_ns)
         is_ours = tools.may_deliver()
-        if next_ns <= now_ns and is_ours:
+        # While the client loads its library no POST begins: it would count as the receiver's time.
+        is_ready = tools.client.is_ready(_nothing) or now_ns >= ends_ns
+        if next_ns <= now_ns and is_ours and is_ready:
             return
         if now_ns >= ends_ns or (limiter.maximum > 0 and next_ns > ends_ns):
             raise _limited(sender, now_ns, next_ns, is_ours=is_ours)

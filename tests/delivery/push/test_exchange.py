@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delivery.push.client import PushClient
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets
@@ -124,6 +125,24 @@ def test_a_receiver_that_is_gone_is_told_and_not_paused_by_a_test(
         shown = await tried(them, them.create())
         assert (shown.status, shown.outcome) == (410, "gone")
         assert them.config.paused is False
+
+    sending(node, tmp_path, use)
+
+
+def test_loading_the_client_is_no_time_of_the_receiver(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = PushClient._load
+
+    async def slowly(client: PushClient) -> object:
+        await asyncio.sleep(0.3)
+        return await load(client)
+
+    monkeypatch.setattr(PushClient, "_load", slowly)
+
+    async def use(them: Sending) -> None:
+        shown = await tried(them, them.create())
+        assert shown.outcome == "success" and shown.waited_ms >= 300
 
     sending(node, tmp_path, use)
 
