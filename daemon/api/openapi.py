@@ -22,15 +22,15 @@ _ERRORS: dict[int, str] = {
     " message",
     406: "not_acceptable: no format of a stream is acceptable to the client",
     409: "table_name_taken, router_cycle, router_bound, routers_full, subscriptions_full,"
-    " dead_letter_cycle, cursors_full, stale_epoch, push_subscription or secret_missing;"
-    " nothing was changed",
+    " dead_letter_cycle, cursors_full, stale_epoch, push_subscription, not_pushed or"
+    " secret_missing; nothing was changed",
     412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",
     416: "offset_out_of_range: from_seq is greater than head_seq",
     422: "topic_full: a cap of a topic that rejects; nothing was stored",
-    429: "throttled, too_many_consumers or too_many_filters; nothing was or will be stored, send it"
-    " again after Retry-After",
+    429: "throttled, too_many_consumers, too_many_filters or push_limited; nothing was or will be"
+    " stored, send it again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
 }
 _PARAMETERS: dict[str, Schema] = {
