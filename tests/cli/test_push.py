@@ -16,7 +16,7 @@ from tests.scripted import Answer, Call, refusal, run, says
 
 URL = "https://example.com/hook"
 ACTIVITY = {
-    "mode": "slow", "rate_max": 20.0, "granted": 8.0, "rate": 0.0167, "used": 0.01, "senders": 1,
+    "mode": "slow", "rate_max": 20.0, "granted": 8.0, "rate": 0.0167, "use": 0.5, "senders": 1,
     "in_flight": 1, "attempts": 1200, "records": 7, "failures": 3, "p50_ms": 4.0, "p99_ms": 1024.0,
     "held_until_ms": 40_000, "outcomes": {"delivered": 1, "server_error": 3},
 }  # fmt: skip
