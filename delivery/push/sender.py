@@ -164,7 +164,7 @@ class PushSender:
     def follow(self, job: SenderJob) -> None:
         """Takes settings that have changed."""
         then, now = self.job, job
-        if now.push.endpoint != then.push.endpoint or now.config.paused < then.config.paused:
+        if now.push.endpoint != then.push.endpoint or now.config.paused != then.config.paused:
             self.limiter.release()
             self._tries.clear()
         self.job = job

@@ -23,6 +23,7 @@ from ledger.subscriptions import Subscription
 from shards.pushboard import PushBoard
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
+from tests.delivery.subscriptions.owning import record
 
 S = 1_000_000_000
 
@@ -147,6 +148,22 @@ def test_a_paused_subscription_can_be_tested(node: Node, tmp_path: Path) -> None
     async def use(them: Sending) -> None:
         made = them.create(paused=True)
         assert (await tried(them, made)).outcome == "success"
+
+    sending(node, tmp_path, use)
+
+
+def test_after_the_pause_by_a_receiver_that_is_gone_a_test_need_not_wait(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.answer = lambda *_: "410 Gone"
+        made = them.create()
+        them.owner.produce(record(1))
+        await begun(them, made)
+        sender = them.senders._senders[made.subscription_id]
+        await them.until(lambda: sender.job.config.paused, made)
+        assert sender.limiter.held_until_ns == 0
+        assert (await tried(them, made)).outcome == "gone"
 
     sending(node, tmp_path, use)
 
