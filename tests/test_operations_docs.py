@@ -49,14 +49,16 @@ def messages() -> list[tuple[str, re.Pattern[str]]]:
                     parts = [node.value]
                 else:
                     continue
-                found.append(_pattern(parts))
-    return [each for each in found if len(re.findall("[a-z]", each[0])) >= LETTERS_MIN]
+                pieces = _pieces(parts)
+                if len(re.findall("[a-z]", "".join(pieces))) >= LETTERS_MIN:
+                    found.append(("".join(pieces), ".*".join(map(re.escape, pieces))))
+    return [(text, re.compile(pattern, re.DOTALL)) for text, pattern in dict.fromkeys(found)]
 
 
-def _pattern(parts: list[Any]) -> tuple[str, re.Pattern[str]]:
+def _pieces(parts: list[Any]) -> list[str]:
+    """What is between the operands."""
     text = "\0".join(part if isinstance(part, str) else "" for part in parts)
-    pieces = re.split(r"\0+|%(?:\.\d)?[srdgf]", text)
-    return "".join(pieces), re.compile(".*".join(map(re.escape, pieces)), re.DOTALL)
+    return re.split(r"\0+|%(?:\.\d)?[srdgf]", text)
 
 
 def quotations() -> list[str]:
