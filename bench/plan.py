@@ -49,7 +49,7 @@ SUBSCRIBED = {
 }
 PUSHED = {
     "push/posts": 75,
-    "push/allowed": 90,
+    "push/allowed": 115,
     "push/follow": 105,
 }
 GOVERNED = {
