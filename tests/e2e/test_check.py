@@ -43,6 +43,7 @@ def test_a_sound_store_is_sound_while_its_daemon_runs_and_afterwards(data: Path)
     assert after["last_entry"]["commits"] == after["objects"] == report["objects"]
 
 
+@pytest.mark.slow
 def test_others_in_the_store_are_told_apart(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
@@ -105,6 +106,7 @@ def test_a_truncated_object_and_strange_keys_in_a_bucket_are_named(
     assert ("damaged", torn.key) in problems(place.json("check", "--deep", code=1))
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_older_than_the_log_is_named(data: Path, tmp_path: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:

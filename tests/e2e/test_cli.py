@@ -177,6 +177,7 @@ def test_objects_are_listed_printed_and_verified_while_the_daemon_runs(
     assert daemon.get("/readyz").status == 200
 
 
+@pytest.mark.slow
 def test_objects_verify_names_the_one_object_with_a_flipped_byte(
     data: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
+@pytest.mark.slow
 def test_objects_on_s3_are_verified_in_place(data: Path, bucket: Bucket) -> None:
     options = on_s3(bucket, commit_window_min_ms=1)
     place = (
@@ -257,6 +259,7 @@ def relayed(line: Line) -> Iterator[str]:
         listener.close()
 
 
+@pytest.mark.slow
 def test_a_daemon_with_a_shard_that_is_not_ready_makes_status_4(data: Path) -> None:
     with running(data, shards=2) as daemon, connect_to(daemon, 0) as line:
 

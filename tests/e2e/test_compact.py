@@ -140,6 +140,7 @@ def test_a_second_compaction_is_refused_by_the_name_of_the_first(data: Path) -> 
     assert f"pid {os.getpid()} " in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

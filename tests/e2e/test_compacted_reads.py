@@ -68,6 +68,7 @@ def answers(daemon: Daemon, topic: str, now_ms: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_bytes_when_l0_is_gone(data: Path) -> None:
     now_ms = wall_ms()
     with running(data, shards=2, settings=SMALL) as daemon:

@@ -441,6 +441,7 @@ def test_rings_and_objects_give_the_same(data: Path) -> None:
             assert len(mine) in (11, 14, 17)
 
 
+@pytest.mark.slow
 def test_a_ring_that_has_wrapped_gives_the_same_as_objects(data: Path) -> None:
     def write(daemon: Daemon, first: int) -> None:
         for number in range(first, first + 20):

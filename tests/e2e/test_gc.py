@@ -71,6 +71,7 @@ def test_orphans_of_every_start_go_beside_a_daemon_and_nothing_else(
         assert len(write_some(daemon)) == len(records) + 10
 
 
+@pytest.mark.slow
 def test_what_a_kill_of_everything_left_uncommitted_goes_without_a_daemon(
     data: Path, options: dict[str, Any]
 ) -> None:
@@ -102,6 +103,7 @@ def test_what_a_kill_of_everything_left_uncommitted_goes_without_a_daemon(
         assert len(write_some(daemon)) == len(records) + 10
 
 
+@pytest.mark.slow
 def test_an_object_whose_lease_lives_is_no_orphan(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
@@ -186,6 +188,7 @@ def test_a_directory_without_a_ledger_is_refused_and_left_as_it_is(data: Path) -
     assert not data.exists()
 
 
+@pytest.mark.slow
 def test_the_store_of_another_directory_is_refused(data: Path, tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
     with running(data, store=store) as daemon:
@@ -395,6 +398,7 @@ def test_a_reader_in_flight_never_meets_a_missing_object(data: Path) -> None:
         assert [[r["data"] for r in daemon.read_all("t", p)] for p in (0, 1)] == sent
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_accepted_is_trusted_again(data: Path) -> None:
     place = Place(data, {})
     with running(data, settings=SOON) as daemon:

@@ -149,6 +149,7 @@ def test_a_shard_that_is_stopped_while_it_holds_a_lease_is_killed_sooner(
     assert "shard 0 has not turned for 20 ticks: killed" in daemon.text
 
 
+@pytest.mark.slow
 def test_a_lock_whose_holder_is_killed_is_free_immediately(data: Path) -> None:
     with running(data, shards=2) as daemon:
         daemon.produce("t", 0)
@@ -189,6 +190,7 @@ def test_after_a_kill_of_everything_what_was_acknowledged_is_there(
         assert daemon.produce("orders", "after").json["first_seq"] == head + 1
 
 
+@pytest.mark.slow
 def test_shards_whose_supervisor_is_killed_end_by_themselves_and_a_restart_works(
     data: Path,
 ) -> None:

@@ -46,6 +46,7 @@ def signal_all(daemon: Daemon, number: signal.Signals) -> None:
     os.killpg(daemon.process.pid, number)
 
 
+@pytest.mark.slow
 def test_a_copied_data_directory_is_refused_naming_the_owner(data: Path, tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
     copy = tmp_path / "copy"

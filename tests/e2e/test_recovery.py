@@ -217,6 +217,7 @@ def test_cursors_are_recovered_as_far_as_their_records(tmp_path: Path) -> None:
         assert [record["data"] for record in records] == [0, 1, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
     data: Path, options: dict[str, Any]
 ) -> None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.orphans import Place
 from tests.e2e.wire import Wire, request, wire_of_each_shard
@@ -62,6 +64,7 @@ def test_records_older_than_their_time_to_live_go(data: Path) -> None:
         assert daemon.produce("t", "newer").json["first_seq"] == 3
 
 
+@pytest.mark.slow
 def test_an_eviction_survives_a_kill_and_a_recovery_from_the_store(
     data: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_full_topic_that_rejects_answers_422_and_keeps_what_it_has(data: Path)
         until_count(daemon, "t", 6)
 
 
+@pytest.mark.slow
 def test_a_cap_of_bytes_is_known_to_a_new_process(data: Path) -> None:
     with running(data) as daemon:
         daemon.json("PUT", "/v0/topics/t", {"cap_bytes": 1_000, "discard": "reject"})

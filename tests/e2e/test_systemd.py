@@ -153,6 +153,7 @@ def test_no_shard_inherits_the_way_to_the_service_manager(data: Path, manager: M
             assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & inherited.keys()
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_aborted_says_where_it_was_and_is_back(data: Path) -> None:
     with running(data, shards=2) as daemon:
         os.kill(shard_pids(daemon)[0], signal.SIGABRT)
@@ -198,6 +199,7 @@ def test_under_the_units_filter_shards_are_pinned_and_records_are_kept(
         wait_until(lambda: "configuration reloaded" in daemon.text, "the reload")
 
 
+@pytest.mark.slow
 def test_under_the_units_filter_s3_is_reached(data: Path, path: str, bucket: Bucket) -> None:
     unit, s3 = as_the_unit(path), on_s3(bucket)
     environ = {**s3.pop("environ"), "PATH": path}

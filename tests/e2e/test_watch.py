@@ -51,6 +51,7 @@ def test_the_tail_of_a_stream_costs_no_request_to_the_store(data: Path) -> None:
         assert 0 < delivery["p50_ms"] <= delivery["p99_ms"]
 
 
+@pytest.mark.slow
 def test_a_stream_resumes_where_it_was_after_its_shard_and_then_the_daemon_was_killed(
     data: Path,
 ) -> None:
