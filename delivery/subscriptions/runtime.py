@@ -338,6 +338,9 @@ class Subscriptions:
                 tx, request.subscription_id, request.endpoint, request.because
             )
         )
+        if paused is not None:
+            log.warning("subscription %s is paused until an operator resumes it: %s",
+                        paused.name, request.because)  # fmt: skip
         return PushPaused(paused is not None)
 
     # Settings

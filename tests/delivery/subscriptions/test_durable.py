@@ -305,7 +305,9 @@ def test_a_paused_subscription_sends_nothing(node: Node) -> None:
     run(node, use)
 
 
-def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(node: Node) -> None:
+def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(push=PushSettings("http://here/"))
         await owner.ask(Describe(made.subscription_id))
@@ -319,10 +321,13 @@ def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(nod
         assert await owner.ask(elsewhere) == {"paused": False}
         await owner.later(1.1)
         assert phase() is not SubscriptionPhase.PAUSED
+        assert not caplog.messages
 
         before = node.segment.words[at.G_DELIVERY]
         pause = PausePush(made.subscription_id, "http://here/", "410 Gone")
         assert [await owner.ask(pause) for _ in range(2)] == [{"paused": True}, {"paused": False}]
+        (line,) = caplog.messages
+        assert line.endswith("is paused until an operator resumes it: 410 Gone")
         assert node.segment.words[at.G_DELIVERY] > before, "by this word other shards notice it"
         await owner.later(0.1)
         await owner.later(1.1)
