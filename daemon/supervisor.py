@@ -345,7 +345,10 @@ class Supervisor:
             self._said_ready = True
             log.info("%s", self._serving())
             self._notify.ready(self._serving())
-        if all(child.process is not None and child.pulse.moving for child in self.children):
+        # The manager watches a daemon that is ready.
+        if self._said_ready and all(
+            child.process is not None and child.pulse.moving for child in self.children
+        ):
             if self._in_trouble:
                 self._in_trouble = False
                 self._notify.status(self._serving())

@@ -157,7 +157,7 @@ def makefile_comments(path: str, text: str) -> list[str]:
 
 def retired_words(path: str, text: str) -> list[str]:
     """One idea has one term, and sentences are plain English."""
-    if path == "tests/retired.py":
+    if path == "tests/retired.py" or not retired.found(text):  # most files have none
         return []
     return [
         f"{path}:{number}: retired, write {word.instead}: {line.strip()[:80]}"

@@ -364,7 +364,7 @@ def test_what_senders_do_is_shown_by_any_shard(node: SubscribingNode) -> None:
     assert (sender["ceiling"], sender["use"]) == (5, 0.5)
     assert 20_000 < sender["next_attempt_ms"] - wall_ms() <= 60_000
     assert abs(sender["next_attempt_ms"] - sender["held_until_ms"] - 30_000) <= 1
-    assert sender["held_until_ms"] == push["held_until_ms"]
+    assert abs(sender["held_until_ms"] - push["held_until_ms"]) <= 1
     (listed,) = node.ask("GET", "").json["subscriptions"]
     assert {**listed["push"], "held_until_ms": 0} == {**push, "held_until_ms": 0}
 
