@@ -113,6 +113,7 @@ def test_diff_and_table_hold_the_same_rows_when_l0_is_gone(data: Path) -> None:
     assert table_rows(locations(place)["clicks"]) == after["clicks"]
 
 
+@pytest.mark.slow
 def test_with_nothing_to_do_neither_java_nor_spark_is_started(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:
@@ -127,6 +128,7 @@ def test_with_nothing_to_do_neither_java_nor_spark_is_started(data: Path) -> Non
     assert done.stdout.startswith("nothing to compact: everything acknowledged is in the tables")
 
 
+@pytest.mark.slow
 def test_a_second_compaction_is_refused_by_the_name_of_the_first(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:

@@ -123,6 +123,7 @@ def lake_files(data: Path, topic: str) -> list[Path]:
         ]
 
 
+@pytest.mark.slow
 def test_a_damaged_or_missing_file_is_named(data: Path) -> None:
     with running(data, settings=SMALL) as daemon:
         for topic in ("torn", "gone"):
@@ -169,6 +170,7 @@ def test_a_tombstone_names_what_a_cap_evicted_also_after_a_restart(data: Path) -
         assert later["earliest_seq"] == 16
 
 
+@pytest.mark.slow
 def test_pyarrow_is_loaded_by_the_first_read_of_l1_only(data: Path) -> None:
     def loads(daemon: Daemon) -> bool:
         pid = daemon.status()["shards"][0]["pid"]

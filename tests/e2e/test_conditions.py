@@ -101,6 +101,7 @@ def test_a_request_over_several_partitions_is_replayed_whole(shared_daemon: Daem
     assert sum(len(shared_daemon.read_all("spread", p)) for p in range(4)) == 60
 
 
+@pytest.mark.slow
 def test_keys_and_heads_outlive_a_restart(data: Path) -> None:
     with running(data, shards=2) as daemon:
         first = daemon.produce("durable", 1, idempotency_key="k").json

@@ -165,6 +165,7 @@ def test_a_bad_setting_is_refused_and_creates_no_cursor(
     assert shared_daemon.ask("DELETE", f"/v0/cursors/{name}").code == there
 
 
+@pytest.mark.slow
 def test_cursors_outlive_a_kill(data: Path) -> None:
     with running(data, shards=2) as daemon:
         put(daemon, "durable", {"seq": 3})

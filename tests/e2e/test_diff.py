@@ -156,6 +156,7 @@ def test_a_filter_skips_any_number_of_records(shared_daemon: Daemon) -> None:
 TIMES = [100, 50, 200, 150, 150, 300, 10, 400, 390, 500]
 
 
+@pytest.mark.slow
 def test_from_ts_begins_at_the_first_record_that_is_not_earlier(data: Path) -> None:
     def ask(daemon: Daemon) -> None:
         for topic in ("one-by-one", "at-once"):
@@ -459,6 +460,7 @@ def test_a_ring_that_has_wrapped_gives_the_same_as_objects(data: Path) -> None:
         assert daemon.read_all("round") == after
 
 
+@pytest.mark.slow
 def test_readers_follow_while_rings_come_round(data: Path) -> None:
     """Readers at several speeds during writes; each sees every record once, in order."""
     writers, turns = 3, 60

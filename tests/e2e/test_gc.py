@@ -211,6 +211,7 @@ def test_a_mistyped_store_is_refused_without_asking_the_daemon(data: Path, tmp_p
         assert not (tmp_path / "mistyped").exists()
 
 
+@pytest.mark.slow
 def test_people_read_what_went_and_what_it_cost(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:

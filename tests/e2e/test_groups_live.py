@@ -81,6 +81,7 @@ def test_steady_load_stays_within_a_quarter_of_the_fewest_possible_puts(data: Pa
     assert after["puts"] - before["puts"] - 1 <= 1.25 * max(windows, by_size)
 
 
+@pytest.mark.slow
 def test_an_idle_group_uploads_a_lone_request_immediately_and_others_at_an_objects_worth(
     data: Path,
 ) -> None:

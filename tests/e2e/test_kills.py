@@ -79,6 +79,7 @@ def test_shards_killed_one_after_the_other_lose_and_double_nothing(
     assert daemon.text.count("killed by SIGKILL") == 6
 
 
+@pytest.mark.slow
 def test_what_a_dead_shard_had_in_flight_is_taken_over(data: Path, bucket: Bucket) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
         options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)

@@ -71,6 +71,7 @@ def test_a_copied_data_directory_is_refused_naming_the_owner(data: Path, tmp_pat
         assert daemon.produce("t", 2).json["first_seq"] == 2
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_restarts_on_its_own_directory_without_a_flag(
     data: Path, tmp_path: Path
 ) -> None:

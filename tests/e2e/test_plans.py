@@ -171,6 +171,7 @@ def test_a_refused_plan_leaves_no_lease(daemon: Daemon) -> None:
     assert set(leases(daemon)) == before
 
 
+@pytest.mark.slow
 def test_the_thousand_and_first_plan_is_told_to_come_again(tmp_path: Path) -> None:
     with running(tmp_path / "data") as daemon:
         produced(daemon, "many", 1)
@@ -256,6 +257,7 @@ def test_records_without_offsets_are_in_the_voids(daemon: Daemon) -> None:
     assert offsets(found)["voids", 0] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_data_directory_is_made_by_its_daemon_and_without_one_by_whoever_holds_it(
     data: Path,
 ) -> None:

@@ -46,6 +46,7 @@ def debt_puts(found: Any, puts_per_s: float) -> float:
     return terms.fold_puts * math.log(found["budget"]["window_ms"] / terms.window_min_ms)
 
 
+@pytest.mark.slow
 def test_the_bill_is_what_an_s3_store_was_asked_for(data: Path, bucket: Bucket) -> None:
     def asked(proxy: StoreProxy) -> tuple[int, int, int]:
         """PUTs, GETs and LISTs that came to the store; DELETEs and HEADs are left out."""

@@ -22,6 +22,7 @@ def test_what_is_produced_is_read_back(shared_daemon: Daemon) -> None:
     assert [(r["seq"], r["data"]) for r in records] == [(1, {"a": 1}), (2, "two"), (3, [3])]
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_there_after_everything_is_killed(data: Path) -> None:
     with running(data, shards=2) as daemon:
         for number in range(20):

@@ -252,6 +252,7 @@ def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
         assert [(r["seq"], r["data"]) for r in daemon.read_all("t")] == [(1, 1), (2, 2), (3, 3)]
 
 
+@pytest.mark.slow
 def test_damaged_and_foreign_objects_are_named_and_the_rest_goes_on(
     data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +281,7 @@ def test_damaged_and_foreign_objects_are_named_and_the_rest_goes_on(
         assert not {record["seq"] for record in records} & told.keys()
 
 
+@pytest.mark.slow
 def test_a_standby_recovers_while_it_starts(data: Path, tmp_path: Path) -> None:
     # The former owner stopped cleanly, so that nothing has to be waited for.
     store = f"file://{tmp_path}/store"

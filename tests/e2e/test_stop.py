@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import running, wait_until
 
 
+@pytest.mark.slow
 def test_signals_that_go_on_until_the_end_change_nothing(data: Path) -> None:
     with running(data, shards=2) as daemon:
         daemon.produce("kept", 1)

@@ -113,6 +113,7 @@ def test_whatever_the_store_does_producers_see_latency_only(
     assert {(answer.status, answer.code) for _, answer in run.refused} <= refusals
 
 
+@pytest.mark.slow
 def test_serve_with_chaos_warns_and_loses_nothing(data: Path) -> None:
     spec = "latency=1ms..100ms@0.2,reset_before=0.1,reset_after=0.2,torn=0.1,busy=0.1"
     command = (sys.executable, "-m", "cli", "serve", "--chaos", spec)

@@ -71,6 +71,7 @@ def test_a_stop_under_load_answers_all_or_none_and_keeps_what_it_answered(
         assert [shard["restarts"] for shard in successor.status()["shards"]] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_a_long_window(data: Path) -> None:
     windows = {"commit_window_min_ms": 60_000, "commit_window_max_ms": 60_000}
     with running(data, shards=2, settings=windows) as daemon:

@@ -164,6 +164,7 @@ def test_a_shard_that_is_aborted_says_where_it_was_and_is_back(data: Path) -> No
     assert 'daemon/shard.py", line' in daemon.text
 
 
+@pytest.mark.slow
 def test_the_managers_watchdog_ends_the_supervisor_with_its_stack_and_no_shard_stays(
     data: Path,
 ) -> None:
@@ -181,6 +182,7 @@ def as_the_unit(path: str) -> dict[str, object]:
     return {"command": (*confined(UNIT, command(UNIT)), "headgate"), "environ": {"PATH": path}}
 
 
+@pytest.mark.slow
 def test_under_the_units_filter_shards_are_pinned_and_records_are_kept(
     data: Path, path: str
 ) -> None:

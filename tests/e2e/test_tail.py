@@ -63,6 +63,7 @@ def test_a_reader_that_keeps_up_costs_no_request_to_the_store(data: Path) -> Non
         assert daemon.status()["store"]["lists"] == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_keeps_up_costs_no_request_to_s3(data: Path, bucket: Bucket) -> None:
     with running(data, shards=2, **on_s3(bucket)) as daemon:
         follow_everything(daemon)
@@ -115,6 +116,7 @@ def test_cold_reads_cost_one_request_for_each_extent_once(
             assert gets(daemon) == 3, "and so is whatever is read again"
 
 
+@pytest.mark.slow
 def test_partitions_that_share_objects_are_read_apart(data: Path) -> None:
     with cold(data, {}) as daemon:
         for partition in (0, 1):

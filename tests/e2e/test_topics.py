@@ -352,6 +352,7 @@ def test_a_recreated_topic_is_another_one(shared_daemon: Daemon) -> None:
     assert shared_daemon.get("/v0/topics/again").json["partitions"][0]["count"] == 1
 
 
+@pytest.mark.slow
 def test_the_old_records_of_a_recreated_topic_do_not_reappear_after_a_restart(data: Path) -> None:
     with running(data) as daemon:
         daemon.produce("again", *range(10), idempotency_key="k")

@@ -70,6 +70,7 @@ def test_each_line_is_stored_once_although_program_and_daemon_are_killed(tmp_pat
     assert found == [json.loads(line) for line in file.read_text().splitlines()[:-1]]
 
 
+@pytest.mark.slow
 def test_a_start_continues_where_the_cursor_is(tmp_path: Path) -> None:
     file = tmp_path / "in.ndjson"
     with running(tmp_path / "data") as daemon:

@@ -96,6 +96,7 @@ def test_under_light_load_the_node_is_one_upload_stream(
         drain(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", SHARDS)
 def test_after_a_peak_a_light_load_converges_to_one_stream_again(
     shards: int, tmp_path: Path

@@ -47,6 +47,7 @@ def test_the_demo_writes_and_reads_the_samples_and_leaves_nothing(tmp_path: Path
     assert not demo.is_ready(port_in(run.stdout))
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_daemon_and_removes_its_folder(tmp_path: Path) -> None:
     with subprocess.Popen(
         DEMO,

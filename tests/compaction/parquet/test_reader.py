@@ -477,6 +477,7 @@ def test_what_one_connection_spoils_is_fetched_again_on_another(
     assert reconnects == [place] * 2
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_row_group_is_watched(place: Place) -> None:
     rng = random.Random(4)
     (file,) = write(place, {0: [(n, Record(f'"{rng.random()}"')) for n in range(1, 40)]})

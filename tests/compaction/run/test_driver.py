@@ -184,6 +184,7 @@ def test_nothing_planned_starts_no_job(place: Place) -> None:
     assert outcome.rows == 0 and list(outcome.topics) == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [SHUFFLED, DIRECT])
 def test_in_a_bucket_everything_is_the_same(
     spark: SparkSession, bucket: Bucket, limits: SplitLimits, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_dense_body_is_refused_within_bounded_memory(name: str) -> None:
     content_type, body = HOSTILE[name]
