@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import select
 import socket
 import threading
 from collections import deque
@@ -243,6 +244,13 @@ class Rereader(Client):
                 continue
             self._history.add(page)
             from_seq = page.next_from_seq
+
+
+def can_read(sock: socket.socket, wait_s: float) -> bool:
+    """Whether there is something to read, within a time; for descriptors above 1,023 too."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(wait_s * 1_000))
 
 
 def ask(port: int, method: str, path: str, document: object = None) -> Any:

@@ -12,7 +12,6 @@ import contextlib
 import http.client
 import json
 import random
-import select
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from shards.clock import monotonic_ns
-from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port
+from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port, can_read
 from tests.chaos.history import (
     Consuming,
     Handed,
@@ -304,9 +303,9 @@ class StreamConsumer(Consumer):
         heard_ns = monotonic_ns()
         empty_ms = now_ms()
         while not self.stopping.is_set():
-            if not select.select([sock], [], [], 0)[0]:
+            if not can_read(sock, 0):
                 empty_ms = now_ms()
-                if not select.select([sock], [], [], POLL_S)[0]:
+                if not can_read(sock, POLL_S):
                     if monotonic_ns() - heard_ns > PATIENCE_S * 1e9:
                         raise TimeoutError
                     continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -20,7 +19,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from shards.clock import monotonic_ns
-from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port, ask
+from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port, ask, can_read
 from tests.chaos.history import Filters, History, Place, Watching
 from tests.chaos.maps import batch_records, map_records, msgpack_end
 from tests.chaos.sse import ChunkDecoder, Position, SseParser
@@ -148,7 +147,7 @@ class Watcher(Client):
         """What arrives, until the connection ends or the watcher is told to stop."""
         heard_ns = monotonic_ns()
         while not self.stopping.is_set():
-            if select.select([sock], [], [], POLL_S)[0]:
+            if can_read(sock, POLL_S):
                 data = sock.recv(65536)
                 if not data:
                     return

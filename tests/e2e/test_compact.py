@@ -299,7 +299,7 @@ def test_killed_after_random_times_each_record_is_in_its_table_once(data: Path) 
     place = Place(data, {"settings": SMALL})
     kills = 0
     with running(data, shards=2, settings=SMALL) as daemon:
-        while kills < 8:
+        while kills < 5:
             fill(daemon, rng, 30)
             run = subprocess.Popen(
                 place.command("compact"), cwd=ROOT, env=place.environ,

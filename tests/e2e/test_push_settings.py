@@ -114,5 +114,11 @@ def test_what_senders_do_is_shown_for_each_of_them(
     assert "records 500" in shown.stdout and "next attempt" in shown.stdout, shown.stderr
     listed = headgate(daemon, "push", "ls", "shown")
     assert receiver.url("shown") in listed.stdout, listed.stderr
+    # A sender that had nothing to do has given its share away, and gets it back when it is alone.
+    assert pushing.set(push={"senders": 1}).status == 200
+    wait_until(
+        lambda: [each["granted"] for each in pushing.state["push_senders"]] == [100.0],
+        "the sender of tests to have the whole rate",
+    )
     tested = headgate(daemon, "push", "test", "shown", "shown", "--key", "k")
     assert tested.returncode == 0 and "success" in tested.stdout, tested.stderr
