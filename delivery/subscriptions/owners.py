@@ -1,9 +1,9 @@
 """Who owns a subscription, and how a shard asks the owner: in this process, or through a pipe.
 
-The owner is the shard ``subscription_id mod shards``, whichever process that is now. An owner that
-has died is asked again by nobody but the client: ``owner_restarted`` says that whether it has done
-what was asked is unknown, and everything that clients ask may be asked twice. Streams need nothing:
-the pipe opens them again at the successor.
+The owner is the shard ``subscription_id mod shards``, whichever process that is now. If it dies
+while it is asked for something to *show*, its successor is asked, one time. For anything else,
+``owner_restarted`` tells the client that whether it was done is unknown, and everything that
+clients ask may be asked twice. Streams need nothing: the pipe opens them again at the successor.
 
 ``PipedRequests`` is the other end: what comes through a pipe, for this shard's subscriptions.
 """
@@ -19,7 +19,14 @@ from msgspec import Struct
 
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import FrameTooLarge, PipeBroken, PipeBusy, PipeError, PipeRefused
-from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRefused
+from delivery.subscriptions.requests import (
+    AnyRequest,
+    Consume,
+    Describe,
+    DescribeKey,
+    ListKeys,
+    OwnerRefused,
+)
 from delivery.watch.formats import FORMATS
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
@@ -27,6 +34,9 @@ from delivery.watch.wire import chunk
 log = logging.getLogger("headgate.subscriptions")
 
 OPEN_AGAIN_S = 0.5
+
+# They change nothing. One that kills its owner must not go on to kill each successor.
+SHOWING = (Describe, DescribeKey, ListKeys)
 
 
 class SubscriptionOwner(Protocol):
@@ -75,7 +85,7 @@ class Owners:
         if isinstance(request, Consume) and not self._pipes.has_room(len(payload)):
             raise _busy(owner)
         try:
-            return await self._pipes.ask(owner, payload)
+            return await self._answer(owner, payload, isinstance(request, SHOWING))
         except PipeRefused as error:
             raise OwnerRefused(*_fields(_refusals.decode(error.payload))) from None
         except PipeBroken:
@@ -96,6 +106,16 @@ class Owners:
                 500, "internal", f"the shard that owns this subscription failed: {error}",
                 {"owner_shard": owner},
             ) from None  # fmt: skip
+
+    async def _answer(self, owner: int, payload: bytes, is_shown: bool) -> bytes:
+        """What the owner answers, or, if it only shows something, its successor. Raises
+        PipeError."""
+        try:
+            return await self._pipes.ask(owner, payload)
+        except PipeBroken:
+            if not is_shown or self._pipes.draining:  # the daemon stops: there is no successor
+                raise
+        return await self._pipes.ask(owner, payload)
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         """Sends messages to the consumer until one side ends the outlet. A death of the owner does

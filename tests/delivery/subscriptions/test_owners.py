@@ -89,6 +89,11 @@ class TwoShards:
         self.piped = PipedRequests(self.there)
         self.server = await self.ends.start(self.piped, 1)
 
+    async def restart(self) -> None:
+        """The owner dies, and has a successor."""
+        await self.ends.stop(self.server)
+        await self.start()
+
     async def refusal(self, request: AnyRequest) -> OwnerRefused:
         with pytest.raises(OwnerRefused) as caught:
             await self.owners.ask(request)
@@ -151,6 +156,46 @@ def test_an_owner_that_dies_while_it_is_asked_is_told_as_restarted() -> None:
         assert (refused.status, refused.code) == (503, "owner_restarted")
         assert "may be asked again" in refused.message
         assert refused.detail == {"owner_shard": 1}
+
+    on_two_shards(steps)
+
+
+def test_what_a_dying_owner_was_to_show_is_shown_by_its_successor() -> None:
+    async def steps(shards: TwoShards) -> None:
+        for request in (Describe(THERE), DescribeKey(THERE, "k"), ListKeys(THERE, 3)):
+            shards.there.waits = True
+            shards.there.asked.clear()
+            asked = asyncio.ensure_future(shards.owners.ask(request))
+            await shards.ends.until(lambda: shards.there.asked)
+            shards.there.waits = False
+            await shards.restart()
+            assert await asked == b"there"
+            assert shards.there.asked == [request, request]
+
+    on_two_shards(steps)
+
+
+def test_what_kills_its_owner_kills_one_successor_at_most() -> None:
+    async def steps(shards: TwoShards) -> None:
+        shards.there.waits = True
+        asked = asyncio.ensure_future(shards.refusal(Describe(THERE)))
+        await shards.ends.until(lambda: len(shards.there.asked) == 1)
+        await shards.restart()
+        await shards.ends.until(lambda: len(shards.there.asked) == 2)
+        await shards.restart()
+        assert (await asked).code == "owner_restarted"
+
+    on_two_shards(steps)
+
+
+def test_a_daemon_that_stops_asks_no_successor() -> None:
+    async def steps(shards: TwoShards) -> None:
+        shards.there.waits = True
+        asked = asyncio.ensure_future(shards.refusal(Describe(THERE)))
+        await shards.ends.until(lambda: shards.there.asked)
+        shards.ends.pipes.draining = True
+        await shards.ends.stop(shards.server)
+        assert (await asked).code == "owner_restarted"
 
     on_two_shards(steps)
 
