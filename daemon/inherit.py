@@ -1,11 +1,16 @@
 """What a shard process inherits from the supervisor: descriptors, and what they are.
 
-The supervisor starts ``python -m daemon.shard`` with one JSON argument, an Inheritance. The
-descriptors in it keep their numbers. The read end of a pipe tells of the supervisor's death: the
-supervisor is its only writer, and never writes.
+The supervisor starts ``python -m daemon.shard NUMBER`` with an Inheritance as its standard input.
+An argument has a limit, which a long ``push_allow`` reaches, and ``ps`` shows it.
+The descriptors in it keep their numbers. The read end of a pipe tells of the supervisor's death:
+the supervisor is its only writer, and never writes.
 """
 
 from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -37,11 +42,18 @@ class Inheritance(Struct, frozen=True):
         return (self.segment_fd, *self.bell_fds, *sockets, self.alive_fd)
 
 
-def encode(inheritance: Inheritance) -> str:
-    """The argument of a shard process."""
-    return msgspec.json.encode(inheritance).decode()
+@contextlib.contextmanager
+def as_input(inheritance: Inheritance) -> Iterator[int]:
+    """A descriptor to read it from, as the standard input of a shard's process."""
+    fd = os.memfd_create("headgate-inheritance")
+    try:
+        os.write(fd, msgspec.json.encode(inheritance))
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
-def decode(argument: str) -> Inheritance:
-    """The inverse of encode."""
-    return msgspec.json.decode(argument, type=Inheritance)
+def decode(text: bytes) -> Inheritance:
+    """What was read from there."""
+    return msgspec.json.decode(text, type=Inheritance)

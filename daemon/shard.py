@@ -574,9 +574,9 @@ async def serve(inheritance: Inheritance) -> None:
 
 
 def main() -> int:
-    """The entry point of a shard process; its one argument is an Inheritance."""
+    """The entry point of a shard process; its standard input is an Inheritance."""
     faulthandler.enable()  # a loop that is stuck is aborted, and writes where
-    inheritance = inherit.decode(sys.argv[1])
+    inheritance = inherit.decode(sys.stdin.buffer.read())
     os.sched_setaffinity(0, {inheritance.cpu})
     be_killed_first()
     config = inheritance.config

@@ -270,11 +270,12 @@ class Supervisor:
         self._words[base + at.S_READY] = 0
         child.pulse = Pulse()
         child.starvation.begins()
-        child.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "daemon.shard", inherit.encode(inheritance)],
-            pass_fds=inheritance.fds,
-            stdin=subprocess.DEVNULL,
-        )
+        with inherit.as_input(inheritance) as fd:
+            child.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "daemon.shard", str(child.shard)],
+                pass_fds=inheritance.fds,
+                stdin=fd,
+            )
         self._words[base + at.S_CPU] = child.cpu
         self._words[base + at.S_PID] = child.process.pid
 

@@ -15,6 +15,7 @@ module starts nothing and applies nothing; the supervisor does.
 from __future__ import annotations
 
 import difflib
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ from daemon.config.fields import (
     Override,
 )
 from daemon.config.values import size_text
+
+# What was written is shown in messages, but not thousands of elements of it.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlist = _SHOWN.maxdict = 8
+_SHOWN.maxstring = _SHOWN.maxother = 200
 
 
 class _Given(NamedTuple):
@@ -66,7 +72,7 @@ def load(
         try:
             explicit[key] = _read(BY_NAME[key], written.value)
         except ValueError as error:
-            problems.append(f"{key} {error}, got {written.value!r} ({written.origin})")
+            problems.append(f"{key} {error}, got {_SHOWN.repr(written.value)} ({written.origin})")
     if problems:
         raise ConfigError(problems)
     values = _with_defaults(explicit)

@@ -87,7 +87,7 @@ class AllowList:
 
     def __init__(self, entries: Sequence[str] = (PUBLIC,)) -> None:
         if len(entries) > ENTRIES_MAX:
-            raise ValueError(f"must have at most {ENTRIES_MAX} entries")
+            raise ValueError(f"must have at most {ENTRIES_MAX} entries, not {len(entries)}")
         self.entries = tuple(dict.fromkeys(entry.strip().lower() for entry in entries))
         self._is_public_allowed = PUBLIC in self.entries
         self._names: set[str] = set()

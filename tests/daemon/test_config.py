@@ -104,6 +104,16 @@ def test_a_refused_value_names_key_value_limit_and_origin() -> None:
     assert refused(("shards", "x")) == "shards must be an integer, got 'x' (--set)"
 
 
+def test_of_a_refused_value_of_any_length_a_part_is_shown(tmp_path: Path) -> None:
+    long = tmp_path / "headgate.toml"
+    long.write_text(f"push_allow = {['a.example'] * 1_001}\nlisten = {'x' * 100_000!r}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(str(long), {})
+    allowed, listen = caught.value.problems
+    assert allowed.startswith("push_allow must have at most 1000 entries, not 1001, got ['a.ex")
+    assert len(allowed) < 400 and len(listen) < 400
+
+
 def test_all_problems_are_named_together() -> None:
     message = refused(("shards", "x"), ("log_level", "loud"), ("nonsense", "1"))
     assert len(message.splitlines()) == 3

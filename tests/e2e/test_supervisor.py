@@ -21,13 +21,17 @@ from tests.minio import Bucket
 
 PLACES = [("orders", 0), ("clicks", 0)]
 MORE_SHARDS_THAN_CPUS = len(os.sched_getaffinity(0)) + 1
+# More than the 128 KiB that one argument of a process may have.
+MANY_HOSTS = [f"{'.'.join(['a' * 60] * 3)}.host-{number}.example" for number in range(1_000)]
 
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with one shard more than there are CPUs; its tests leave it as it is."""
     data = tmp_path_factory.mktemp("crowded")
-    with running(data, shards=MORE_SHARDS_THAN_CPUS) as daemon:
+    file = data / "headgate.toml"
+    file.write_text(f"push_allow = {MANY_HOSTS}\n")
+    with running(data, shards=MORE_SHARDS_THAN_CPUS, config_file=file) as daemon:
         yield daemon
 
 
@@ -141,6 +145,11 @@ def test_the_kernel_kills_a_shard_for_memory_before_the_supervisor(crowded: Daem
 
     supervisor = adjustment(crowded.process.pid)
     assert all(adjustment(pid) > supervisor for pid in shard_pids(crowded))
+
+
+def test_the_command_line_of_a_shard_is_short_whatever_its_configuration(crowded: Daemon) -> None:
+    for shard, pid in enumerate(shard_pids(crowded)):
+        assert psutil.Process(pid).cmdline()[1:] == ["-P", "-m", "daemon.shard", str(shard)]
 
 
 def test_all_processes_stay_in_the_process_group_of_serve(crowded: Daemon) -> None:
