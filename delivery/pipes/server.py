@@ -2,7 +2,8 @@
 
     a connection is accepted -> ASK: a task of the handler -> its answer, or a refusal
                              -> OPEN: the handler gets an outlet (``PipedOutlet``)
-    CANCEL, or the connection is lost: the task is cancelled
+    CANCEL, or the connection is lost: the task is cancelled, and the ``Asker`` is gone, even if it
+    was answered a moment ago
     CLOSE, or the connection is lost: ``closed_by_peer``
 
 An outlet may be written to while its stream has credit (``credit.py``), its connection is taken,
@@ -19,6 +20,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
+from weakref import WeakValueDictionary
 
 from delivery.pipes.addresses import BACKLOG, same_user
 from delivery.pipes.buffers import PipeBuffers
@@ -42,10 +44,20 @@ OUTLETS_MAX = 10_000  # as many streams as a shard has by default
 OUTLET_BYTES = 1 << 10  # measured: 0.4 KiB
 
 
+class Asker:
+    """Who waits for the answer to one request. ``is_gone``: it has died, or gave up, so an answer
+    that it was sent may be lost. Whoever wants to know that keeps it."""
+
+    __slots__ = ("__weakref__", "is_gone")
+
+    def __init__(self) -> None:
+        self.is_gone = False
+
+
 class PipeHandler(Protocol):
     """What an owner does for other shards."""
 
-    def ask(self, payload: bytes) -> Coroutine[Any, Any, bytes]:
+    def ask(self, payload: bytes, asker: Asker) -> Coroutine[Any, Any, bytes]:
         """Answers a request. Raises PipeRefused. It is cancelled if nobody waits any more."""
 
     def open(self, payload: bytes, outlet: Outlet) -> None:
@@ -134,6 +146,7 @@ class OwnersLine(PipeConnection):
         super().__init__(server.buffers, server.frame_bytes_max)
         self._server = server
         self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.askers: WeakValueDictionary[int, Asker] = WeakValueDictionary()
         self.outlets: dict[int, PipedOutlet] = {}
         self._waiting: dict[PipedOutlet, None] = {}  # for this connection, in their order
 
@@ -184,12 +197,17 @@ class OwnersLine(PipeConnection):
                 self.forget(number, outlet)
                 outlet.lost()
         else:
+            asker = self.askers.get(number)
+            if asker is not None:
+                asker.is_gone = True
             task = self.tasks.get(number)
             if task is not None:
                 task.cancel()
 
     def lost(self) -> None:
         self._server.lines.discard(self)
+        for asker in list(self.askers.values()):
+            asker.is_gone = True
         for task in self.tasks.values():
             task.cancel()
         for number, outlet in list(self.outlets.items()):
@@ -212,7 +230,8 @@ class OwnersLine(PipeConnection):
         size_bytes = len(payload)
         server.answering += 1
         server.payloads_bytes += size_bytes
-        task = asyncio.get_running_loop().create_task(self._answer(number, payload))
+        asker = self.askers[number] = Asker()
+        task = asyncio.get_running_loop().create_task(self._answer(number, payload, asker))
         self.tasks[number] = task
         task.add_done_callback(lambda _: self._answered(number, size_bytes))
 
@@ -221,9 +240,9 @@ class OwnersLine(PipeConnection):
         self._server.answering -= 1
         self._server.payloads_bytes -= size_bytes
 
-    async def _answer(self, number: int, payload: bytes) -> None:
+    async def _answer(self, number: int, payload: bytes, asker: Asker) -> None:
         try:
-            answer = await self._server.handler.ask(payload)
+            answer = await self._server.handler.ask(payload, asker)
             kind = FrameKind.ANSWER
         except PipeRefused as refused:
             kind, answer = FrameKind.REFUSED, refused.payload

@@ -2,7 +2,8 @@
 
 A *session* (``sessions.py``) is a consumer that is present; the window knows it as a member. A
 consumer that comes by the name of one that is present takes its place: what the former one had is
-sent again, to it. This module knows nothing of messages.
+sent again, to it. So is what a poll was answered with, if the answer may be lost and the consumer
+has not said anything about it before it polls again. This module knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from delivery.pipes.server import Asker
 from delivery.subscriptions import encoding
 from delivery.subscriptions.gaps import Gaps
 from delivery.subscriptions.members import TooManyPatterns
@@ -138,7 +140,7 @@ class Consumers:
         self._tell_opened(session)
         self._has_room(session)
 
-    def poll(self, asked: Poll) -> asyncio.Future[bytes]:
+    def poll(self, asked: Poll, asker: Asker) -> asyncio.Future[bytes]:
         """The answer to a poll, which a turn gives, or ``tick`` when it has waited for too long.
         Raises OwnerRefused."""
         session = self.by_name.get(asked.consumer)
@@ -147,6 +149,8 @@ class Consumers:
             session.end_stream()
             session.format = None
         self._end_poll(session)
+        self._take_back_lost(session)
+        session.asker = asker
         now_ns = self._now_ns()
         session.ends_ns = now_ns + self._presence_ns
         session.poll = asyncio.get_running_loop().create_future()
@@ -154,6 +158,16 @@ class Consumers:
         session.poll_ends_ns = now_ns + asked.wait_ms * 1_000_000
         self._has_room(session)
         return session.poll
+
+    def _take_back_lost(self, session: Session) -> None:
+        """Takes back what the last poll was answered with, if its asker is gone and nothing was
+        said about any of it. Waiting for the time-out would send what follows first."""
+        epoch, count = session.answered
+        session.answered = 0, 0
+        batch = self._window.batches.get(epoch)
+        is_lost = session.asker is not None and session.asker.is_gone
+        if is_lost and batch is not None and batch.open == count:
+            self._window.give_back(epoch)
 
     def heard(self, name: str) -> None:
         """A consumer has asked something."""

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import FrameTooLarge, PipeBroken, PipeBusy, PipeError, PipeRefused
+from delivery.pipes.server import Asker
 from delivery.subscriptions.requests import (
     AnyRequest,
     Consume,
@@ -26,6 +27,7 @@ from delivery.subscriptions.requests import (
     DescribeKey,
     ListKeys,
     OwnerRefused,
+    Poll,
 )
 from delivery.watch.formats import FORMATS
 from delivery.watch.outlet import Outlet
@@ -47,6 +49,13 @@ class SubscriptionOwner(Protocol):
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         """Sends messages to the consumer until one side ends the outlet."""
+
+
+class OwnSubscriptions(SubscriptionOwner, Protocol):
+    """Those of this process."""
+
+    async def poll(self, request: Poll, asker: Asker) -> bytes:
+        """The answer to a poll, a JSON document. Raises OwnerRefused."""
 
 
 class _Refusal(Struct, frozen=True, array_like=True):
@@ -130,15 +139,18 @@ class Owners:
 class PipedRequests:
     """What other shards ask of this one."""
 
-    def __init__(self, here: SubscriptionOwner) -> None:
+    def __init__(self, here: OwnSubscriptions) -> None:
         self._here = here
         self._opening: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def ask(self, payload: bytes) -> bytes:
+    async def ask(self, payload: bytes, asker: Asker) -> bytes:
         """Answers a request. Raises PipeRefused."""
+        request = _requests.decode(payload)
         try:
-            return await self._here.ask(_requests.decode(payload))
+            if isinstance(request, Poll):
+                return await self._here.poll(request, asker)
+            return await self._here.ask(request)
         except OwnerRefused as refused:
             refusal = _Refusal(refused.status, refused.code, refused.message, refused.detail)
             raise PipeRefused(_encoder.encode(refusal)) from None

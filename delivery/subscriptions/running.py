@@ -270,6 +270,7 @@ class RunningSubscription:
             session.outlet.write(chunk(told + encoding.encoded(session.format, batch.epoch, sent)))
         elif session.poll is not None:
             session.answer(encoding.polled(batch.epoch, sent, self.gaps.take()))
+            session.answered = batch.epoch, batch.open
         return size + WRITE_COST_BYTES
 
     def _admit_for_all(self, wanted: list[Wanted]) -> int:

@@ -32,6 +32,7 @@ from delivery.dispatch import Served
 from delivery.followed import Key, TooManyPinned
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import QUARANTINED, PartitionReader
+from delivery.pipes.server import Asker
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection
@@ -252,9 +253,9 @@ class Subscriptions:
 
     async def ask(self, request: AnyRequest) -> bytes:
         """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
-        running = await self._find(request)
         if isinstance(request, Poll):
-            return await running.consumers.poll(request)
+            return await self.poll(request, Asker())
+        running = await self._find(request)
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
         if isinstance(request, TryPush):
@@ -267,6 +268,16 @@ class Subscriptions:
         if durable is not None:
             await durable
         return _encoder.encode(answer)
+
+    async def poll(self, request: Poll, asker: Asker) -> bytes:
+        """The answer to a poll, as JSON. If the asker is gone, the next poll is told what may be
+        lost with this answer. Raises OwnerRefused and LedgerError."""
+        running = await self._find(request)
+        try:
+            return await running.consumers.poll(request, asker)
+        except asyncio.CancelledError:
+            asker.is_gone = True
+            raise
 
     def _answer(self, running: RunningSubscription, request: AnyRequest) -> Struct | None:
         wall_at = self._clocks.wall_at

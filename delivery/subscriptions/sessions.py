@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
+from delivery.pipes.server import Asker
 from delivery.subscriptions.batches import Batch
 from delivery.watch.formats import Format
 from delivery.watch.outlet import Outlet
@@ -28,11 +29,12 @@ SESSION_BYTES = 2_000  # of a session with its place among the consumers, as mea
 class Session:
     """A consumer that is present. ``parked`` is a batch whose records must be loaded first; it was
     taken and not sent. ``ends_ns`` is when the consumer is taken for gone, 0: not by time.
-    ``is_sender``: it is one of the daemon's own, which sends on what it gets."""
+    ``is_sender``: it is one of the daemon's own, which sends on what it gets. ``answered`` is the
+    batch that answered ``asker``, with the number of its messages; epoch 0: none."""
 
     __slots__ = (
-        "ends_ns", "filters", "format", "is_sender", "name", "outlet", "parked", "poll",
-        "poll_ends_ns", "poll_max", "written_ns",
+        "answered", "asker", "ends_ns", "filters", "format", "is_sender", "name", "outlet",
+        "parked", "poll", "poll_ends_ns", "poll_max", "written_ns",
     )  # fmt: skip
 
     def __init__(self, name: str, filters: tuple[str, ...]) -> None:
@@ -44,6 +46,8 @@ class Session:
         self.parked: Batch | None = None
         self.ends_ns = 0
         self.poll: asyncio.Future[bytes] | None = None
+        self.asker: Asker | None = None
+        self.answered = (0, 0)
         self.poll_max = 0
         self.poll_ends_ns = 0
         self.written_ns = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,33 @@ def test_a_killed_shard_loses_its_consumers_only(data: Path) -> None:
             with ConsumerStream(daemon, owner, path, "near") as near:
                 os.kill(shard_pids(daemon)[other], signal.SIGKILL)
                 assert sorted(seqs(near.messages(4))) == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_poll_whose_answer_dies_with_its_shard_is_answered_again(data: Path) -> None:
+    """The lost messages come before those that follow, and none of them has failed."""
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="exclusive")
+        owner = owner_of(daemon, path)
+        poll = f"{path}/consume?consumer=c&max=2"
+        with ShardLine(daemon, owner) as near, ShardLine(daemon, 1 - owner) as far:
+            assert near.ask("GET", poll).json["messages"] == []
+            pid = shard_pids(daemon)[1 - owner]
+            far.begin("GET", f"{poll}&wait_ms=30000")
+            wait_until(lambda: near.ask("GET", path).json["consumers"][0]["connected"], "the poll")
+            with stopped(pid):
+                records = {"records": [{"data": number} for number in range(4)]}
+                assert near.ask("POST", "/v0/topics/t", records).status == 200
+                wait_until(lambda: near.ask("GET", path).json["in_flight"] == 2, "its answer")
+                os.kill(pid, signal.SIGKILL)
+                with pytest.raises((OSError, HTTPException)):
+                    far.response()
+            again = near.ask("GET", poll).json
+            assert seqs(again["messages"]) == [1, 2]
+            assert [each["attempt"] for each in again["messages"]] == [1, 1]
+            answer = near.ask("POST", f"{path}/ack", {"consumer": "c", "batch": again["epoch"]})
+            assert answer.json["accepted"] == 2
+            assert seqs(near.ask("GET", poll).json["messages"]) == [3, 4]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from delivery.pipes.addresses import open_pipe_listeners, pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import PipeRefused
-from delivery.pipes.server import PipeHandler, PipeServer
+from delivery.pipes.server import Asker, PipeHandler, PipeServer
 from delivery.watch.outlet import Outlet
 
 FRAME_BYTES_MAX = 8 << 20
@@ -72,11 +72,13 @@ class Owner:
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
+        self.askers: list[Asker] = []
         self.cancelled: list[bytes] = []
         self.opened: list[tuple[bytes, Outlet]] = []
         self.gone: list[bytes] = []
 
-    async def ask(self, payload: bytes) -> bytes:
+    async def ask(self, payload: bytes, asker: Asker) -> bytes:
+        self.askers.append(asker)
         self.asked.append(payload)
         if payload.startswith(b"refuse"):
             raise PipeRefused(b"because of " + payload)

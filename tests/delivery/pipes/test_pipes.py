@@ -62,6 +62,37 @@ def test_a_request_that_is_cancelled_is_cancelled_at_the_owner() -> None:
     run(steps)
 
 
+def test_the_owner_learns_that_an_asker_has_gone_after_its_answer() -> None:
+    async def steps(ends: Ends) -> None:
+        owner = Owner()
+        await ends.start(owner)
+        pipe = ends.pipes.pipe_to(OWNER)
+        for number in (1, 2, 3):
+            assert await ends.pipes.ask(OWNER, b"x") == b"echo x"
+            if number == 2:  # it is cancelled while the answer is on its way
+                pipe.asks[number] = asyncio.get_running_loop().create_future()
+                pipe.forget(number)
+        await ends.until(lambda: owner.askers[1].is_gone)
+        assert [asker.is_gone for asker in owner.askers] == [False, True, False]
+        await ends.pipes.close()
+        await ends.until(lambda: all(asker.is_gone for asker in owner.askers))
+
+    run(steps)
+
+
+def test_what_nobody_wants_to_know_of_askers_is_not_kept() -> None:
+    async def steps(ends: Ends) -> None:
+        owner = Owner()
+        server = await ends.start(owner)
+        assert await ends.pipes.ask(OWNER, b"x") == b"echo x"
+        (line,) = server.lines
+        assert len(line.askers) == 1
+        owner.askers.clear()
+        await ends.until(lambda: not line.askers)
+
+    run(steps)
+
+
 def test_a_request_whose_owner_dies_is_broken_and_the_next_one_finds_the_successor() -> None:
     async def steps(ends: Ends) -> None:
         owner = Owner()

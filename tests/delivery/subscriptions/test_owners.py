@@ -10,6 +10,7 @@ import pytest
 
 from delivery.pipes import client as clients
 from delivery.pipes import server as servers
+from delivery.pipes.server import Asker
 from delivery.subscriptions import owners
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.requests import (
@@ -56,6 +57,7 @@ class Subscribed:
     def __init__(self, says: bytes) -> None:
         self.says = says
         self.asked: list[AnyRequest] = []
+        self.askers: list[Asker] = []
         self.opened: list[tuple[Consume, Outlet]] = []
         self.refuses: OwnerRefused | None = None
         self.fails = False
@@ -70,6 +72,10 @@ class Subscribed:
         if self.waits:
             await asyncio.get_running_loop().create_future()
         return self.says
+
+    async def poll(self, request: Poll, asker: Asker) -> bytes:
+        self.askers.append(asker)
+        return await self.ask(request)
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         self.opened.append((request, outlet))
@@ -116,6 +122,17 @@ def test_each_request_reaches_the_owner_as_it_was_made() -> None:
         assert shards.there.asked == REQUESTS and not shards.here.asked
         assert await shards.owners.ask(Describe(HERE)) == b"here"
         assert not shards.server.answering
+
+    on_two_shards(steps)
+
+
+def test_the_owner_of_a_poll_learns_that_the_shard_of_its_answer_has_died() -> None:
+    async def steps(shards: TwoShards) -> None:
+        assert await shards.owners.ask(Poll(THERE, "c", [], 10, 0)) == b"there"
+        (asker,) = shards.there.askers
+        assert not asker.is_gone
+        await shards.ends.pipes.close()
+        await shards.ends.until(lambda: asker.is_gone)
 
     on_two_shards(steps)
 

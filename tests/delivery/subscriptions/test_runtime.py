@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from delivery.pipes.server import Asker
 from delivery.subscriptions import running
 from delivery.subscriptions.blocks import Blocks, Loaded
 from delivery.subscriptions.requests import (
@@ -23,6 +25,7 @@ from delivery.subscriptions.requests import (
     Poll,
 )
 from delivery.subscriptions.running import NEVER_NS, policy_of
+from delivery.subscriptions.sessions import Session
 from ledger import subscriptions
 from ledger.push_settings import PushSettings
 from ledger.subscriptions import SubscriptionConfig
@@ -289,6 +292,75 @@ def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(node
         await owner.later(1)
         assert await asked == {"epoch": None, "messages": [], "gaps": []}
         assert (await owner.ask(Leave(made.subscription_id, "p")))["returned"] == 1
+
+    run(node, use)
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "key_shared", "shared"])
+def test_what_a_lost_answer_had_comes_again_before_what_follows(node: Node, mode: str) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode=mode)
+        poll = Poll(made.subscription_id, "p", [], 2, 0)
+        dead, alive = Asker(), Asker()
+
+        async def polled(asker: Asker) -> tuple[int, list[object]]:
+            found = json.loads(await owner.subscriptions.poll(poll, asker))
+            assert {each["attempt"] for each in found["messages"]} == {1}, "nothing has failed"
+            return found["epoch"], [each["data"] for each in found["messages"]]
+
+        owner.produce(*(record(number) for number in range(1, 9)))
+        await owner.ask(Describe(made.subscription_id))
+        await owner.rest()
+        lost, data = await polled(dead)
+        assert data == [1, 2]
+        dead.is_gone = True
+        again, data = await polled(alive)
+        assert data == [1, 2] and again > lost
+        assert (await owner.ack_batch(made, "p", lost))["accepted"] == 0
+        assert (await polled(dead))[1] == [3, 4], "a poller may have several batches"
+        assert (await owner.ack_batch(made, "p", again))["accepted"] == 2
+        assert (await polled(dead))[1] == [3, 4], "of the last one nothing was said"
+
+    run(node, use)
+
+
+def test_a_batch_of_which_anything_is_acknowledged_was_not_lost(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="exclusive")
+        poll, dead = Poll(made.subscription_id, "p", [], 2, 0), Asker()
+        owner.produce(record(1), record(2), record(3))
+        await owner.ask(Describe(made.subscription_id))
+        await owner.rest()
+        found = json.loads(await owner.subscriptions.poll(poll, dead))
+        dead.is_gone = True
+        await owner.ack(made, "p", {**found["messages"][1], "epoch": found["epoch"]})
+        found = json.loads(await owner.subscriptions.poll(poll, Asker()))
+        assert [each["data"] for each in found["messages"]] == [3]
+
+    run(node, use)
+
+
+def test_a_poll_that_is_cancelled_with_its_answer_loses_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="exclusive")
+        asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 2, 5_000)))
+        await owner.until(lambda: len(owner.subscriptions) == 1)
+        answer = Session.answer
+
+        def cancelled(session: Session, body: bytes) -> None:
+            answer(session, body)
+            asked.cancel()  # before it has seen the answer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "answer", cancelled)
+            owner.produce(record(1), record(2), record(3))
+            await owner.rest()
+            await owner.until(asked.done)
+        assert asked.cancelled()
+        found = await owner.ask(Poll(made.subscription_id, "p", [], 2, 0))
+        assert [each["data"] for each in found["messages"]] == [1, 2]
 
     run(node, use)
 
