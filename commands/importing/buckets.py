@@ -25,7 +25,7 @@ _MAGIC = "*?["
 
 
 class Endpoint(NamedTuple):
-    """WhereField S3 is; None: as boto3 is configured."""
+    """Where S3 is; None: as boto3 is configured."""
 
     url: str | None
     region: str | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,8 @@ def matching(argument: str) -> list[str]:
 def found_file(path: str, by_path: bool) -> FoundSource:
     """A local source. Raises SourceProblem if it cannot be read."""
     if path == "-":
+        if sys.stdin is None:  # descriptor 0 is something else by now
+            raise SourceMissing("is closed")
         return FoundSource("stdin", None, None, lambda: open_local("-"))
     raw = open_local(path, by_path=by_path)
     if not isinstance(raw, LocalFile):

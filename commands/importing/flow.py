@@ -106,7 +106,7 @@ class Flow:
             self.dealt = max(self.dealt, done.next)
 
     def settlement(self, *, at_least: int = SETTLE_BYTES) -> int | None:
-        """WhereField to put the cursor, if it is this far from where it could be; else None."""
+        """Where to put the cursor, if it is this far from where it could be; else None."""
         if self.main.in_flight or self.main.pending_from is not None:
             return None
         return self.dealt if self.dealt - self.main.position >= at_least else None

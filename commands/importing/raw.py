@@ -62,6 +62,7 @@ class LocalFile:
         self._file = _opened(path)
         status = os.fstat(self._file)
         self.inode = (status.st_dev, status.st_ino)
+        self.changed_ns = status.st_ctime_ns  # of the inode, when it was opened
         self.identity: str | None = (
             f"path\0{Path(path).resolve()}"
             if by_path

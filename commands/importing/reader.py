@@ -6,6 +6,8 @@ the array. So it does not depend on the size of batches, nor on the compression.
 - The last line counts without a line end too, unless the file is followed: it may still grow.
 - A JSON document is parsed as a whole before anything of it is sent.
 - ``read`` blocks for one read of the source; it runs in a thread.
+- Of a line over LINE_BYTES_MAX only the beginning is kept. It is not a record, and is passed as
+  such, unless what is not a record ends the source.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 from commands.client.records import DOCUMENT_BYTES_MAX
 from commands.importing.blocks import SourceBlock, SourceRecord
 from commands.importing.problems import SourceChanged, SourceProblem
-from commands.importing.rules import Rules
+from commands.importing.rules import DEAD_TEXT_BYTES_MAX, Rules
 from commands.importing.text import SourceText
 from daemon.api.decoding import UNREADABLE
 
@@ -72,6 +74,7 @@ class LineReader:
         self._within_line = within_line
         self._position = text.position
         self._rest = b""
+        self._passed = 0  # bytes of a line that is too long, of which the rest is the beginning
         self._problem: SourceProblem | None = None
         self._has_ended = False
 
@@ -80,8 +83,11 @@ class LineReader:
             return SourceRead(problem=self._problem)
         records: list[SourceRecord] = []
         begin = self._position
+        passed_max = self._passed + block_bytes
         try:
             while self._position - begin < block_bytes and not self._has_ended:
+                if self._passed >= passed_max:
+                    break
                 data = self._text.read()
                 if data is None:
                     break
@@ -99,6 +105,13 @@ class LineReader:
         self._keeps_growing = False
 
     def _split(self, data: bytes, records: list[SourceRecord]) -> None:
+        if self._passed:
+            end = data.find(b"\n")
+            if end < 0:
+                self._passed += len(data)
+                return
+            self._take_long(self._passed + end, 1, records)
+            data = data[end + 1 :]
         *lines, self._rest = (self._rest + data).split(b"\n")
         for number, line in enumerate(lines):
             try:
@@ -107,35 +120,58 @@ class LineReader:
                 self._rest = b"\n".join([*lines[number:], self._rest])
                 raise
         if len(self._rest) > LINE_BYTES_MAX:
-            raise SourceProblem(
-                f"has a line of more than {LINE_BYTES_MAX:,} bytes at byte {self._position:,}",
-                hint="one JSON document needs --format json",
-            )
+            self._passed = len(self._rest)
+            self._rest = self._rest[:DEAD_TEXT_BYTES_MAX]
+            if self._rules.fails:
+                self._take_long(self._passed, 0, records)
 
     def _at_end(self, records: list[SourceRecord]) -> None:
         if self._keeps_growing:
             return
-        if self._rest:
+        if self._passed:
+            self._take_long(self._passed, 0, records)
+        elif self._rest:
             rest, self._rest = self._rest, b""
             self._take(rest, len(rest), records)
         self._has_ended = True
 
-    def _take(self, line: bytes, size: int, records: list[SourceRecord]) -> None:
-        end = self._position + size
-        if self._within_line:
-            self._within_line = False
-            if line.strip(_BLANK):
-                raise SourceChanged(
-                    f"has a line that was imported without its end, and goes on at byte"
-                    f" {self._position:,} now",
-                    hint="--restart imports it from its start",
-                )
-        text = line.strip(_BLANK) if self._position else line.removeprefix(_BOM).strip(_BLANK)
-        if text:
-            records.append(self._rules.record(text, end, size, self._line, self._text.raw.name))
+    def _take_long(self, length: int, line_end: int, records: list[SourceRecord]) -> None:
+        """A line of which ``_rest`` is the beginning; ``line_end`` is the size of its end."""
+        self._check_within_line(self._rest)
+        begin, self._rest, self._passed = self._rest, b"", 0
+        problem = (
+            f"has more than {LINE_BYTES_MAX:,} bytes; a JSON document of this size needs"
+            " --format json"
+        )
+        end = self._position + length + line_end
+        records.append(
+            self._rules.too_long(
+                begin, length, problem, self._position, end, self._line, self._text.raw.name
+            )
+        )
+        self._go_to(end)
+
+    def _go_to(self, end: int) -> None:
         self._position = end
         if self._line is not None:
             self._line += 1
+
+    def _check_within_line(self, line: bytes) -> None:
+        if self._within_line and line.strip(_BLANK):
+            raise SourceChanged(
+                f"has a line that was imported without its end, and goes on at byte"
+                f" {self._position:,} now",
+                hint="--restart imports it from its start",
+            )
+        self._within_line = False
+
+    def _take(self, line: bytes, size: int, records: list[SourceRecord]) -> None:
+        end = self._position + size
+        self._check_within_line(line)
+        text = line.strip(_BLANK) if self._position else line.removeprefix(_BOM).strip(_BLANK)
+        if text:
+            records.append(self._rules.record(text, end, size, self._line, self._text.raw.name))
+        self._go_to(end)
 
 
 class DocumentReader:

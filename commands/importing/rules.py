@@ -69,6 +69,11 @@ class Rules:
         self._policy = invalid
         self._record_bytes_max = record_bytes_max
 
+    @property
+    def fails(self) -> bool:
+        """Whether what is not a record ends its source."""
+        return self._policy == FAIL
+
     def record(
         self, text: bytes, position: int, size: int, line: int | None, source: str
     ) -> SourceRecord:
@@ -76,21 +81,32 @@ class Rules:
         try:
             rows = self._rows(text)
         except Invalid as error:
-            self.invalid += 1
-            if self._policy == FAIL:
-                raise InvalidRecord(str(error), position - size, line) from error
-            dead = () if self._policy == DROP else (
-                _dead_letter(source, position - size, line, str(error), text),
-            )  # fmt: skip
-            return SourceRecord(position, size, (), dead)
+            place = (source, position - size, line)
+            return SourceRecord(position, size, (), self._dead(str(error), text, len(text), *place))
         return SourceRecord(position, size, rows)
 
+    def too_long(
+        self, begin: bytes, length: int, problem: str, position: int, end: int, line: int | None,
+        source: str,
+    ) -> SourceRecord:  # fmt: skip
+        """What becomes of a line from ``position`` to ``end`` of which only the beginning is kept,
+        and so only that is leased. Raises InvalidRecord."""
+        dead = self._dead(problem, begin, length, source, position, line)
+        return SourceRecord(end, len(begin), (), dead)
+
+    def _dead(
+        self, problem: str, text: bytes, length: int, source: str, position: int, line: int | None
+    ) -> tuple[bytes, ...]:
+        """The dead letter, unless they are dropped. Raises InvalidRecord."""
+        self.invalid += 1
+        if self._policy == FAIL:
+            raise InvalidRecord(problem, position, line)
+        if self._policy == DROP:
+            return ()
+        return (_dead_letter(source, position, line, problem, text, length),)
+
     def _rows(self, text: bytes) -> tuple[bytes, ...]:
-        if len(text) > self._record_bytes_max:
-            raise Invalid(
-                f"has {len(text):,} bytes, the limit for a record is {self._record_bytes_max:,}"
-                " (--record-bytes)"
-            )
+        self._check_size(len(text), "")
         key = None
         try:
             if self._where or self._key is not None:
@@ -112,7 +128,15 @@ class Rules:
             key = _key_of(value_at(value, self._key), self._key)
         if key is None:
             return (b'{"data":%b}' % text,)
+        self._check_size(len(text) + len(key.encode()), " with its key")
         return (b'{"data":%b,"key":%b}' % (text, msgspec.json.encode(key)),)
+
+    def _check_size(self, size: int, what: str) -> None:
+        if size > self._record_bytes_max:
+            raise Invalid(
+                f"has {size:,} bytes{what}, the limit for a record is"
+                f" {self._record_bytes_max:,} (--record-bytes)"
+            )
 
 
 def value_at(value: Any, field: str) -> Any:
@@ -153,13 +177,15 @@ def _key_of(value: Any, field: str) -> str | None:
     raise Invalid(f"has a key {field!r} that is neither a string nor an integer")
 
 
-def _dead_letter(source: str, position: int, line: int | None, problem: str, text: bytes) -> bytes:
+def _dead_letter(
+    source: str, position: int, line: int | None, problem: str, text: bytes, length: int
+) -> bytes:
     letter = {
         "source": source,
         "position": position,
         "line": line,
         "problem": problem,
-        "bytes": len(text),
+        "bytes": length,
         "text": text[:DEAD_TEXT_BYTES_MAX].decode(errors="replace"),
     }
     return b'{"data":%b}' % msgspec.json.encode(letter)

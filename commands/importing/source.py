@@ -105,7 +105,7 @@ class SourceImport:
         self.report = SourceReport(raw.name)
         self.failure: Exception | None = None
         self.is_rotated = False  # its path names another file now, or none
-        self.begins_anew = False  # it was truncated while it was followed
+        self.begins_anew = False  # it was truncated or written anew while it was followed
         self._plan = plan
         self._daemon = daemon
         self._cursors = cursors
@@ -120,6 +120,8 @@ class SourceImport:
         self._names: CursorNames | None = None
         self._has_dead_cursor = False
         self._problem: SourceProblem | None = None
+        # Who follows is told nothing of a file that is not what it was: it begins again.
+        self._may_begin_anew = plan.follows and raw.may_grow
         self._grows = False
         self._is_complete = False  # read to its end
         self._quiet_since: float | None = None
@@ -144,9 +146,13 @@ class SourceImport:
                 raise self._problem
             self.report.state = "done" if self._is_complete or not self._stops else "stopped"
         except (SourceProblem, Refused, Unreachable, UnknownAnswer, CursorSetBack) as error:
-            self.failure = error
-            self.report.state = "failed"
-            self.report.error = problem_of(error)
+            self.begins_anew = self._may_begin_anew and isinstance(error, SourceChanged)
+            if self.begins_anew:
+                self.report.state = "done"
+            else:
+                self.failure = error
+                self.report.state = "failed"
+                self.report.error = problem_of(error)
         finally:
             self.report.filtered = self._rules.filtered
             self.report.invalid = self._rules.invalid
@@ -193,13 +199,14 @@ class SourceImport:
         noted = head if self.raw.may_grow else None
         if plan.restarts:
             self._cursors.begin_again(names, noted)
-        at = self._cursors.take_up(names, noted, anew=self._grows)
+        at = self._cursors.take_up(names, noted, anew=self._may_begin_anew)
         last = b""
         if not is_document:
             try:
                 last = text.skip_to(at)
             except SourceChanged:
-                if not self._grows:
+                # Packed text cannot go back: it is opened again.
+                if not self._may_begin_anew or not text.is_seekable:
                     raise
                 self._cursors.begin_again(names, noted)
                 at = 0
@@ -285,9 +292,6 @@ class SourceImport:
             self._quiet_since = None
         if reading.problem is not None:
             self._problem = reading.problem
-            self.begins_anew = self._grows and isinstance(reading.problem, SourceChanged)
-            if self.begins_anew:
-                self._problem = None
         self._is_complete = reading.has_ended
         if reading.has_ended or reading.problem is not None:
             flow.end()

@@ -32,7 +32,7 @@ class WireAnswer(NamedTuple):
 
 
 class Address(NamedTuple):
-    """WhereField a daemon is, out of its URL."""
+    """Where a daemon is, out of its URL."""
 
     host: str
     port: int

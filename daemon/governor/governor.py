@@ -48,10 +48,10 @@ class Governed(Struct, frozen=True):
     edges: Sequence[Edge]
 
     def line(self, edge: Edge) -> str:
-        """What the log says of an edge: the level, what caused it, and what it does."""
-        verb = "begins" if edge.begins else "ends"
+        """What the log says of an edge: the level, what caused it, and what begins."""
+        what = f"begins: {edge.rung.effect}" if edge.begins else "ends"
         causes = self.causes() or "no sensor presses"
-        return f"pressure {self.level:.2f} ({causes}): {edge.rung.name} {verb}: {edge.rung.effect}"
+        return f"pressure {self.level:.2f} ({causes}): {edge.rung.name} {what}"
 
     def causes(self) -> str:
         """The sensors that press most, with their weights, for a log line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,6 +182,38 @@ def test_a_file_that_does_not_grow_is_read_once_to_its_end(tmp_path: Path) -> No
     assert script.stored == [1, 2]
 
 
+def test_a_new_file_with_the_inode_of_one_that_was_imported_is_imported_too(tmp_path: Path) -> None:
+    """File systems give the inode of a deleted file to the next one, often between two looks."""
+    document, packed = tmp_path / "a.json", tmp_path / "b.gz"
+    document.write_text("[1, 2]")
+    packed.write_bytes(gzip.compress(b"10\n11\n"))
+    script = Cursors()
+
+    async def work(url: str) -> None:
+        with Client(url) as client:
+            daemon = ImportDaemon(url, Address.of(url), FixedBudget(1 << 20), 60, Clock(), print)
+            importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
+            following = asyncio.create_task(Following(importer, [f"{tmp_path}/*"], 1).run())
+            await until(lambda: len(script.stored) == 4)
+            anew(document, b"[3, 4]")
+            anew(packed, gzip.compress(b"10\n12\n"))  # of the same name and first line
+            await until(lambda: len(script.stored) == 8)
+            importer.stop()
+            await following
+            assert importer.totals.failed == 0
+
+    with scripted(script) as server:
+        asyncio.run(work(server.url))
+    assert sorted(script.stored) == [1, 2, 3, 4, 10, 10, 11, 12]
+
+
+def anew(path: Path, content: bytes) -> None:
+    """Other content under the same inode, in one step."""
+    assert path.stat().st_size == len(content)
+    with path.open("r+b", buffering=0) as file:
+        file.write(content)
+
+
 def test_more_files_than_can_be_followed_are_refused(tmp_path: Path) -> None:
     for n in range(FOLLOWED_MAX + 1):
         (tmp_path / str(n)).touch()
@@ -205,3 +238,10 @@ def test_all_sources_that_cannot_be_are_named_together(tmp_path: Path) -> None:
         f"  {tmp_path}/*.gz: matches no file",
     ]
     assert refused.value.hint == f"'{tmp_path}/folder/*' names its files"
+
+
+def test_stdin_that_is_closed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor may be a socket or a database of the process by then."""
+    monkeypatch.setattr("sys.stdin", None)  # what Python makes of `<&-`
+    with pytest.raises(NotFound, match="-: is closed"):
+        find(["-"], Buckets(Endpoint(None, None), 1), by_path=False)

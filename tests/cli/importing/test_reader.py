@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commands.importing import reader
 from commands.importing.blocks import SourceRecord
-from commands.importing.problems import InvalidRecord, SourceChanged, SourceProblem
+from commands.importing.problems import InvalidRecord, SourceChanged
 from commands.importing.reader import DocumentReader, LineReader, Reader
 from commands.importing.rules import Rules, parse_where, value_at
 from commands.importing.text import SourceText
@@ -158,12 +158,39 @@ def test_a_file_that_grows_keeps_its_last_line_until_it_ends() -> None:
     assert last.block is not None and last.block.end == 6 and last.has_ended
 
 
-def test_a_source_without_line_ends_does_not_fill_the_memory(
+LONG = [b"1\n", *[b"x" * 1_000] * 99, b"y\n2\n"]
+
+
+def test_a_line_that_is_too_long_to_be_kept_ends_its_source_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reader, "LINE_BYTES_MAX", 9_999)
-    with pytest.raises(SourceProblem, match="a line of more than 9,999 bytes at byte 2"):
-        all_of(LineReader(SourceText(Pieces(b"1\n", *[b"1" * 1_000] * 99)), Rules()))
+    with pytest.raises(InvalidRecord, match="line 2: has more than 9,999 bytes") as refused:
+        all_of(LineReader(SourceText(Pieces(*LONG)), Rules(), line=1))
+    assert "--format json" in str(refused.value)
+
+
+@pytest.mark.parametrize(("pieces", "end"), [(LONG, 99_006), (LONG[:-1], 99_002)])
+@pytest.mark.parametrize("block_bytes", [500, 200_000])
+def test_a_line_that_is_too_long_to_be_kept_is_passed_and_its_beginning_is_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], end: int, block_bytes: int
+) -> None:
+    monkeypatch.setattr(reader, "LINE_BYTES_MAX", 9_999)
+    rules = Rules(invalid="dead")
+    records = all_of(LineReader(SourceText(Pieces(*pieces)), rules, line=1), block_bytes)
+    assert data_of(records) == [1, 2][: len(records) - 1]
+    assert (records[-1].next, rules.invalid) == (end, 1)
+    letter = json.loads(records[1].dead[0])["data"]
+    assert letter.pop("text").strip("x") == "" and records[1].size <= 10_000
+    assert letter.pop("problem").startswith("has more than 9,999 bytes")
+    size = 99_001 if pieces == LONG else 99_000
+    assert letter == {"source": "pieces", "position": 2, "line": 2, "bytes": size}
+
+
+def test_a_line_without_an_end_lets_its_reader_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "LINE_BYTES_MAX", 9_999)
+    source = LineReader(SourceText(Pieces(*[b"x" * 1_000] * 99)), Rules(invalid="drop"))
+    assert [source.read(20_000) for _ in range(3)] == [(None, False, None)] * 3
 
 
 def one(text: str, rules: Rules) -> SourceRecord:
@@ -205,6 +232,15 @@ def test_keys_are_strings_or_integers() -> None:
     for text in ('{"k":{"v":true}}', '{"k":{"v":1.5}}', '{"k":{"v":[]}}'):
         assert one(text, rules).rows == ()
     assert rules.invalid == 3
+
+
+def test_a_key_counts_for_the_size_of_a_record_as_it_does_for_the_daemon() -> None:
+    text = '{"k":"abc"}'
+    most = len(text) + 3
+    assert one(text, Rules(key="k", invalid="drop", record_bytes_max=most)).rows
+    with pytest.raises(InvalidRecord, match="has 14 bytes with its key, the limit for a record is"):
+        one(text, Rules(key="k", record_bytes_max=most - 1))
+    assert one('{"k":"é"}', Rules(key="k", invalid="drop", record_bytes_max=11)).rows == ()
 
 
 @pytest.mark.parametrize(
