@@ -49,7 +49,8 @@ class Said(NamedTuple):
 
 class Handings:
     """``took`` has the handings of each message by epoch; ``done`` where a consumer first said that
-    it is dealt with, ``accepted`` what the daemon agreed to."""
+    it is dealt with, ``accepted`` what the daemon agreed to. ``alive_ms`` has when the owner last
+    did something in an era: it sent a batch, or accepted what was said."""
 
     def __init__(self, rules: Subscribed) -> None:
         self.rules = rules
@@ -60,6 +61,7 @@ class Handings:
         self.done: dict[Spot, Said] = {}
         self.failed: dict[tuple[Spot, int], Said] = {}
         self.accepted: dict[Spot, list[Said]] = defaultdict(list)
+        self.alive_ms: dict[int, int] = defaultdict(int)
         self.missed: list[Missed] = []
         self.lag: int | None = None
         self._settling: dict[int, tuple[int, Settling]] = {}
@@ -80,6 +82,7 @@ class Handings:
                     self.done.setdefault(spot, said)
         elif isinstance(line, Settled):
             began, said_line = self._settling[line.number]
+            self._lives(said_line.era, line.at_ms)
             if not said_line.failed:
                 said = Said(began, said_line.epoch, said_line.era, line.at_ms)
                 for spot in line.spots:
@@ -93,6 +96,7 @@ class Handings:
 
     def _handed(self, number: int, line: Handed) -> None:
         self.newest[line.connection] = max(line.epoch, self.newest.get(line.connection, 0))
+        self._lives(self.connections[line.connection].era, line.empty_ms)
         for place, message in enumerate(line.messages):
             spot = (message.partition, message.seq)
             handing = Handing(
@@ -103,6 +107,9 @@ class Handings:
             found.append(handing)
             if len(found) > 1:
                 found.sort()
+
+    def _lives(self, era: int, at_ms: int) -> None:
+        self.alive_ms[era] = max(self.alive_ms[era], at_ms)
 
     def era(self, handing: Handing) -> int:
         """The era of the daemon that sent it."""

@@ -6,7 +6,8 @@ Of each reliable subscription:
 - unserved: each record of its topic was acknowledged by a consumer, or went the way of the poison
   policy after enough deliveries, or was evicted.
 - redone: what was acknowledged, and accepted, is not sent again. Only if all processes were killed
-  less than FLUSHED_MS later, it may be.
+  then, it may be, unless the owner did something FLUSHED_MS later: it flushes while it lives, and
+  its successor does before all else.
 - unreasoned: a message is sent again only after a refusal or a time-out, after its connection
   ended, or after processes were killed or stopped. With ``exclusive``, what follows a
   message that was refused is sent again, too.
@@ -68,7 +69,7 @@ def _redone(known: Known, served: Handings) -> Iterator[str]:
             for handing in served.of(spot):
                 if not said.epoch or handing.epoch <= said.epoch:
                     continue
-                if said.era == served.era(handing) or not _forgotten(known, said):
+                if said.era == served.era(handing) or not _forgotten(known, served, said):
                     yield (
                         f"redone: {handing.message.record} at {spot} of"
                         f" {served.rules.subscription} was acknowledged in batch {said.epoch}, and"
@@ -185,7 +186,7 @@ def _dead_letters(known: Known, served: Handings) -> Iterator[str]:
         times = len(served.of(spot)) if spot is not None else 0
         if spot is None or times < served.rules.failures_max:
             yield f"misburied: {record} of {name} is a dead letter after {times} deliveries"
-        elif any(not _forgotten(known, said) for said in served.accepted[spot]):
+        elif any(not _forgotten(known, served, said) for said in served.accepted[spot]):
             yield f"misburied: {record} of {name} is a dead letter, and was acknowledged"
 
 
@@ -295,10 +296,10 @@ def _harmed(known: Known, before: Handing, after: Handing) -> bool:
     return any(from_ms <= harm.at_ms <= after.at_ms for harm in known.harms)
 
 
-def _forgotten(known: Known, said: Said) -> bool:
+def _forgotten(known: Known, served: Handings, said: Said) -> bool:
     """Whether a death of all processes may have undone what was accepted."""
-    deaths = [harm.at_ms for harm in known.harms if harm.whole]
-    return said.era < len(deaths) and deaths[said.era] - said.at_ms < FLUSHED_MS
+    deaths = sum(harm.whole for harm in known.harms)
+    return said.era < deaths and served.alive_ms[said.era] - said.at_ms < FLUSHED_MS
 
 
 def _buried(known: Known, served: Handings) -> dict[str, list[Spot]]:

@@ -129,10 +129,14 @@ def test_a_batch_that_is_read_late_was_not_sent_again() -> None:
 
 def test_the_death_of_everything_forgives_what_came_since_the_last_flush() -> None:
     again: list[Line] = [Consuming("s", "b", 5, 1), got(5, 95, 3, at_ms=200_000)]
-    young = Harmed(100_000 + FLUSHED_MS - 1, whole=True)
-    old = Harmed(100_000 + FLUSHED_MS, whole=True)
-    assert check(world(*GOOD, young, *again)) == []
-    assert names(world(*GOOD, old, *again)) == {"redone"}
+    dead = Harmed(150_000, whole=True)
+    young, old = 100_000 + FLUSHED_MS - 1, 100_000 + FLUSHED_MS
+    assert check(world(*GOOD, dead, *again)) == [], "nobody knows how long its owner lived"
+    for sent_ms, said_ms, found in ((young, young, set()), (young, old, {"redone"}),
+                                    (old, 100_000, {"redone"})):  # fmt: skip
+        last = [got(A, 91, 1, partition=1, at_ms=sent_ms), *said(91, 1, partition=1, at_ms=said_ms)]
+        lines = [*GOOD[: -len(REST)], *served(A, 90, 4), *last, Drained("s", 0)]
+        assert names(world(*lines, dead, *again)) == found
 
 
 def test_a_message_is_sent_again_only_for_a_reason() -> None:
