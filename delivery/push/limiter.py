@@ -29,6 +29,7 @@ What is left open there is decided so:
   has no patience for bursts refuses every second attempt just above what it takes.
 - Probing takes a sender that used what it had; one with little to send has proved nothing.
 - A share that shrinks and grows again keeps what was learned (``set_maximum``).
+- Another receiver is learned anew (``restart``); answers of the former one count no more.
 
 The rate is never above the maximum, and 0 is a maximum. Attempts count, retries too. Pure:
 ``now_ns`` is an argument; who sends asks ``next_ns``, reports what happens, and calls ``tick`` by
@@ -137,8 +138,10 @@ class Limiter:
             self._ceiling = state.ceiling
         self._pacer = Pacer(0.0, now_ns)
         self._held_ns = 0
+        self._held_others_ns = 0
         self._forgiven = 0  # clean periods until an outage is one again
         self._fell_ns = now_ns  # to slow mode
+        self._restarted_ns = 0
         self._at_ns = now_ns  # up to where _allowed counts
         self._use = USE_UNKNOWN
         self._use_maximum = -1.0  # in force when it was recorded
@@ -170,8 +173,8 @@ class Limiter:
 
     @property
     def held_until_ns(self) -> int:
-        """Until when the receiver wants nothing."""
-        return self._held_ns
+        """Until when the receiver wants nothing from this sender or from the others."""
+        return max(self._held_ns, self._held_others_ns)
 
     @property
     def use(self) -> float:
@@ -201,7 +204,7 @@ class Limiter:
     def next_ns(self, now_ns: int) -> int:
         """When the next attempt may begin: not after ``now_ns`` if it may now, NEVER_NS if the
         maximum is 0."""
-        return max(self._pacer.next_ns(now_ns), self._held_ns)
+        return max(self._pacer.next_ns(now_ns), self.held_until_ns)
 
     def test_ns(self, now_ns: int) -> int:
         """When an attempt may begin that does not wait for the mode: an interval of the maximum
@@ -209,7 +212,7 @@ class Limiter:
         if self._maximum <= 0:
             return NEVER_NS
         apart_ns = self._pacer.last_ns + math.ceil(1e9 / self._maximum)
-        return max(min(apart_ns, self._pacer.next_ns(now_ns)), self._held_ns)
+        return max(min(apart_ns, self._pacer.next_ns(now_ns)), self.held_until_ns)
 
     def attempted(self, now_ns: int) -> None:
         """An attempt begins."""
@@ -230,15 +233,41 @@ class Limiter:
 
     def _is_of_this_mode(self, began_ns: int | None) -> bool:
         """What was under way at the fall to slow mode and times out later says nothing new."""
-        return began_ns is None or self._mode is Mode.NORMAL or began_ns >= self._fell_ns
+        if began_ns is None:
+            return True
+        is_new = self._mode is Mode.NORMAL or began_ns >= self._fell_ns
+        return is_new and self.is_of_this_receiver(began_ns)
+
+    def is_of_this_receiver(self, began_ns: int) -> bool:
+        """Whether an attempt that began then went to the receiver of now."""
+        return began_ns >= self._restarted_ns
 
     def hold(self, until_ns: int) -> None:
         """No attempt before then; of several such times the last counts."""
         self._held_ns = max(self._held_ns, until_ns)
 
+    def hold_with_others(self, until_ns: int) -> None:
+        """Until when the senders of other shards are held, 0 for none; the last call counts."""
+        self._held_others_ns = until_ns
+
     def release(self) -> None:
-        """Forgets what ``hold`` said: the receiver is another one."""
+        """Forgets what ``hold`` said."""
         self._held_ns = 0
+
+    def restart(self, now_ns: int) -> None:
+        """The receiver is another one: what the former one taught, and what it still answers,
+        counts no more. The rate begins as that of a new sender; the maximum holds throughout."""
+        self._held_ns = 0
+        self._mode, self._is_new = Mode.NORMAL, True
+        self._ceiling, self._forgiven = None, 0
+        self._learned = max(
+            self._settings.slow_rate, self._settings.convergence_factor * self._maximum
+        )
+        self._first_part = self._settings.convergence_factor
+        self._fell_ns = self._restarted_ns = now_ns
+        self._reset_probes()
+        self._put_in_force(now_ns)
+        self._begin_period(now_ns)
 
     # --- deciding -----------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ledger.push_rates import PushRate
 from ledger.subscriptions import Subscription
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.pushboard import PushBoard, SenderWords
+from shards.pushboard import PushBoard, SenderWords, sender_shards
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.push")
@@ -104,7 +104,18 @@ class PushSenders:
         if self._asking is None and (self._version() != self._seen or self._stale):
             self._asking = self._start(self._ask())
         for sender in self._senders.values():
+            if sender.job.push.senders > 1:
+                sender.limiter.hold_with_others(self._held_elsewhere(sender.job))
             sender.look()
+
+    def _held_elsewhere(self, job: SenderJob) -> int:
+        """Until when the receiver asked the senders of other shards to wait."""
+        subscription = job.subscription
+        subscription_id, senders = subscription.subscription_id, job.push.senders
+        there = sender_shards(subscription_id, senders, self._shards)
+        return self._board.held_until_ns(
+            subscription.slot, subscription_id, [each for each in there if each != self._shard]
+        )
 
     async def test(self, asked: TryPush) -> PushExchange:
         """Sends a receiver a record that is none. Raises OwnerRefused."""

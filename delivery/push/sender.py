@@ -132,6 +132,8 @@ class PushSender:
         learned = words.join(subscription_id) or before
         state = _limiter_state(learned)
         self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, first_part)
+        self._asked_ns = words.held_until_ns  # for a pause until then; at first a predecessor was
+        self.limiter.hold(self._asked_ns)
         self.reports = SenderReports(
             tools.owners, subscription_id, self.consumer, self._answered, tools.failed
         )
@@ -164,9 +166,15 @@ class PushSender:
     def follow(self, job: SenderJob) -> None:
         """Takes settings that have changed."""
         then, now = self.job, job
-        if now.push.endpoint != then.push.endpoint or now.config.paused != then.config.paused:
+        is_other = now.push.endpoint != then.push.endpoint
+        if is_other:
+            self.limiter.restart(self._now_ns())
+            self._due_ns = 0  # the next look tells of it
+        if is_other or now.config.paused != then.config.paused:
             self.limiter.release()
+            self._asked_ns = 0
             self._tries.clear()
+        self._tell_next()
         self.job = job
         self.queue.set_settings(job.push)
         self.look_again()
@@ -289,8 +297,11 @@ class PushSender:
             subscription_id = self.job.subscription.subscription_id
             self._tools.learned.note(subscription_id, self.number, limiter.state)
             self._say_mode()
-        words.tell_next(limiter.next_ns(now_ns), limiter.held_until_ns)
+        self._tell_next()
         self.look_again()
+
+    def _tell_next(self) -> None:
+        self.words.tell_next(self.limiter.next_ns(self._now_ns()), self._asked_ns)
 
     def _say_mode(self) -> None:
         """Says in the log that the mode has changed, and what failed last: once in a period."""
@@ -383,6 +394,8 @@ class PushSender:
             answer = job.hiding.shown(msgspec.structs.replace(answer, headers=()))
         verdict = self.count(answer, began_ns, len(unit.messages))
         self._judged(unit, verdict)
+        if verdict.outcome is AnswerOutcome.GONE and self.limiter.is_of_this_receiver(began_ns):
+            self._gone(push.endpoint, verdict.sentence)
 
     def count(self, answer: PushAnswer, began_ns: int, records: int) -> PushVerdict:
         """Counts what became of an attempt with N records, and says what that means."""
@@ -393,8 +406,12 @@ class PushSender:
             self.limiter.failed(now_ns, began_ns)
         elif verdict.outcome is not AnswerOutcome.HELD:
             self.limiter.succeeded(now_ns, began_ns)
-        if verdict.retry_after_ms is not None:
-            self.limiter.hold(now_ns + verdict.retry_after_ms * 1_000_000)
+        if verdict.retry_after_ms is not None and self.limiter.is_of_this_receiver(began_ns):
+            until_ns = now_ns + verdict.retry_after_ms * 1_000_000
+            self.limiter.hold(until_ns)
+            if answer.failure is None:  # else this machine is short of something
+                self._asked_ns = max(self._asked_ns, until_ns)
+            self._tell_next()
         return verdict
 
     def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict) -> None:
@@ -411,8 +428,6 @@ class PushSender:
         for each in self.queue.failed(unit):
             rest_ms = self._rest_ms(each) if self.job.config.reliable else 0
             reports.give_back((each,), Failing(rest_ms, verdict.sentence, False))
-        if outcome is AnswerOutcome.GONE:
-            self._gone(verdict.sentence)
 
     def _delivered(self, unit: Unit[PushedMessage]) -> None:
         current = self.queue.done(unit)
@@ -432,9 +447,9 @@ class PushSender:
         self.reports.give_back(back, Failing(0, "an earlier one was not delivered", False))
         self.look_again()
 
-    def _gone(self, why: str) -> None:
+    def _gone(self, endpoint: str, why: str) -> None:
         """The receiver wants no more: an operator has to resume the subscription."""
-        self.reports.pause(self.job.push.endpoint, why)
+        self.reports.pause(endpoint, why)
         self.limiter.hold(self._now_ns() + GONE_NS)  # until the settings say so
 
     def _rest_ms(self, message: PushedMessage) -> int:

@@ -1,0 +1,141 @@
+"""What a receiver asked for and what it taught, when its endpoint changes or its sender dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delivery.push.limiter import Mode
+from delivery.push.sender import PushSender
+from ledger.subscriptions import Subscription
+from shards.clock import monotonic_ns
+from shards.pushboard import PushBoard, PushState, SenderWords
+from tests.delivery.node import Node, node_in
+from tests.delivery.push.sending import Sending, sending
+from tests.delivery.subscriptions.owning import record
+
+HOUR_NS = 3_600_000_000_000
+PAUSE = "503 Busy\r\nRetry-After: 3600"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def sender_of(them: Sending, made: Subscription) -> PushSender:
+    return them.senders._senders[made.subscription_id]
+
+
+async def until_it_rests(them: Sending, made: Subscription) -> None:
+    """Until a message was given back to the owner."""
+    running = them.owner.subscriptions._running
+    await them.until(
+        lambda: made.subscription_id in running
+        and len(running[made.subscription_id].window.resting) == 1,
+        made,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("last_words", ["410 Gone", PAUSE, "500 No"])
+def test_what_a_former_endpoint_still_answers_is_not_said_by_the_new_one(
+    node: Node, tmp_path: Path, last_words: str
+) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.gate.clear()
+        answers = iter([last_words])  # to the first POST
+        them.receiver.answer = lambda *_: next(answers, "204 OK")
+        made = them.create({"connections_max": 1}, backoff_ms=(1, 1))
+        them.owner.produce(record(1, "a"), record(2, "b"))
+        await them.until(lambda: them.receiver.under_way == 1, made)
+        them.alter({"connections_max": 1, "endpoint": them.endpoint + "/new"})
+        sender = sender_of(them, made)
+        await them.until(lambda: sender.job.push.endpoint.endswith("/new"), made)
+        them.receiver.gate.set()
+        await until_it_rests(them, made)
+        await them.owner.later(100)
+        await them.until_finished(made, 2)
+        assert not them.config.paused
+        assert sender.limiter._failed == 0
+
+    sending(node, tmp_path, use)
+
+
+def test_a_changed_endpoint_is_learned_anew(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create({"rate_max": 50.0})
+        slow = PushState(Mode.HEARTBEAT, 3.0, 7.0)
+        words = SenderWords(node.segment, 0, made.slot)
+        words.join(made.subscription_id)
+        words.tell(slow, 1)
+        await them.until(lambda: len(them.senders) == 1, made, 50.0)
+        limiter = sender_of(them, made).limiter
+        await them.until(lambda: limiter.maximum == 50, made, 50.0)
+        assert limiter.mode is Mode.HEARTBEAT
+        them.alter({"rate_max": 50.0, "endpoint": them.endpoint + "/new"})
+        await them.until(lambda: limiter.mode is Mode.NORMAL, made, 50.0)
+        assert (limiter.rate, limiter.ceiling) == (10.0, None)
+        board, anew = PushBoard(node.segment), PushState(Mode.NORMAL, 10.0, None)
+        looks = iter(range(2))
+        await them.until(lambda: next(looks, None) is None, made, 50.0)
+        assert [row.state for row in board.senders(made.slot, made.subscription_id)] == [anew]
+
+    sending(node, tmp_path, use)
+
+
+def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.answer = lambda *_: PAUSE
+        made = them.create()
+        them.owner.produce(record(1, "a"))
+        await until_it_rests(them, made)
+        held_ns = sender_of(them, made).limiter.held_until_ns
+        assert held_ns > monotonic_ns() + HOUR_NS // 2
+        board = PushBoard(node.segment)
+        assert board.held_until_ns(made.slot, made.subscription_id, [0]) == held_ns
+
+    sending(node, tmp_path, use)
+
+
+def test_a_pause_outlives_the_process_that_was_asked_for_it(node: Node, tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create()
+        until_ns = monotonic_ns() + HOUR_NS
+        words = SenderWords(node.segment, 0, made.slot)
+        words.join(made.subscription_id)
+        words.tell_next(until_ns, until_ns)  # and it dies
+        them.owner.produce(record(1, "a"))
+        await them.until(lambda: len(them.senders) == 1, made)
+        sender = sender_of(them, made)
+        await them.until(lambda: sender.limiter.maximum > 0 and sender.queue.messages == 1, made)
+        assert sender.limiter.next_ns(monotonic_ns()) == until_ns
+        them.alter({"endpoint": them.endpoint + "/new"})
+        await them.until_finished(made, 1)
+
+    sending(node, tmp_path, use)
+
+
+def test_a_pause_that_one_sender_was_asked_for_holds_all_of_them(tmp_path: Path) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create({"senders": 2})
+        segment = them.owner.node.segment
+        PushBoard(segment).offer(made.slot, made.subscription_id, 100_000.0, 2)
+        other = SenderWords(segment, 1, made.slot)
+        other.join(made.subscription_id)
+        await them.until(lambda: len(them.senders) == 1, made)
+        limiter = sender_of(them, made).limiter
+        await them.until(lambda: limiter.maximum > 0, made)
+        until_ns = monotonic_ns() + HOUR_NS
+        other.tell_next(until_ns, until_ns)
+        await them.until(lambda: limiter.held_until_ns == until_ns, made)
+        assert limiter.next_ns(monotonic_ns()) == until_ns
+        own_ns = PushBoard(segment).held_until_ns(made.slot, made.subscription_id, [0])
+        assert own_ns == 0, "it does not tell as its own what it has from others"
+        other.leave()
+        await them.until(lambda: limiter.held_until_ns == 0, made)
+
+    with node_in(tmp_path, shards=2, ring_bytes=1 << 16) as node:
+        sending(node, tmp_path, use)
