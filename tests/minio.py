@@ -26,10 +26,10 @@ from tools.minio import (
     SECRET_KEY,
     MinioError,
     find_or_build,
-    free_port,
     start,
     stop,
 )
+from tools.ports import kept_port
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -96,11 +96,11 @@ def minio(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
         words = shared.read().split()
         process = None
         if not words:
-            port = free_port()
             directory = tmp_path_factory.mktemp("minio") / "data"
             directory.mkdir()
             try:
-                process = start(binary, directory, port)
+                with kept_port() as port:
+                    process = start(binary, directory, port)
             except MinioError as error:
                 pytest.fail(str(error), pytrace=False)
             words = [str(port), str(process.pid)]

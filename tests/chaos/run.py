@@ -98,7 +98,7 @@ def run(options: Options) -> Report:
         finally:
             world.end(signal.SIGKILL, group=True)
             if spoiler is not None:
-                spoiler.receiver.kill()
+                spoiler.receiver.end()
         if spoiler is not None:
             for line in spoiler.lines():
                 written.add(line)

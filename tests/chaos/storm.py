@@ -24,7 +24,8 @@ from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 from tools.buckets import client
-from tools.minio import find_or_build, free_port, start, stop
+from tools.minio import find_or_build, start, stop
+from tools.ports import kept_port
 
 QUIET_NS = 1_000_000_000
 CALM_S = 5.0  # before and after the storm
@@ -77,8 +78,8 @@ def main(seconds: float, producers: int, shards: int) -> None:
 
 def _measure(folder: Path, seconds: float, producers: int, shards: int) -> None:
     (folder / "minio").mkdir()
-    port = free_port()
-    process = start(find_or_build(), folder / "minio", port)
+    with kept_port() as port:
+        process = start(find_or_build(), folder / "minio", port)
     endpoint_url = f"http://127.0.0.1:{port}"
     try:
         made = client(endpoint_url)

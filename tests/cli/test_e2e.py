@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
+from tools.ports import kept_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -78,7 +79,7 @@ def test_follow_shows_a_record_that_comes_later(daemon: Daemon) -> None:
         assert process.stdout.readline() == b"1\n"
         assert run(daemon, "produce", "later", stdin="2\n").exit_code == 0
         assert process.stdout.readline() == b"2\n"
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
 
 
 def test_watch_shows_the_records_of_several_topics_that_match(daemon: Daemon) -> None:
@@ -96,7 +97,7 @@ def test_watch_shows_the_records_of_several_topics_that_match(daemon: Daemon) ->
             records = [{"data": key, "key": key}]
             assert daemon.json("POST", f"/v0/topics/{topic}", {"records": records}).status == 200
         lines = [json.loads(line) for line in process.stdout]
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
     assert [(line["topic"], line["seq"], line["data"]) for line in lines] == [
         ("watched-a", 3, "yes"), ("watched-b", 2, "yes-2"),
     ]  # fmt: skip
@@ -150,7 +151,7 @@ def test_topics_live_and_die(daemon: Daemon) -> None:
 
 @pytest.mark.slow
 def test_a_follow_outlives_a_restart_and_prints_each_record_once(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as first:
+    with kept_port() as port, running(tmp_path / "data", listen=f"127.0.0.1:{port}") as first:
         first.produce("kept", 1, 2)
         follow = subprocess.Popen(
             [sys.executable, "-c", "import cli; cli.main()", "read", "kept", "--follow",
@@ -161,9 +162,9 @@ def test_a_follow_outlives_a_restart_and_prints_each_record_once(tmp_path: Path)
             assert follow.stdout is not None
             assert [follow.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
             assert first.stop() == 0
-            with running(tmp_path / "data", listen=f"127.0.0.1:{first.port}") as second:
+            with running(tmp_path / "data", listen=f"127.0.0.1:{port}") as second:
                 second.produce("kept", 3, 4)
-                rest, said = follow.communicate(timeout=120)
+                rest, said = follow.communicate(timeout=2 * HANG_S)
         finally:
             follow.kill()
             follow.wait()
@@ -217,7 +218,7 @@ def test_a_command_works_on_messages_and_one_that_runs_at_a_sigterm_ends_first(
         wait_until((tmp_path / "begun").exists, "the command to run")
         process.send_signal(signal.SIGTERM)
         (tmp_path / "end").touch()
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
     shown = parsed(run(daemon, "subscriptions", "show", "jobs", "w", "-o", "json"))
     assert (shown["lag"], shown["acknowledged"], shown["dropped"]) == (0, 1, 1)
     assert not shown["consumers"]
@@ -239,7 +240,7 @@ def test_what_one_consumer_prints_and_does_not_acknowledge_another_one_gets(
         assert process.stdout is not None
         got = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
     assert sorted(each["key"] for each in got) == ["a", "b", "c"]
     assert {each["attempt"] for each in got} == {1}
     assert parsed(run(daemon, "subscriptions", "show", "printed", "s", "-o", "json"))["lag"] == 0

@@ -20,6 +20,7 @@ from commands import read as read_
 from commands.client import reader
 from delivery.watch.formats import SSE, Origin
 from delivery.watch.positions import format_position, parse_position
+from tests.e2e.daemon import HANG_S
 from tests.scripted import (
     Answer,
     Call,
@@ -264,7 +265,7 @@ def test_ctrl_c_ends_a_follow_with_0() -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == b'{"n": 1}\n'
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
         assert process.stderr.read() == b""
 
 
@@ -275,7 +276,7 @@ def test_a_reader_of_the_pipe_that_closes_it_is_not_a_failure() -> None:
         process.stdout.readline()
         process.stdout.close()
         log.partitions[0].append({"seq": 2, "ts": 2, "data": {"n": 2}})
-        assert process.wait(30) == 0
+        assert process.wait(HANG_S) == 0
         assert process.stderr.read() == b""
 
 

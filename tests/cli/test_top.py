@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.live.documents import RECORDED
-from tests.e2e.daemon import wait_until
+from tests.e2e.daemon import HANG_S, wait_until
 from tests.scripted import Answer, Script, Scripted, refusal, run, says, scripted
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -160,7 +160,7 @@ def test_on_a_terminal_space_pauses_and_q_quits_and_the_terminal_is_as_before() 
         assert len(server.calls) > asked
         terminal.press("q")
         wait_until(terminal.shows("\x1b[?1049l"), "the old screen")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(HANG_S) == 0
         assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
@@ -170,5 +170,5 @@ def test_a_signal_ends_it_and_the_terminal_is_as_before(number: int, code: int) 
         wait_until(terminal.shows("space pause"), "the first screen")
         terminal.process.send_signal(number)
         wait_until(terminal.shows("\x1b[?1049l"), "the old screen")
-        assert terminal.process.wait(30) == code
+        assert terminal.process.wait(HANG_S) == code
         assert termios.tcgetattr(terminal.slave) == terminal.before

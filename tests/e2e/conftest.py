@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.daemon import Daemon, running
+from tools.ports import kept_port
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +16,13 @@ def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with two shards on the embedded store, for tests that only add topics."""
     with running(tmp_path_factory.mktemp("data"), shards=2) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def listen() -> Iterator[str]:
+    """An address for the test's own daemons, one after the other: nobody else gets it."""
+    with kept_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -1,4 +1,9 @@
-"""A daemon's processes as the kernel sees them: which one has a connection, and which are alive."""
+"""A daemon's processes as the kernel sees them: which one has a connection, and which are alive.
+
+A shard is ended in ``succession`` or by ``kill_shards``: what a test asks for afterwards, it asks
+of a daemon whose shards all serve. In between, a status shows a shard without a pid, ``/readyz`` is
+503, and the owner of a subscription may be on its way: only a test that is about this looks then.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,55 @@ from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
 from tests.e2e.load import read_answer
 
 
+def serving(daemon: Daemon) -> list[Any]:
+    """The status of the shards, once all of them serve: one that was stopped may have been killed
+    for that, if the machine was slow to let it go on."""
+
+    def all_serve() -> list[Any]:
+        shards: list[Any] = daemon.status()["shards"]
+        return shards if all(shard["ready"] for shard in shards) else []
+
+    return wait_until(all_serve, "all shards to serve")
+
+
 def shard_pids(daemon: Daemon) -> list[int]:
-    """The shards' pids, by shard; all must be there."""
-    pids = [shard["pid"] for shard in daemon.status()["shards"]]
-    assert None not in pids
-    return pids
+    """The shards' pids, by shard, once all of them serve."""
+    return [shard["pid"] for shard in serving(daemon)]
+
+
+def restarts(daemon: Daemon, shard: int) -> int:
+    """How often a shard was started again."""
+    return int(daemon.status()["shards"][shard]["restarts"])
+
+
+@contextlib.contextmanager
+def succession(daemon: Daemon, *shards: int) -> Iterator[list[int]]:
+    """The pids of shards whose processes the block ends; after it their successors serve."""
+    before = serving(daemon)
+    yield [before[shard]["pid"] for shard in shards]
+
+    def are_back() -> bool:
+        now = daemon.status()["shards"]
+        return all(
+            now[shard]["restarts"] > before[shard]["restarts"] and now[shard]["ready"]
+            for shard in shards
+        )
+
+    wait_until(are_back, f"successors of the shards {shards}")
+    wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
+
+
+def kill_shards(daemon: Daemon, *shards: int) -> None:
+    """SIGKILL to shards; returns when their successors serve."""
+    with succession(daemon, *shards) as pids:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def stop_until_killed(pid: int) -> None:
+    """SIGSTOP to a shard, until the supervisor has killed it for that."""
+    with stopped(pid):
+        wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
 
 
 def alive(pid: int) -> bool:

@@ -12,8 +12,7 @@ import pytest
 
 from tests.e2e.consuming import ConsumerStream, ShardLine, acknowledgment, owner_of, subscribe
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import alive, shard_pids, stopped
-from tests.e2e.test_kills import restarts, wait_restarted
+from tests.e2e.processes import kill_shards, stop_until_killed, succession
 
 Message = dict[str, Any]
 
@@ -64,12 +63,11 @@ def test_an_owner_that_is_killed_delivers_nothing_again_that_was_acknowledged(da
             done, left = first[1::2], first[::2]
             acknowledge(line, path, done[:250])
             acknowledge(line, path, done[250:])
-            before = restarts(daemon, owner)
-            os.kill(shard_pids(daemon)[owner], signal.SIGKILL)
-            again = stream.messages(len(left))
+            with succession(daemon, owner) as (pid,):
+                os.kill(pid, signal.SIGKILL)
+                again = stream.messages(len(left))
             assert seqs(again) == seqs(left)
             assert min(each["epoch"] for each in again) > max(each["epoch"] for each in first)
-            wait_restarted(daemon, owner, before)
             # The numbers of its former owner mean nothing any more.
             late = line.ask("POST", f"{path}/ack", acknowledgment("c", first))
             assert (late.status, late.code) == (409, "stale_epoch")
@@ -122,9 +120,7 @@ def test_owners_that_are_killed_one_after_the_other_deliver_nothing_acknowledged
             for polls in (1, 7, 60, 2, 25):
                 for _ in range(polls):
                     consumer.some(20, but_one=True)
-                before = restarts(daemon, owner)
-                os.kill(shard_pids(daemon)[owner], signal.SIGKILL)
-                wait_restarted(daemon, owner, before)
+                kill_shards(daemon, owner)
                 assert daemon.get(path).json["lag"] == 3_000 - len(consumer.finished)
             while len(consumer.finished) < 3_000:
                 consumer.some(200, but_one=False)
@@ -142,10 +138,8 @@ def test_an_owner_that_is_stopped_and_killed_delivers_nothing_acknowledged_again
         with ShardLine(daemon, 1 - owner) as line:
             consumer = Finishing(line, path)
             consumer.some(100, but_one=True)
-            pid, before = shard_pids(daemon)[owner], restarts(daemon, owner)
-            with stopped(pid):
-                wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
-            wait_restarted(daemon, owner, before)
+            with succession(daemon, owner) as (pid,):
+                stop_until_killed(pid)
             while len(consumer.finished) < 400:
                 consumer.some(100, but_one=False)
         check_end(daemon, path)

@@ -22,7 +22,7 @@ from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.processes import Line, connect_to, stopped
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
-from tools.minio import free_port
+from tools.ports import kept_port
 
 STATUS = {
     "version", "uptime_s", "ready", "store", "window_ms", "pressure", "memory_bound_bytes",
@@ -227,11 +227,12 @@ def test_objects_on_s3_are_verified_in_place(data: Path, bucket: Bucket) -> None
 
 
 def test_an_address_without_a_daemon_is_3(data: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    for arguments in (["status", "-o", "json"], ["groups"], ["topics", "ls"], ["read", "t"]):
-        ended = headgate(None, *arguments, "--url", url)
-        assert (ended.code, ended.stdout) == (3, ""), arguments
-        assert url in ended.stderr and "headgate serve" in ended.stderr
+    with kept_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        for arguments in (["status", "-o", "json"], ["groups"], ["topics", "ls"], ["read", "t"]):
+            ended = headgate(None, *arguments, "--url", url)
+            assert (ended.code, ended.stdout) == (3, ""), arguments
+            assert url in ended.stderr and "headgate serve" in ended.stderr
 
 
 @contextlib.contextmanager
@@ -261,30 +262,39 @@ def relayed(line: Line) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_daemon_with_a_shard_that_is_not_ready_makes_status_4(data: Path) -> None:
-    with running(data, shards=2) as daemon, connect_to(daemon, 0) as line:
+    with (
+        running(data, shards=2) as daemon,
+        connect_to(daemon, 0) as line,
+        contextlib.ExitStack() as stack,
+    ):
+        killed: set[int] = set()
 
-        def shard_1() -> int | None:
+        def shard_1() -> tuple[int | None, bool]:
             line.socket.sendall(b"GET /v0/status HTTP/1.1\r\nHost: t\r\n\r\n")
             answer = line.answer()
             assert answer is not None
-            pid = answer.json["shards"][1]["pid"]
-            return None if pid is None else int(pid)
+            state = answer.json["shards"][1]
+            return state["pid"], state["ready"]
 
-        old = shard_1()
-        assert old is not None
-        os.kill(old, signal.SIGKILL)
+        def is_stopped_on_its_way() -> bool:
+            """Stops the shard. One that serves by then is killed: its successor may be met earlier,
+            since it has half a second of imports before it."""
+            pid, _ = shard_1()
+            if pid is None or pid in killed:
+                return False
+            stack.enter_context(stopped(pid))
+            if shard_1() == (pid, False):
+                return True
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            return False
 
-        def successor() -> int | None:
-            pid = shard_1()
-            return None if pid == old else pid
-
-        starting = wait_until(successor, "its successor")
-        assert starting is not None
-        # It has half a second of imports before it, so this meets it on its way.
-        with stopped(starting), relayed(line) as url:
+        wait_until(is_stopped_on_its_way, "a shard that does not serve yet")
+        with relayed(line) as url:
             ended = headgate(None, "status", "-o", "json", "--url", url)
         assert ended.code == 4 and "degraded" in ended.stderr
         assert ended.json["ready"] is False
+        stack.close()
         wait_until(lambda: headgate(daemon, "status").code == 0, "status to be good again")
 
 

@@ -18,7 +18,7 @@ from commands.client.reader import data_line
 from commands.client.stream import WatchStream
 from tests.e2e.cutter import cut_connections
 from tests.e2e.daemon import ROOT, Daemon, running
-from tests.e2e.processes import shard_pids
+from tests.e2e.processes import succession
 
 RECORDS = 120
 PATIENCE_MS = 120_000
@@ -84,10 +84,10 @@ def test_a_stream_that_is_cut_anywhere_tells_each_record_once(
 
 
 @pytest.mark.slow
-def test_followers_print_each_record_once_whatever_is_killed(data: Path) -> None:
+def test_followers_print_each_record_once_whatever_is_killed(data: Path, listen: str) -> None:
     followers: list[subprocess.Popen[bytes]] = []
     try:
-        with running(data, shards=2) as daemon, Client(daemon.url) as client:
+        with running(data, shards=2, listen=listen) as daemon, Client(daemon.url) as client:
             for topic in ("one", "other"):
                 assert daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": 3}).status == 201
             followers.append(started(daemon, "read", "one", "--follow"))
@@ -96,12 +96,14 @@ def test_followers_print_each_record_once_whatever_is_killed(data: Path) -> None
             )
             followers.append(started(daemon, "watch", "other", "--from-seq", "0", "-o", "json"))
             for number in range(RECORDS // 2):
-                produce(client, "one", number)
                 if number % 15 == 7:
-                    os.kill(shard_pids(daemon)[number % 2], signal.SIGKILL)
-            port = daemon.port
+                    with succession(daemon, number % 2) as (pid,):
+                        os.kill(pid, signal.SIGKILL)
+                        produce(client, "one", number)
+                else:
+                    produce(client, "one", number)
             daemon.kill_everything()
-        with running(data, shards=1, listen=f"127.0.0.1:{port}") as daemon:
+        with running(data, shards=1, listen=listen) as daemon:
             with Client(daemon.url) as client:
                 for number in range(RECORDS // 2, RECORDS):
                     produce(client, "one", number)

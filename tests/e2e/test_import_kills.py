@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import threading
 from collections import Counter
@@ -21,13 +20,11 @@ import pytest
 import zstandard
 
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
-from tests.e2e.processes import shard_pids
+from tests.e2e.processes import kill_shards
 from tests.e2e.stores import on_s3
 from tests.e2e.test_cli import command
-from tests.e2e.test_kills import wait_restarted
 from tests.e2e.test_recovery import log_entries, recovered
 from tests.minio import Bucket
-from tools.minio import free_port
 
 RECORDS = 4_000
 INVALID_EVERY = 97
@@ -277,13 +274,13 @@ def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
 
 
 @pytest.mark.slow
-def test_an_import_outlives_daemons_and_shards_that_are_killed(data: Path, tmp_path: Path) -> None:
+def test_an_import_outlives_daemons_and_shards_that_are_killed(
+    data: Path, tmp_path: Path, listen: str
+) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     writer = RotatingWriter(folder)  # so that the import never runs out of lines
-    options: dict[str, Any] = {
-        "shards": 2, "listen": f"127.0.0.1:{free_port()}", "settings": WINDOW,
-    }  # fmt: skip
+    options: dict[str, Any] = {"shards": 2, "listen": listen, "settings": WINDOW}
     with contextlib.ExitStack() as stack:
         process: subprocess.Popen[str] | None = None
         for turn in range(4):
@@ -299,8 +296,7 @@ def test_an_import_outlives_daemons_and_shards_that_are_killed(data: Path, tmp_p
                 begin = stored(daemon)
                 wait_until(lambda: stored(daemon) > begin + 50, "records")  # noqa: B023
                 if turn == 1:
-                    os.kill(shard_pids(daemon)[0], signal.SIGKILL)
-                    wait_restarted(daemon, 0, 0)
+                    kill_shards(daemon, 0)
                     more = stored(daemon)
                     wait_until(lambda: stored(daemon) > more + 50, "more")  # noqa: B023
                 if turn < 3:

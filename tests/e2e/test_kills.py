@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 from shards import locks
-from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import ROOT, running, wait_until
 from tests.e2e.load import check_stored, load
-from tests.e2e.processes import alive, connect_to, shard_pids, stopped
+from tests.e2e.processes import (
+    alive,
+    connect_to,
+    kill_shards,
+    restarts,
+    shard_pids,
+    stop_until_killed,
+    stopped,
+    succession,
+)
 from tests.e2e.proxy import store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
@@ -30,22 +39,6 @@ while not file.try_lock(int(sys.argv[2])):
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-def restarts(daemon: Daemon, shard: int) -> int:
-    """How often a shard was started again."""
-    return int(daemon.status()["shards"][shard]["restarts"])
-
-
-def wait_restarted(daemon: Daemon, shard: int, before: int) -> None:
-    """Waits until a shard runs again and the daemon is ready."""
-
-    def is_back() -> bool:
-        state = daemon.status()["shards"][shard]
-        return state["restarts"] > before and state["pid"] is not None
-
-    wait_until(is_back, f"shard {shard} to be started again")
-    wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
 
 
 @pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
@@ -66,9 +59,7 @@ def test_shards_killed_one_after_the_other_lose_and_double_nothing(
         with load(daemon, PLACES, connections=6, depth=4, pause_s=0.005) as run:
             for shard in (0, 1, 2, 1, 0, 2):
                 run.wait_more(30)
-                before = restarts(daemon, shard)
-                os.kill(shard_pids(daemon)[shard], signal.SIGKILL)
-                wait_restarted(daemon, shard, before)
+                kill_shards(daemon, shard)
             run.wait_more(30)
         status = daemon.status()
         check_stored(daemon, PLACES, run)
@@ -90,12 +81,11 @@ def test_what_a_dead_shard_had_in_flight_is_taken_over(data: Path, bucket: Bucke
                 line.send("kept", "under way")
                 wait_until(lambda: proxy.held, "the PUT to be under way")
                 # The shard that had the turn holds the lease; the request is in shard 0's ring.
-                for pid in shard_pids(daemon):
-                    os.kill(pid, signal.SIGKILL)
-                assert line.answer() is None
-            proxy.release()
-            wait_restarted(daemon, 0, 0)
-            wait_restarted(daemon, 1, 0)
+                with succession(daemon, 0, 1) as pids:
+                    for pid in pids:
+                        os.kill(pid, signal.SIGKILL)
+                    assert line.answer() is None
+                    proxy.release()
             wait_until(lambda: len(daemon.read_all("kept")) > 1, "the orphan to be committed")
             found = daemon.read_all("kept")
             adopted = daemon.status()["totals"]["orphans_adopted"]
@@ -111,18 +101,17 @@ def test_what_a_dead_shard_had_in_flight_is_taken_over(data: Path, bucket: Bucke
 def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> None:
     with running(data, shards=2) as daemon, connect_to(daemon, 0) as line:
         line.produce("t", 0)
-        pid = shard_pids(daemon)[1]
         # The supervisor is stopped too, so that the turn is seen to be skipped, not freed.
-        with stopped(pid):
-            with stopped(daemon.process.pid):
-                # Every second turn is the stopped shard's.
-                for number in range(1, 9):
-                    assert line.produce("t", number)["first_seq"] == number + 1
-                assert alive(pid)
-            wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
-        # The connection is to shard 0: it never noticed.
-        line.produce("t", 9)
-        wait_restarted(daemon, 1, 0)
+        with succession(daemon, 1) as (pid,):
+            with stopped(pid):
+                with stopped(daemon.process.pid):
+                    # Every second turn is the stopped shard's.
+                    for number in range(1, 9):
+                        assert line.produce("t", number)["first_seq"] == number + 1
+                    assert alive(pid)
+                wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
+            # The connection is to shard 0: it never noticed.
+            line.produce("t", 9)
         assert restarts(daemon, 0) == 0
         assert [record["data"] for record in daemon.read_all("t")] == list(range(10))
     assert "shard 1 has not turned for 50 ticks: killed" in daemon.text
@@ -139,12 +128,10 @@ def test_a_shard_that_is_stopped_while_it_holds_a_lease_is_killed_sooner(
             proxy.hold_object_puts()
             line.send("t", "held")
             wait_until(lambda: proxy.held, "the PUT to be under way")
-            pid = shard_pids(daemon)[0]
-            with stopped(pid):
-                wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
-            proxy.release()
-            assert line.answer() is None
-            wait_restarted(daemon, 0, 0)
+            with succession(daemon, 0) as (pid,):
+                stop_until_killed(pid)
+                proxy.release()
+                assert line.answer() is None
             wait_until(lambda: len(daemon.read_all("t")) == 2, "the lease to be committed")
             assert daemon.produce("t", "after").json["first_seq"] == 3
     assert "shard 0 has not turned for 20 ticks: killed" in daemon.text

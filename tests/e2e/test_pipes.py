@@ -18,24 +18,12 @@ from tests.e2e.consuming import (
     owner_of,
     subscribe,
 )
-from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import alive, shard_pids, stopped
+from tests.e2e.daemon import running, wait_until
+from tests.e2e.processes import alive, stopped, succession
 
 
 def seqs(messages: list[dict[str, Any]]) -> list[int]:
     return [each["seq"] for each in messages]
-
-
-def restarts(daemon: Daemon, shard: int) -> int:
-    return int(daemon.status()["shards"][shard]["restarts"])
-
-
-def wait_restarted(daemon: Daemon, shard: int, before: int) -> None:
-    def back() -> bool:
-        state = daemon.status()["shards"][shard]
-        return bool(state["restarts"] > before and state["ready"])
-
-    wait_until(back, f"shard {shard} to be back")
 
 
 def test_a_consumer_at_any_shard_gets_messages_and_acknowledges_at_any_shard(data: Path) -> None:
@@ -80,14 +68,13 @@ def test_a_consumer_does_not_notice_that_the_owner_is_killed(data: Path) -> None
             assert answer.json["accepted"] == 3
             epochs = {first[0]["epoch"]}
             for _ in range(2):
-                before = restarts(daemon, owner)
-                os.kill(shard_pids(daemon)[owner], signal.SIGKILL)
-                again = stream.messages(3)
+                with succession(daemon, owner) as (pid,):
+                    os.kill(pid, signal.SIGKILL)
+                    again = stream.messages(3)
                 assert seqs(again) == [4, 5, 6]
                 assert again[0]["epoch"] not in epochs
                 epochs.add(again[0]["epoch"])
-                wait_restarted(daemon, owner, before)
-            produce_again(daemon, "new")
+            assert daemon.produce("t", "new").status == 200
             newest = stream.messages(1)
             assert seqs(newest) == [7]
             answer = line.ask("POST", f"{path}/ack", acknowledgment("c", again + newest))
@@ -104,15 +91,14 @@ def test_a_stopped_owner_is_killed_and_what_was_asked_meanwhile_is_told_so(data:
         with ShardLine(daemon, other) as line, ConsumerStream(daemon, other, path, "c") as stream:
             daemon.produce("t", *range(3))
             messages = stream.messages(3)
-            pid, before = shard_pids(daemon)[owner], restarts(daemon, owner)
-            with stopped(pid):
-                line.begin("POST", f"{path}/ack", acknowledgment("c", messages))
-                wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
-            answer = line.response()
-            assert answer.status == 503
-            assert b"owner_restarted" in answer.read()
-            assert answer.getheader("Retry-After") is not None
-            wait_restarted(daemon, owner, before)
+            with succession(daemon, owner) as (pid,):
+                with stopped(pid):
+                    line.begin("POST", f"{path}/ack", acknowledgment("c", messages))
+                    wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
+                answer = line.response()
+                assert answer.status == 503
+                assert b"owner_restarted" in answer.read()
+                assert answer.getheader("Retry-After") is not None
             assert seqs(stream.messages(3)) == [1, 2, 3]
 
 
@@ -126,8 +112,11 @@ def test_a_killed_shard_loses_its_consumers_only(data: Path) -> None:
         with ConsumerStream(daemon, other, path, "far") as far:
             daemon.produce("t", *range(4))
             assert seqs(far.messages(4)) == [1, 2, 3, 4]
-            with ConsumerStream(daemon, owner, path, "near") as near:
-                os.kill(shard_pids(daemon)[other], signal.SIGKILL)
+            with (
+                ConsumerStream(daemon, owner, path, "near") as near,
+                succession(daemon, other) as (pid,),
+            ):
+                os.kill(pid, signal.SIGKILL)
                 assert sorted(seqs(near.messages(4))) == [1, 2, 3, 4]
 
 
@@ -169,12 +158,3 @@ def test_a_drain_ends_streams_of_consumers_at_all_shards(data: Path) -> None:
             stream.close()
         assert [events[-1]["event"] for events in told] == ["error"] * 3
         assert daemon.process.wait(60) == 0
-
-
-def produce_again(daemon: Daemon, data: object) -> None:
-    """Produces a record, as a client that repeats until it is told that it is stored."""
-
-    def stored() -> bool:
-        return daemon.produce("t", data, idempotency_key="again").status == 200
-
-    wait_until(stored, "a record to be stored")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import shard_pids, stopped
+from tests.e2e.daemon import running, wait_until
+from tests.e2e.processes import kill_shards, shard_pids, stopped, succession
 from tests.e2e.pushing import TIMES, Pushing
 from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came, Went
@@ -54,8 +54,9 @@ def test_a_rate_survives_the_kill_of_its_sender_and_that_of_the_daemon(data: Pat
             pushing = Pushing(daemon, receiver, "kept", rate_max=RATE)
             pushing.fill(int(200 * RATE))
             pushing.wait_until_settled(RATE, 3)
-            os.kill(shard_pids(daemon)[pushing.state["owner_shard"]], signal.SIGKILL)
-            killed = max(receiver.counts("kept").series)
+            with succession(daemon, pushing.state["owner_shard"]) as (pid,):
+                os.kill(pid, signal.SIGKILL)
+                killed = max(receiver.counts("kept").series)
             wait_for_soon(receiver, "kept", killed + 1)
             assert reached(receiver, "kept", killed + 1), "a killed sender began anew"
             pushing.wait_until_settled(RATE, 3)
@@ -75,11 +76,10 @@ def test_senders_that_are_killed_and_stopped_never_overstep_the_rate(data: Path)
         pushing = Pushing(daemon, receiver, "shared", rate_max=RATE, senders=4, partitions=4)
         pushing.fill(int(200 * RATE))
         for shard in range(4):
-            pids = wait_until(lambda: _all_pids(daemon), "all shards to run")
-            os.kill(pids[shard], signal.SIGKILL)
-            _wait_for_more(receiver, "shared", 3 * RATE)
-            pids = wait_until(lambda: _all_pids(daemon), "all shards to run")
-            with stopped(pids[shard]):
+            with succession(daemon, shard) as (pid,):
+                os.kill(pid, signal.SIGKILL)
+                _wait_for_more(receiver, "shared", 3 * RATE)
+            with stopped(shard_pids(daemon)[shard]):
                 _wait_for_more(receiver, "shared", RATE)
             _wait_for_more(receiver, "shared", 2 * RATE)
         series = receiver.counts("shared").series
@@ -103,8 +103,7 @@ def test_the_kill_of_a_shard_repeats_no_more_than_what_was_under_way(
         pushing.fill(5_000)
         for shard in kills:
             _wait_for_more(receiver, "again", 400)
-            pids = wait_until(lambda: _all_pids(daemon), "all shards to run")
-            os.kill(pids[shard], signal.SIGKILL)
+            kill_shards(daemon, shard)
         pushing.wait_until_drained()
         entries = receiver.entries()
         ids = [event.id for each in entries if isinstance(each, Came) for event in each.events]
@@ -115,12 +114,6 @@ def test_the_kill_of_a_shard_repeats_no_more_than_what_was_under_way(
 def _wait_for_more(receiver: ReceiverProcess, name: str, posts: float) -> None:
     most = receiver.counts(name).posts + posts
     wait_until(lambda: receiver.counts(name).posts > most, "POSTs to go on")
-
-
-def _all_pids(daemon: Daemon) -> list[int]:
-    """The pids of the shards; none if one of them is not there."""
-    pids = [shard["pid"] for shard in daemon.status()["shards"]]
-    return [] if None in pids else pids
 
 
 @pytest.mark.parametrize(("records", "keys", "latency_ms"), [(2_000, 100, 100), (40, 3, 900)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.processes import kill_shards
 from tests.e2e.pushing import TIMES, Pushing
 from tools.receiver.behavior import Behavior
 from tools.receiver.process import ReceiverProcess
@@ -39,13 +38,7 @@ def test_a_shard_that_is_killed_gives_its_share_back_and_its_successor_gets_it_a
         pushing.fill(6_000)
         wait_until(lambda: is_fast(daemon, 2), "both senders to have their share")
         for shard in (0, 1):
-            before = daemon.status()["shards"][shard]
-            os.kill(before["pid"], signal.SIGKILL)
-
-            def is_replaced(shard: int = shard, restarts: int = before["restarts"]) -> bool:
-                return bool(daemon.status()["shards"][shard]["restarts"] > restarts)
-
-            wait_until(is_replaced, "a successor")
+            kill_shards(daemon, shard)
             wait_until(lambda: is_fast(daemon, 2), "it to have its share and its rate")
         series = receiver.counts("two").series
         first, last = min(series), max(series)

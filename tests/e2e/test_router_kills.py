@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ import pytest
 
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import alive, shard_pids, stopped
+from tests.e2e.processes import kill_shards, stop_until_killed, succession
 from tests.e2e.routing import add_router, assert_copied, feeding, router, wait_routed
-from tests.e2e.test_kills import restarts, wait_restarted
 from tests.e2e.test_recovery import log_entries, recovered
 
 ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -64,9 +61,7 @@ def test_shards_that_are_killed_one_after_the_other_double_and_lose_no_copy(data
         with feeding(daemon, "src", "src", "src") as wait_more:
             for shard in (0, 1, 2, 2, 1, 0, 1):
                 wait_more(15)
-                before = restarts(daemon, shard)
-                os.kill(shard_pids(daemon)[shard], signal.SIGKILL)
-                wait_restarted(daemon, shard, before)
+                kill_shards(daemon, shard)
             wait_more(15)
         assert check(daemon) > 300
 
@@ -78,11 +73,8 @@ def test_an_owner_that_is_stopped_is_killed_and_its_successor_continues(data: Pa
         owner = router(daemon, "all")["router_id"] % 2
         with feeding(daemon, "src") as wait_more:
             wait_more(10)
-        pid = shard_pids(daemon)[owner]
-        before = restarts(daemon, owner)
-        with stopped(pid):
-            wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
-        wait_restarted(daemon, owner, before)
+        with succession(daemon, owner) as (pid,):
+            stop_until_killed(pid)
         with feeding(daemon, "src") as wait_more:
             wait_more(10)
         check(daemon)

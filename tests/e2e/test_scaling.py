@@ -131,7 +131,7 @@ def all_say(scaler: Scaler, of: Subscription, lag: int, value: int) -> None:
         )
 
     try:
-        wait_until(told, f"all to say {lag} and {value}", hang_s=30)
+        wait_until(told, f"all to say {lag} and {value}")
     except AssertionError as error:
         raise AssertionError(f"{error}; it is {row(of)} and {scaler.lag(of)}") from error
 
@@ -153,8 +153,8 @@ def test_json_metrics_and_keda_say_the_same(daemon: Daemon, scaler: Scaler) -> N
     found.produce(*(f"k{n}" for n in range(10)), *(f"k{n}" for n in range(10)))
     all_say(scaler, found, 1, 100)  # nobody knows its keys yet: the first consumer is wanted
     sent = found.take("first", 4)
-    wait_until(lambda: row(found)["consumers"] == 1, "the consumer")
-    assert row(found)["in_flight"] == 4 and row(found)["value"] > 0
+    wait_until(lambda: (row(found)["consumers"], row(found)["in_flight"]) == (1, 4), "the consumer")
+    assert row(found)["value"] > 0
     others = found.take("second", 2)
     assert scaler.target(found) == 4
     for consumer in ("first", "second", "third"):

@@ -197,10 +197,11 @@ def test_a_recreated_topic_is_not_taken_for_the_old_one(
     assert written(spark, tmp_path) == [(0, 1), (0, 1), (0, 2), (0, 2), (0, 3), (0, 4), (0, 5)]
 
 
-def test_a_stream_outlives_its_daemons_restart(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_outlives_its_daemons_restart(
+    spark: SparkSession, tmp_path: Path, listen: str
+) -> None:
     """The driver retries; what Spark has read is not read again."""
-    with running(tmp_path / "data") as daemon:
-        port = daemon.port
+    with running(tmp_path / "data", listen=listen) as daemon:
         daemon.produce("restart", *range(5))
         query = (
             spark.readStream.format("headgate")
@@ -212,7 +213,7 @@ def test_a_stream_outlives_its_daemons_restart(spark: SparkSession, tmp_path: Pa
             .start()
         )
         query.processAllAvailable()
-    with running(tmp_path / "data", listen=f"127.0.0.1:{port}") as daemon:
+    with running(tmp_path / "data", listen=listen) as daemon:
         daemon.produce("restart", *range(5))
         query.processAllAvailable()
         assert written(spark, tmp_path) == [(0, offset) for offset in range(1, 11)]

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.daemon import HANG_S, ROOT
 from tests.minio import Bucket, Minio
 from tests.uploader.stores.http_stores import Answer, Request, error, scripted_store
-from tools.minio import free_port
+from tools.ports import kept_port
 
 FORGED = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing-at-all"}
 
@@ -53,9 +53,10 @@ def test_credentials_that_the_store_refuses_are_reported(data: Path, bucket: Buc
 
 
 def test_a_store_that_does_not_listen_is_reported(data: Path) -> None:
-    endpoint_url = f"http://127.0.0.1:{free_port()}"
-    options = on_store(data, "s3://bucket/prefix", endpoint_url)
-    code, said = serve(*options, environ=FORGED)
+    with kept_port() as port:
+        endpoint_url = f"http://127.0.0.1:{port}"
+        options = on_store(data, "s3://bucket/prefix", endpoint_url)
+        code, said = serve(*options, environ=FORGED)
     assert code == 1
     assert "HEAD of the bucket" in said and endpoint_url in said
 

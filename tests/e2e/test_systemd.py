@@ -21,7 +21,7 @@ import pytest
 
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
-from tests.e2e.processes import alive, shard_pids, stopped
+from tests.e2e.processes import alive, kill_shards, shard_pids, stopped, succession
 from tests.e2e.stores import on_s3
 from tests.e2e.unit import UNIT, command, confined, settings, systemd_analyze
 from tests.minio import Bucket
@@ -82,24 +82,16 @@ def path(tmp_path: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_ready_is_announced_when_readyz_is_200_and_not_before(data: Path, manager: Manager) -> None:
-    port = free_port()
-    daemon = Daemon(data, shards=3, listen=f"127.0.0.1:{port}", environ=manager.environ)
+def test_ready_is_announced_when_readyz_is_200_and_not_before(
+    data: Path, manager: Manager, listen: str
+) -> None:
+    daemon = Daemon(data, shards=3, listen=listen, environ=manager.environ)
     daemon.start()
     try:
         ready = manager.index("READY=1")
-        daemon.port = port
+        daemon.port = int(listen.rpartition(":")[2])
         assert daemon.get("/readyz").status == 200
-        assert (
-            manager.seen[ready] == f"READY=1\nSTATUS=ready on http://127.0.0.1:{port} with 3 shards"
-        )
+        assert manager.seen[ready] == f"READY=1\nSTATUS=ready on http://{listen} with 3 shards"
         assert not any(s.startswith("WATCHDOG") for s in manager.seen[:ready])
         assert daemon.stop() == 0
     finally:
@@ -156,10 +148,10 @@ def test_no_shard_inherits_the_way_to_the_service_manager(data: Path, manager: M
 @pytest.mark.slow
 def test_a_shard_that_is_aborted_says_where_it_was_and_is_back(data: Path) -> None:
     with running(data, shards=2) as daemon:
-        os.kill(shard_pids(daemon)[0], signal.SIGABRT)
-        wait_until(lambda: "shard 0 died (killed by SIGABRT)" in daemon.text, "its end")
-        wait_until(lambda: daemon.get("/readyz").status == 200, "the successor")
+        with succession(daemon, 0) as (pid,):
+            os.kill(pid, signal.SIGABRT)
         assert daemon.produce("t", 1).status == 200
+    assert "shard 0 died (killed by SIGABRT)" in daemon.text
     assert "Fatal Python error: Aborted" in daemon.text
     assert 'daemon/shard.py", line' in daemon.text
 
@@ -193,9 +185,7 @@ def test_under_the_units_filter_shards_are_pinned_and_records_are_kept(
             # 2: a filter of system calls.
             assert "\nSeccomp:\t2\n" in Path(f"/proc/{shard['pid']}/status").read_text()
         daemon.produce("t", 1, 2, 3)
-        os.kill(shard_pids(daemon)[0], signal.SIGKILL)
-        wait_until(lambda: daemon.status()["shards"][0]["restarts"], "the successor")
-        wait_until(lambda: daemon.get("/readyz").status == 200, "it to be ready")
+        kill_shards(daemon, 0)
         assert [record["data"] for record in daemon.read_all("t")] == [1, 2, 3]
         daemon.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "configuration reloaded" in daemon.text, "the reload")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import shard_pids
+from tests.e2e.daemon import Daemon, running
+from tests.e2e.processes import succession
 from tests.e2e.streams import WatchLine
 from tests.e2e.wire import wire_of_each_shard
 
@@ -62,12 +62,12 @@ def test_a_stream_resumes_where_it_was_after_its_shard_and_then_the_daemon_was_k
         for number in range(1, 20):
             assert daemon.produce("t", number).status == 200
             if number % 5 == 0:
-                for pid in shard_pids(daemon):
-                    os.kill(pid, signal.SIGKILL)
-                line.read_to_end()
+                with succession(daemon, 0, 1) as pids:
+                    for pid in pids:
+                        os.kill(pid, signal.SIGKILL)
+                    line.read_to_end()
                 seen += line.records
                 line.close()
-                wait_until(lambda: daemon.status()["ready"], "the shards to be back")
                 line = WatchLine(daemon, "/v0/topics/t/watch", line.position)
         line.read_until(lambda: len(seen) + len(line.records) >= 20)
         position = line.position

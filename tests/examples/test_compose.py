@@ -19,6 +19,7 @@ from daemon.config import ENVIRONMENT_PREFIX, FIELDS
 from tests.e2e.daemon import ROOT, running
 from tests.test_dist import instructions
 from tools import minio
+from tools.ports import kept_port
 
 FILE = ROOT / "examples" / "compose.yaml"
 
@@ -62,9 +63,10 @@ def test_a_daemon_with_the_files_environment_works_on_a_minio_with_its_command(
     assert server["environment"]["MINIO_ROOT_USER"] == minio.ACCESS_KEY
     assert server["environment"]["MINIO_ROOT_PASSWORD"] == minio.SECRET_KEY
 
-    data, port = tmp_path / "data", minio.free_port()
+    data = tmp_path / "data"
     (data / bucket).mkdir(parents=True)
-    process = minio.start(minio.find_or_build(), data, port)
+    with kept_port() as port:
+        process = minio.start(minio.find_or_build(), data, port)
     try:
         environ["HEADGATE_S3_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
         with running(tmp_path / "headgate", environ=environ) as daemon:

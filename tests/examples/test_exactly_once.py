@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tools.ports import kept_port
 
 PROGRAM = ROOT / "examples" / "ingest" / "exactly_once.py"
 LINES = 1_500
@@ -39,17 +41,25 @@ def more_lines(daemon: Daemon) -> None:
 
 
 def ended(program: subprocess.Popen[str]) -> str:
-    out, _ = program.communicate(timeout=HANG_S)
+    out, _ = program.communicate(timeout=4 * HANG_S)
     assert program.returncode == 0
     return out
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of the daemons, one after the other: nobody else gets it."""
+    with kept_port() as found:
+        yield found
+
+
 @pytest.mark.slow
-def test_each_line_is_stored_once_although_program_and_daemon_are_killed(tmp_path: Path) -> None:
+def test_each_line_is_stored_once_although_program_and_daemon_are_killed(
+    tmp_path: Path, port: int
+) -> None:
     file = tmp_path / "in.ndjson"
     write_lines(file, 0, LINES)
-    with running(tmp_path / "data", shards=2) as daemon:
-        port = daemon.port
+    with running(tmp_path / "data", shards=2, listen=f"127.0.0.1:{port}") as daemon:
         for _ in range(3):
             program = begin(file, port)
             more_lines(daemon)

@@ -17,10 +17,10 @@ from tools.minio import (
     build,
     cache_folder,
     find_or_build,
-    free_port,
     go_is_new_enough,
     start,
 )
+from tools.ports import kept_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,8 +130,8 @@ def test_a_failed_build_leaves_no_binary_and_says_how_to_get_one(
 def test_a_server_that_ends_immediately_is_reported_with_its_log(tmp_path: Path) -> None:
     binary = executable(tmp_path / "minio", "#!/bin/sh\necho the disk is gone\nexit 3\n")
     (tmp_path / "data").mkdir()
-    with pytest.raises(MinioError, match=r"(?s)ended with 3.*the disk is gone"):
-        start(binary, tmp_path / "data", free_port())
+    with kept_port() as port, pytest.raises(MinioError, match=r"(?s)ended with 3.*gone"):
+        start(binary, tmp_path / "data", port)
 
 
 @pytest.mark.parametrize("turn", ["one test", "the next"])

@@ -73,7 +73,7 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReceiverProce
 
 def post(receiver: ReceiverProcess, name: str, body: bytes, **headers: str) -> int:
     """The status of a POST; 0 for an answer that did not come whole."""
-    connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=60)
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     with contextlib.closing(connection):
         try:

@@ -17,12 +17,12 @@ from typing import Self
 import msgspec
 
 from shards.clock import monotonic_ns
-from tools.minio import free_port
+from tools.ports import kept_port
 from tools.receiver.behavior import Behavior, Counts
 from tools.receiver.log import Entry, load
 
 ROOT = Path(__file__).resolve().parents[2]
-HANG_S = 30.0
+HANG_S = 60.0
 
 
 class ReceiverError(Exception):
@@ -34,21 +34,26 @@ class ReceiverProcess:
 
     def __init__(self, log: Path | None = None, cpus: Iterable[int] = (), seed: int = 1) -> None:
         self.log = log
-        self.port = free_port()
+        self._keeper = contextlib.ExitStack()
+        self.port = self._keeper.enter_context(kept_port())
         self._cpus = set(cpus)
         self._seed = seed
         self._behaviors: dict[str, Behavior] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self.kill()
+        self.end()
 
     def url(self, name: str) -> str:
         """The URL of an endpoint."""
@@ -95,6 +100,11 @@ class ReceiverProcess:
         if process is not None:
             process.kill()
             process.wait(HANG_S)
+
+    def end(self) -> None:
+        """SIGKILL, and its port is anybody's."""
+        self.kill()
+        self._keeper.close()
 
     def stop(self) -> None:
         """SIGSTOP: connections are accepted, and nothing is answered."""

@@ -10,6 +10,7 @@ import pytest
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, topic_path
 from tests.scripted import Answer, Call, Script, refusal, scripted
+from tools.ports import kept_port
 
 
 class Clock:
@@ -31,13 +32,6 @@ def in_turn(*answers: Answer) -> Script:
     """Gives the answers one after the other."""
     left: Iterator[Answer] = iter(answers)
     return lambda call: next(left)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_calls_share_one_connection() -> None:
@@ -81,8 +75,11 @@ def test_an_error_in_another_form_is_not_an_answer_of_headgate() -> None:
 
 
 def test_an_address_where_nothing_listens_is_unreachable() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    with Client(url) as client, pytest.raises(Unreachable, match="refused") as caught:
+    with (
+        kept_port() as port,
+        Client(url := f"http://127.0.0.1:{port}") as client,
+        pytest.raises(Unreachable, match="refused") as caught,
+    ):
         client.call("GET", "/")
     assert not caught.value.sent and caught.value.url == url
 

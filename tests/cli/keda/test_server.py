@@ -89,7 +89,7 @@ class Keda:
 @asynccontextmanager
 async def keda(url: str, now_ns: Callable[[], int]) -> AsyncIterator[Keda]:
     said: list[str] = []
-    with Client(url, timeout_s=5) as client:
+    with Client(url, timeout_s=60) as client:
         signals = Signals(client, now_ns, said.append)
         server = ScalerServer(signals, stream_every_s=0.01)
         port = await server.start("127.0.0.1:0")

@@ -29,7 +29,7 @@ from shards.segment import Segment
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request
 
-HANG_S = 30.0
+HANG_S = 60.0
 
 
 class FailingLedger(Ledger):

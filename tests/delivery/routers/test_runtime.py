@@ -35,7 +35,7 @@ from tests.delivery.node import Node, l0_reader, node_in, raise_it, stored_reade
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
-HANG_NS = 20 * 10**9
+HANG_NS = 60 * 10**9
 RING_BYTES = 64 << 10
 
 

@@ -177,7 +177,7 @@ def test_while_the_store_cannot_be_read_nobody_is_asked_for_also_between_the_att
     answer.set()
 
     def refuse() -> None:
-        assert answer.wait(20)
+        assert answer.wait(60)
         raise StoreError("the store does not answer", retryable=True)
 
     async def use(owner: Owner) -> None:

@@ -79,7 +79,7 @@ def test_commits_of_a_source_happen_in_pull_order_even_if_a_later_put_finishes_f
     failures = iter([True, True, False])
 
     def fails_twice(real: Callable[[], str]) -> str:
-        assert let_go.wait(30)
+        assert let_go.wait(60)
         if next(failures):
             raise StoreBusy("503 SlowDown")
         return real()
@@ -300,7 +300,7 @@ def test_stopping_leaves_a_lease_that_cannot_be_put_as_it_is(line: Pipeline) -> 
 
     line.store.around[key_of(pulled)] = fails
     line.start(0, pulled)
-    assert failed.wait(30)
+    assert failed.wait(60)
     line.uploads[0].stop()
     assert line.crew.leases.state(0, pulled.lease.slot) == LIVE
     assert line.ledger.read(commits.latest_number) == 0
@@ -457,7 +457,7 @@ def test_others_are_rung_when_the_words_have_moved_and_before_the_lease_is_done(
     finished = threading.Event()
     monkeypatch.setattr(line.crew.leases, "finish", watched)
     line.start(0, pulled)
-    assert finished.wait(30)
+    assert finished.wait(60)
     assert before == [([1], 1, line.crew.word(0, at.S_HEAD))]
 
 
