@@ -30,14 +30,19 @@ def test_the_budget_finds_what_pays_and_the_law_on_processing_over_interval_coll
     files = write_files(tmp_path / "files", FILE_BYTES)
     law = IntervalLaw(CEILING_BYTES, interval_s=0.0005)
     law.bytes = START_BYTES  # where ours begins
-    for attempt in range(3):  # other work on the machine may meet one of the two only
+    # Other work on the machine takes from a rate and adds to none: the best of several is compared,
+    # and not one of each, of which only one may have met it.
+    best = best_all_in = 0.0
+    for attempt in range(6):
         all_in = import_files(AllIn(), daemon.url, f"all-in-{attempt}", files)
         ours = import_files(ByteBudget(), daemon.url, f"ours-{attempt}", files)
-        if ours.bytes_per_s >= 0.8 * all_in.bytes_per_s:
+        assert ours.peak_bytes <= CEILING_BYTES
+        best_all_in = max(best_all_in, all_in.bytes_per_s)
+        best = max(best, ours.bytes_per_s)
+        if best >= 0.8 * best_all_in:
             break
     collapsed = import_files(law, daemon.url, "by-interval", files[:2])
-    assert ours.peak_bytes <= CEILING_BYTES
     assert law.bytes == IntervalLaw.FLOOR_BYTES
     # 0.9 and more on a quiet machine; the rest is for one that is not.
-    assert ours.bytes_per_s >= 0.8 * all_in.bytes_per_s
-    assert collapsed.bytes_per_s <= 0.6 * ours.bytes_per_s
+    assert best >= 0.8 * best_all_in
+    assert collapsed.bytes_per_s <= 0.6 * best
