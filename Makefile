@@ -3,8 +3,10 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Tests wait more than they compute, so there are half as many workers again as CPUs.
-WORKERS := $(shell echo $$(( $$(nproc) * 3 / 2 + 1 )))
+# Tests wait more than they compute, so there are half as many workers again as CPUs. Slow ones load
+# the machine themselves.
+CPUS := $(shell nproc)
+WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist clean
@@ -28,7 +30,7 @@ test: lint typecheck ## Check style, types and floors, and run all tests except 
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not slow'
 
 slow: setup ## Run the slow tests: real overload, kills, long simulations, all examples
-	HEADGATE_LONG=1 $(PYTEST) -m 'slow or hypothesis'
+	HEADGATE_LONG=1 $(PYTEST) -n $(CPUS) --dist loadgroup --durations 20 -m 'slow or hypothesis'
 
 sim: setup ## Simulate the protocol (SEED=1 STEPS=50000); prints a failing seed and the end of its log
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) --steps $(or $(STEPS),50000)
