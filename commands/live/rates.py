@@ -39,6 +39,7 @@ class Rates(Struct, frozen=True):
     bytes: float
     rejected: float
     puts: float
+    optimum_puts: float | None  # if one stream uploaded for all
     object_bytes: float | None
     deliveries: float
     consumed: float  # messages that were sent to consumers of subscriptions
@@ -76,6 +77,7 @@ def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool
         return max(0, after - before) / span_s
 
     puts = max(0, now.store.puts - was.store.puts)
+    fewest = now.fewest_puts
     before = {shard.shard: shard for shard in was.shards}
     return Rates(
         span_s,
@@ -85,6 +87,7 @@ def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool
         per_s(now.totals.bytes_acked, was.totals.bytes_acked),
         per_s(now.totals.rejected, was.totals.rejected),
         puts / span_s,
+        None if fewest is None else per_s(fewest, was.fewest_puts or 0),
         max(0, now.store.put_bytes - was.store.put_bytes) / puts if puts else None,
         per_s(now.delivery.deliveries, was.delivery.deliveries),
         per_s(now.subscriptions.delivered, was.subscriptions.delivered),

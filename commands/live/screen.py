@@ -119,7 +119,7 @@ def _flow(view: View) -> list[Line]:
     ]
     puts: Line = [
         Span(f"{'store':<10}{rate_text(rates.puts)} PUT/s"),
-        *_bill_rate(status),
+        *_optimum(rates),
         Span(f"  {_fill(rates.object_bytes, status.object_bytes_target)}"),
         Span(f"  window {duration_text(status.window_ms)}"),
         *_bill(status),
@@ -142,11 +142,9 @@ def _flow(view: View) -> list[Line]:
     ]
 
 
-def _bill_rate(status: SeenStatus) -> Line:
-    bill = status.bill
-    if bill is None or bill.optimum_put_rate is None:
-        return []
-    return [Span(f"  optimum {rate_text(bill.optimum_put_rate)}")]
+def _optimum(rates: Rates) -> Line:
+    optimum = rates.optimum_puts
+    return [] if optimum is None else [Span(f"  optimum {rate_text(optimum)}")]
 
 
 def _bill(status: SeenStatus) -> Line:
@@ -185,7 +183,7 @@ def _quantiles(name: str, p50_ms: float | None, p99_ms: float | None) -> str:
 def _stages(status: SeenStatus) -> str:
     """The 99th percentile of each stage."""
     found = [
-        f"{name} {stage.p99_ms:.3g}"
+        f"{name} {rate_text(stage.p99_ms)}"
         for name in STAGES
         if (stage := status.latency.get(name)) is not None and stage.p99_ms is not None
     ]

@@ -63,11 +63,18 @@ class SeenBudget(Struct, frozen=True):
     holds: bool = True
 
 
+class SeenStream(Struct, frozen=True):
+    """What uploading in one stream would have needed."""
+
+    puts: int
+
+
 class SeenBill(Struct, frozen=True):
-    """What the store costs."""
+    """What the store costs. ``puts`` are not only uploads; those of ``single_stream`` neither."""
 
     usd_per_month: float | None = None
-    optimum_put_rate: float | None = None
+    puts: int = 0
+    single_stream: SeenStream | None = None
     budget: SeenBudget | None = None
 
 
@@ -190,3 +197,11 @@ class SeenStatus(Struct, frozen=True):
     shards: list[SeenShard] = []
     groups: list[SeenGroup] = []
     totals: SeenTotals = SeenTotals()
+
+    @property
+    def fewest_puts(self) -> int | None:
+        """Uploads so far, had one stream made them."""
+        bill = self.bill
+        if bill is None or bill.single_stream is None:
+            return None
+        return bill.single_stream.puts - (bill.puts - self.store.puts)

@@ -42,7 +42,8 @@ RECORDED: dict[str, Any] = {
             ("dispatched", 0.5), ("delivered", 2.0),
         )
     },
-    "bill": {"usd_per_month": 43.215, "optimum_put_rate": 2.5},
+    "bill": {"usd_per_month": 43.215, "puts": 10_040, "single_stream": {"puts": 10_040},
+             "optimum_put_rate": 67.4},
     "shards": [
         {"shard": shard, "pid": 500 + shard, "ready": True, "cpu": shard, "group": 0,
          "restarts": 0, "heartbeat_age_ms": 48, "cpu_ms": 600_000 * (shard + 1),

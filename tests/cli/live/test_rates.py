@@ -32,6 +32,18 @@ def test_rates_are_differences_over_the_time_between_the_answers() -> None:
     assert (found.shards[0].busy, found.shards[0].requests, found.shards[1].busy) == (0.75, 50, 0)
 
 
+def test_the_puts_at_best_are_of_the_same_time_and_kind_as_the_puts() -> None:
+    """`optimum_put_rate` is of the last minute, and with requests that are no uploads."""
+    document = later()
+    document["store"] = RECORDED["store"] | {"puts": 10_010}
+    document["bill"] = {"puts": 10_052, "single_stream": {"puts": 10_048}}
+    found = between(SeenSample(10.0, seen(RECORDED)), SeenSample(12.0, seen(document)))
+    assert (found.puts, found.optimum_puts) == (5, 3)
+    del document["bill"]
+    found = between(SeenSample(10.0, seen(RECORDED)), SeenSample(12.0, seen(document)))
+    assert found.optimum_puts is None
+
+
 def test_the_first_rates_are_those_since_the_start() -> None:
     found = between(None, SeenSample(10.0, seen(RECORDED)))
     assert found.since_start and found.span_s == 4_000

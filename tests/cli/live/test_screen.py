@@ -79,6 +79,13 @@ def test_64_shards_are_a_tree_that_stops_two_strips_and_the_busiest() -> None:
     assert "\n".join(lines[10:]) == MANY_SHARDS
 
 
+def test_stages_that_take_seconds_fit_too() -> None:
+    slow = {name: stage | {"p99_ms": 536_870.912} for name, stage in RECORDED["latency"].items()}
+    line = shown(RECORDED | {"latency": slow})[4]
+    assert line.startswith("p99 ms    published 537k  pulled 537k  put 537k")
+    assert line.endswith("answered 537k")
+
+
 SUBSCRIPTIONS = """\
 watchers  10 streams  17.5 writes/s  40 connections
 consumers 12 in 7 subscriptions  lag 1.23M  1 held  40 blocked keys  99 acked/s
