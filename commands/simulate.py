@@ -376,13 +376,15 @@ def _run(
 
 
 def _show(report: SimulationReport, as_json: bool, chart_file: Path | None) -> None:
-    from daemon.simulation.report import chart, tables
+    from daemon.simulation.report import budget_notes, chart, tables
 
     if chart_file is not None:
         try:
             chart_file.write_text(chart(report, _rate_text))
         except OSError as error:
             raise CommandFailed(f"cannot write {chart_file}: {error.strerror}") from error
+    for note in budget_notes(report):
+        say(note)
     if as_json:
         print_json(report)
     else:

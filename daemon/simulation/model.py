@@ -234,6 +234,11 @@ class SimulatedDaemon(VirtualShards):
 
     # The governor
 
+    @property
+    def budget_holds(self) -> bool | None:
+        """Whether a lever is left to keep to the PUT budget; None: there is none."""
+        return self._governor.budget_holds
+
     def _govern(self) -> None:
         puts, put_bytes = self._begun
         before_puts, before_bytes = self._sampled

@@ -38,6 +38,11 @@ class VirtualGovernor:
         self._budget = budget
         self._governor = Governor(weights, reacts=reacts)
 
+    @property
+    def budget_holds(self) -> bool | None:
+        """Whether a lever is left to keep to the budget; None: there is none."""
+        return None if self._budget is None else self._budget.decision().holds
+
     def sample(self, puts: int, bytes_usd: float, now_ns: int) -> Governed:
         """One sample; ``puts`` were begun since the last, and their bytes cost ``bytes_usd``."""
         readings = [Reading(measure()) for measure in self._sensors]

@@ -11,6 +11,8 @@ from daemon.simulation.chart import Axis, Line, Panel, draw
 from daemon.simulation.strategies import Strategy, StrategyFigures
 from uploader.stores.prices import Prices
 
+BUDGET_KEPT = 1.05  # of the budget; what is more is not kept
+
 
 class LoadFigures(Struct, frozen=True):
     """All strategies under one load, which is of all daemons; a curve's is its mean.
@@ -99,6 +101,30 @@ def tables(report: SimulationReport, rate_text: Callable[[float], str]) -> list[
                 ]
             )  # fmt: skip
     return [costs, uploads]
+
+
+def budget_notes(report: SimulationReport) -> list[str]:
+    """What must be said of dollars that are above the PUT budget. A daemon finds the window and
+    the object target that its budget allows within minutes, and most simulations are shorter."""
+    budget_usd = report.put_budget_usd_per_month
+    if budget_usd is None:
+        return []
+    all_usd = budget_usd * report.brokers
+    most_usd = BUDGET_KEPT * all_usd
+    above = [s for load in report.loads for s in load.strategies if s.usd_per_month > most_usd]
+    notes = []
+    if any(each.put_budget_holds for each in above):
+        longer = "--duration" if above[0].timeline else "--warm-up"
+        notes.append(
+            f"dollars above the PUT budget ({dollars(all_usd)} a month) are not those of a month:"
+            f" windows were still growing to keep to it; a longer {longer} shows where that ends"
+        )
+    if not all(each.put_budget_holds for each in above):
+        notes.append(
+            f"the PUT budget ({dollars(all_usd)} a month) cannot always be kept: windows and"
+            " objects are as large as they may be, and more is spent"
+        )
+    return notes
 
 
 def _ms(value: float | None) -> str:

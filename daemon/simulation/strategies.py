@@ -81,7 +81,8 @@ class StrategyFigures(Struct, frozen=True):
 
     ``over_optimum`` is the PUT rate over what the bytes need, ``over_optimum_10s`` the most of it
     in any ten seconds. ``window_ms`` and ``object_bytes_target`` are means of what was in force:
-    pressure and a budget raise them. ``groups`` and ``in_flight`` (PUTs) are of one daemon.
+    pressure and a budget raise them. ``put_budget_holds``, of the end: whether a lever was left to
+    keep to the budget; None: there was none. ``groups`` and ``in_flight`` (PUTs) are of one daemon.
     """
 
     strategy: str
@@ -95,6 +96,7 @@ class StrategyFigures(Struct, frozen=True):
     stored_bytes_per_s: float
     window_ms: float
     object_bytes_target: float
+    put_budget_holds: bool | None
     pressure_peak: float
     fill: float | None
     groups_mean: float
@@ -186,8 +188,10 @@ def simulate(
             advance(step_s)
         end_ns = daemon.now_ns
         figures = _figures(scenario, strategy, meter, end_ns, curve if timeline else None)
+        holds = daemon.budget_holds
         daemon.drain()
-        return replace(figures, latency_ms=Percentiles(*meter.latencies.percentiles_ms()))
+        latencies = Percentiles(*meter.latencies.percentiles_ms())
+        return replace(figures, latency_ms=latencies, put_budget_holds=holds)
     finally:
         daemon.close()
 
@@ -218,6 +222,7 @@ def _figures(
         stored_bytes_per_s=brokers * put_bytes / seconds,
         window_ms=window_s * 1e3,
         object_bytes_target=target,
+        put_budget_holds=None,
         pressure_peak=meter.pressure_ppm.peak / 1e6,
         fill=put_bytes / puts / target if puts else None,
         groups_mean=meter.groups.mean(end_ns),

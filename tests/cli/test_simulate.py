@@ -98,6 +98,21 @@ def test_the_configuration_of_a_daemon_is_used(tmp_path: Path) -> None:
     assert as_json(*SMALL, *load, "--window-ms", "50")["commit_window_min_ms"] == 50
 
 
+def test_dollars_above_the_budget_are_explained() -> None:
+    loaded = [*SMALL, "--cores", "1", "--brokers", "2", "--load", "20KiB/s", "--set"]
+    settling = invoke(*loaded, "put_budget_usd_per_month=20")
+    assert settling.exit_code == 0
+    assert "PUT budget ($40.00 a month)" in settling.stderr
+    assert "a longer --warm-up" in settling.stderr and "cannot always" not in settling.stderr
+    kept = invoke(*loaded, "put_budget_usd_per_month=70", "-o", "json")
+    assert kept.stderr == ""
+    [load] = json.loads(kept.stdout)["loads"]
+    assert [each["put_budget_holds"] for each in load["strategies"]] == [True] * 3
+    never = invoke(*loaded, "put_budget_usd_per_month=0.1", "--set", "ack_timeout_ms=1000",
+                   "--warm-up", "8")  # fmt: skip
+    assert "cannot always be kept" in never.stderr and "--warm-up" not in never.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
