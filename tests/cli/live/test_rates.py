@@ -33,7 +33,7 @@ def test_rates_are_differences_over_the_time_between_the_answers() -> None:
 
 
 def test_the_puts_at_best_are_of_the_same_time_and_kind_as_the_puts() -> None:
-    """`optimum_put_rate` is of the last minute, and with requests that are no uploads."""
+    """`optimum_put_rate` is of the last minute, and with requests that do not upload."""
     document = later()
     document["store"] = RECORDED["store"] | {"puts": 10_010}
     document["bill"] = {"puts": 10_052, "single_stream": {"puts": 10_048}}
