@@ -76,7 +76,7 @@ class ModelSender:
         self.samples: list[PushSample] = []
         self._period_ns = round(settings.period_s * 1e9)
         self._demand = demand
-        self._waiting = 0.0
+        self.waiting = 0.0
         self._at_ns = now_ns
         self._ends_ns = now_ns + self._period_ns
         self._attempts = self._failures = 0
@@ -101,13 +101,14 @@ class ModelSender:
     def _send(self, receiver: Receiver, until_ns: int) -> None:
         limiter, now = self.limiter, self._at_ns
         if self._demand is not None:
-            self._waiting += (until_ns - now) / 1e9 * self._demand(now / 1e9)
-        while self._demand is None or self._waiting >= 1:
+            self.waiting += (until_ns - now) / 1e9 * self._demand(now / 1e9)
+        while self._demand is None or self.waiting >= 1:
             due = limiter.next_ns(now)
             if due >= until_ns:
+                limiter.wait(until_ns)
                 break
             now = max(now, due)
-            self._waiting -= 1
+            self.waiting -= 1
             limiter.attempted(now)
             self._attempts += 1
             if receiver.takes(now):

@@ -214,6 +214,13 @@ class Limiter:
         apart_ns = self._pacer.last_ns + math.ceil(1e9 / self._maximum)
         return max(min(apart_ns, self._pacer.next_ns(now_ns)), self.held_until_ns)
 
+    def wait(self, now_ns: int) -> None:
+        """There is something to send, and only a permit is missing. So it is known what a sender
+        needs whose permits are further apart than update intervals: it would get no more before
+        the next one, which may be a minute away."""
+        if now_ns >= self._held_ns:
+            self._is_waiting = True
+
     def attempted(self, now_ns: int) -> None:
         """An attempt begins."""
         self._pacer.take(now_ns)
@@ -390,6 +397,7 @@ class Limiter:
     def _begin_update(self, now_ns: int) -> None:
         self._update_due_ns = now_ns + round(self._settings.update_interval_s * 1e9)
         self._attempts = 0
+        self._is_waiting = False
         self._allowed = 0.0  # attempts, by the maxima
         self._use_came, self._use_lost = self._pacer.came, self._pacer.lost
 
@@ -402,10 +410,11 @@ class Limiter:
         pacer = self._pacer
         pacer.catch_up(now_ns)
         came, lost = pacer.came - self._use_came, pacer.lost - self._use_lost
-        if not self._attempts and lost < 1:
+        wants = self._attempts > 0 or self._is_waiting
+        if not wants and lost < 1:
             self._update_due_ns = now_ns + round(self._settings.update_interval_s * 1e9)
             return  # there was hardly a permit to take; the interval goes on
-        taken = came - lost if self._attempts else 0.0
+        taken = came - lost if wants else 0.0
         is_climbing = self._mode is Mode.NORMAL and (
             self._ceiling is None or self._ceiling >= self._maximum
         )

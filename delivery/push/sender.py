@@ -349,7 +349,9 @@ class PushSender:
             limiter.set_maximum(self._maximum(), now_ns)
             next_ns = limiter.next_ns(now_ns)
             if next_ns > now_ns:
-                return next_ns if queue.messages and next_ns < NEVER_NS else None
+                if (due_ns := queue.next_due_ns()) is not None and due_ns <= now_ns:
+                    limiter.wait(now_ns)
+                return next_ns if next_ns < NEVER_NS else None
             if not self._tools.may_deliver():
                 return now_ns + FOREIGN_NS
             unit = queue.next(now_ns)

@@ -341,6 +341,21 @@ def test_a_rate_of_few_attempts_per_interval_is_used_all_the_same() -> None:
     assert _use_after(1 / 60, 1 / 60, 10.0, state) > 0.9
 
 
+def test_a_sender_that_waits_for_its_permit_is_known_to_use_all_before_it_has_one() -> None:
+    """At the least share a permit is a minute away, and a change of shares as far as its news."""
+    limiter = Limiter(SETTINGS, 1 / 60, 0, LimiterState(Mode.NORMAL, 100.0, None))
+    limiter.tick(15 * SECOND)
+    assert limiter.use == USE_UNKNOWN
+    limiter.wait(16 * SECOND)
+    limiter.tick(30 * SECOND)
+    assert limiter.use == pytest.approx(1.0)
+    held = Limiter(SETTINGS, 1 / 60, 0, LimiterState(Mode.NORMAL, 100.0, None))
+    held.hold(60 * SECOND)
+    held.wait(SECOND)  # for the receiver, who asked for it
+    held.tick(15 * SECOND)
+    assert held.use == USE_UNKNOWN
+
+
 class Intervals:
     """A limiter at 100 a second, interval by interval."""
 

@@ -144,6 +144,20 @@ def test_a_newcomer_has_half_its_fair_share_within_a_period_and_sends_as_much() 
     assert first.limiter.rate + second.limiter.rate >= 99
 
 
+def test_a_sender_that_had_nothing_to_send_has_the_rate_soon_after_it_has() -> None:
+    """An update interval, a balance interval and the step of each; the least share is a POST a
+    minute."""
+    sharing = Sharing(100.0)
+    unlimited = Receiver(lambda _: math.inf)
+    sharing.join(0, lambda at_s: 200.0 if at_s < 590 else 0.0)
+    late = sharing.join(1, lambda at_s: 0.0 if at_s < 600 else 80.0)
+    sharing.run(unlimited, 600)
+    assert late.limiter.maximum < 1
+    sharing.senders[0].waiting = 0.0
+    sharing.run(unlimited, 650)
+    assert late.limiter.maximum >= 99
+
+
 @pytest.mark.slow
 def test_at_rest_99_percent_of_the_rate_is_used_by_senders_of_different_demand() -> None:
     for demands in ((math.inf, math.inf), (math.inf, 20.0), (math.inf, 5.0, math.inf, 30.0)):
