@@ -22,9 +22,11 @@ What is left open there is decided so:
 - Exactly half is not more than half: a decrease, in slow mode no change.
 - One attempt alone cannot lead from normal to slow; it decreases.
 - Whoever leaves slow mode climbs in the same step; the next period might have no attempt.
-- A period without a success, or whose failures are mostly its last answers, says nothing about the
-  ceiling: the receiver is down. Unless it was so a few clean periods before: some take a number in
-  a minute and then nothing. Then the ceiling is what was measured, or half of the rate.
+- A period without a success, or half of whose failures came in succession, says nothing about the
+  ceiling: the receiver was down, and the next period may be a part of the same *outage*. Unless it
+  was so a few clean periods before: some take a number in a minute and then nothing, a *quota*.
+  Then the ceiling is what they took in this period and the one before. If there is an outage at
+  less than that, there is no quota, and the ceiling before it is back.
 - A probe that fails has no lower ceiling than the rate before it, which was proved: a receiver that
   has no patience for bursts refuses every second attempt just above what it takes.
 - Probing takes a sender that used what it had; one with little to send has proved nothing.
@@ -60,8 +62,15 @@ PROBES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.16, 0.16, 0.16, 0.16, 0.16, 0.32, 0.64
 PROVED = 10
 PROVED_PERIODS = 3
 SMALL_STEPS = 5
-OUTAGE = 10  # failures in succession, the last answers of a period, and half of its failures
-FORGIVEN_PERIODS = 4  # clean ones after an outage; within these, another one is not an outage
+# Failures in succession that are half of all of a period, if most of its answers are failures, and
+# if not: at a receiver that takes half of what comes, few in succession fail.
+OUTAGE = 10
+SHORT_OUTAGE = 3
+FORGIVEN_PERIODS = 3  # clean ones after an outage; within these, another one may be a quota
+# What is known of a quota is exact if the periods that it was measured in had such rates; an outage
+# at this part of it shows that it is none.
+QUOTA_ALIKE = 0.75
+QUOTA_REFUTED = 0.95
 
 
 class Mode(IntEnum):
@@ -140,6 +149,12 @@ class Limiter:
         self._held_ns = 0
         self._held_others_ns = 0
         self._forgiven = 0  # clean periods until an outage is one again
+        self._is_out = False  # the last period had an outage
+        self._is_exact = False
+        self._quota: float | None = None  # what the ceiling was lowered to by outages
+        self._before_quota: float | None = None  # the ceiling before that
+        # The last period, in normal mode: attempts that the receiver would have taken; seconds.
+        self._last_period: tuple[float, float] | None = None
         self._fell_ns = now_ns  # to slow mode
         self._restarted_ns = 0
         self._at_ns = now_ns  # up to where _allowed counts
@@ -230,13 +245,14 @@ class Limiter:
         """The receiver took an attempt, or refused the record."""
         if self._is_of_this_mode(began_ns):
             self._succeeded += 1
-            self._last_failures = 0
+            self._run = 0
 
     def failed(self, now_ns: int, began_ns: int | None = None) -> None:
         """The receiver failed an attempt, which began then."""
         if self._is_of_this_mode(began_ns):
             self._failed += 1
-            self._last_failures += 1
+            self._run += 1
+            self._longest_run = max(self._longest_run, self._run)
 
     def _is_of_this_mode(self, began_ns: int | None) -> bool:
         """What was under way at the fall to slow mode and times out later says nothing new."""
@@ -292,7 +308,9 @@ class Limiter:
         before = (self._mode, self.rate)
         self._pacer.catch_up(now_ns)
         if self._succeeded + self._failed:
+            was_normal = self._mode is Mode.NORMAL
             self._judge(now_ns)
+            self._last_period = self._taken(now_ns) if was_normal else None
             self._is_new = False
             self._put_in_force(now_ns)
         self._begin_period(now_ns)
@@ -302,7 +320,8 @@ class Limiter:
         self._period_ns = now_ns
         self._period_due_ns = now_ns + round(self._settings.period_s * 1e9)
         self._succeeded = self._failed = 0
-        self._last_failures = 0  # since the last success
+        self._run: int = 0  # failures in succession
+        self._longest_run: int = 0
         self._came, self._lost = self._pacer.came, self._pacer.lost
 
     def _judge(self, now_ns: int) -> None:
@@ -328,11 +347,13 @@ class Limiter:
             decreased = self.rate * (1 - settings.convergence_factor)
             self._learned = max(settings.slow_rate, decreased)
         elif failures > settings.speedup_tolerance:
+            self._is_out = False
             self._reset_probes()
             if self._ceiling is not None and self._learned > self._ceiling * NEAR:
                 self._ceiling = self._learned
         else:
             came = self._pacer.came - self._came
+            self._forgiven = max(0, self._forgiven - 1)
             self._climb(is_busy=self._pacer.lost - self._lost <= (1 - BUSY) * came)
 
     def _reset_probes(self) -> None:
@@ -341,7 +362,7 @@ class Limiter:
         self._proved = 0.0  # the rate before it; 0 if the last period was not one of a probe
 
     def _climb(self, *, is_busy: bool) -> None:
-        self._forgiven = max(0, self._forgiven - 1)
+        self._is_out = False
         factor = self._settings.convergence_factor
         ceiling = self._ceiling
         if ceiling is None or self._maximum <= ceiling:
@@ -368,16 +389,59 @@ class Limiter:
         self._learned = min(self._ceiling, self._maximum)
 
     def _learn_ceiling(self, failures: float, now_ns: int) -> None:
-        is_outage = self._last_failures * 2 >= self._failed and self._last_failures >= OUTAGE
-        is_outage = is_outage or not self._succeeded
-        if not is_outage or self._forgiven:
-            period_s = max(1, now_ns - self._period_ns) / 1e9
-            mean = (self._pacer.came - self._came) / period_s
-            measured = mean * (1 - failures) if self._succeeded else mean / 2
-            self._ceiling = max(measured, self._proved, self._settings.slow_rate)
-        if is_outage:
-            self._forgiven = FORGIVEN_PERIODS
+        was_out, self._is_out = self._is_out, self._is_outage(failures)
+        taken, period_s = self._taken(now_ns)
+        if not self._is_out:
+            self._set_ceiling(taken / period_s)
+            self._quota = None
+        elif not was_out:
+            self._learn_of_outage(taken, period_s)
+        elif self._quota is not None:  # it is the same one, and now known in full
+            self._set_quota(taken, period_s)
         self._reset_probes()
+
+    def _is_outage(self, failures: float) -> bool:
+        least = OUTAGE if failures > 0.5 else SHORT_OUTAGE
+        run = self._longest_run
+        return not self._succeeded or (run >= least and run * 2 >= self._failed)
+
+    def _taken(self, now_ns: int) -> tuple[float, float]:
+        """The part of the permits of a period that succeeded, whether they were used or not, and
+        how many seconds it took."""
+        answers = self._succeeded + self._failed
+        came = self._pacer.came - self._came
+        return came * self._succeeded / answers, max(1, now_ns - self._period_ns) / 1e9
+
+    def _learn_of_outage(self, taken: float, period_s: float) -> None:
+        """One that comes soon after another may be a quota: then as much succeeds in a time as is
+        taken in it. One that comes although no more than that was sent is none."""
+        mean = (self._pacer.came - self._came) / period_s
+        if self._quota is not None and self._is_exact and mean <= self._quota * QUOTA_REFUTED:
+            self._ceiling, self._quota = self._before_quota, None
+        elif self._forgiven or (self._quota is not None and not self._is_exact):
+            if self._quota is None:
+                self._before_quota = self._ceiling
+            self._set_quota(taken, period_s)
+        self._forgiven = FORGIVEN_PERIODS
+
+    def _set_quota(self, taken: float, period_s: float) -> None:
+        self._is_exact = False
+        mean = (self._pacer.came - self._came) / period_s
+        if self._last_period is not None:
+            before, before_s = self._last_period
+            measured = (before + taken) / (before_s + period_s)
+            self._is_exact = (
+                before / before_s >= QUOTA_ALIKE * mean and taken / period_s >= mean / 2
+            )
+        elif self._succeeded:
+            measured = taken / period_s
+        else:
+            measured = mean / 2
+        self._set_ceiling(measured)
+        self._quota = self._ceiling
+
+    def _set_ceiling(self, measured: float) -> None:
+        self._ceiling = max(measured, self._proved, self._settings.slow_rate)
 
     def _put_in_force(self, now_ns: int) -> None:
         if self._mode is Mode.NORMAL:

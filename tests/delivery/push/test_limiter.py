@@ -201,8 +201,33 @@ def test_a_receiver_that_went_down_within_a_period_has_not_a_lower_ceiling() -> 
     assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, None)
     periods.end(1)
     periods.end(100)
-    limiter = periods.end(0, 100)  # again, and soon: it does not take as much
-    assert limiter.ceiling == pytest.approx(18.0, rel=0.01)
+    limiter = periods.end(0, 100)  # again, and soon: it takes what succeeded in both periods
+    assert limiter.ceiling == pytest.approx(10.0, rel=0.01)
+
+
+def test_an_outage_that_goes_on_in_the_next_period_is_one_and_the_ceiling_stays() -> None:
+    periods = _at(50.0)
+    limiter = periods.end(900, 300, is_last=True)
+    assert (limiter.mode, limiter.ceiling) == (Mode.NORMAL, None)
+    limiter = periods.end(0, 1_000)
+    assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, None)
+
+
+def test_an_outage_that_a_lower_rate_does_not_prevent_is_no_quota() -> None:
+    periods = _at(50.0, ceiling=80.0)
+    assert periods.end(1_100, 100, is_last=True).ceiling == 80.0
+    periods.end(1_000)
+    lowered = periods.end(1_100, 100, is_last=True).ceiling
+    assert lowered is not None and 40 < lowered < 50
+    periods.end(1_000)
+    limiter = periods.end(1_000, 100, is_last=True)  # below what it was thought to take
+    assert limiter.ceiling == 80.0
+
+
+def test_of_few_failures_half_in_succession_are_an_outage_and_those_in_between_are_none() -> None:
+    assert _at(50.0).end(20, 3, is_last=True).ceiling is None
+    assert _at(50.0).end(20, 2, is_last=True).ceiling is not None
+    assert _at(50.0).end(20, 6).ceiling is not None
 
 
 def test_answers_to_what_was_under_way_at_a_fall_do_not_lead_to_heartbeat() -> None:

@@ -88,28 +88,54 @@ def test_a_sender_comes_back_after_an_outage() -> None:
 class _Quota(Receiver):
     """Takes a number of requests in each minute and then nothing."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, second: int = 0) -> None:
         super().__init__(lambda _: 0.0)
         self._number = number
+        self._second = second
         self._minute = self._taken = 0
 
     def takes(self, now_ns: int) -> bool:
-        minute = now_ns // (60 * SECOND)
+        minute = (now_ns + self._second * SECOND) // (60 * SECOND)
         if minute != self._minute:
             self._minute, self._taken = minute, 0
         self._taken += 1
         return self._taken <= self._number
 
 
-@pytest.mark.parametrize("number", [60, 600])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("number", "second"),
+    [(60, 0), (60, 5), (60, 22), *(pytest.param(600, at, marks=_SLOW) for at in (0, 5, 15, 22))],
+)
 def test_a_receiver_that_takes_a_number_in_a_minute_is_not_taken_for_one_that_is_down(
-    number: int,
+    number: int, second: int
 ) -> None:
+    """Wherever in a period its minutes begin."""
     sender = ModelSender(LimiterSettings(), 100.0)
-    sender.run(_Quota(number), 160 * PERIOD_S * SECOND)
+    sender.run(_Quota(number, second), 160 * PERIOD_S * SECOND)
     rest = sender.samples[60:]
     assert _served(rest) >= 0.8 * number / 60
     assert _failed(rest) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("every_s", "down_s", "share"),
+    [
+        (60, 2, 0.22),
+        pytest.param(120, 10, 0.5, marks=_SLOW),
+        pytest.param(77, 5, 0.22, marks=_SLOW),
+        pytest.param(301, 20, 0.4, marks=_SLOW),
+    ],
+)
+def test_short_outages_again_and_again_do_not_bring_the_rate_down_for_good(
+    every_s: int, down_s: int, share: float
+) -> None:
+    """As those of a receiver that is busy with something else for two seconds of each minute."""
+    rate = 20.0
+    samples = follow(lambda at_s: 0.0 if at_s % every_s < down_s else 1e6, rate, 160)
+    assert _served(samples[60:]) >= share * rate
 
 
 def test_attempts_never_exceed_the_maximum() -> None:
@@ -147,15 +173,15 @@ def test_a_newcomer_has_half_its_fair_share_within_a_period_and_sends_as_much() 
 def test_a_sender_that_had_nothing_to_send_has_the_rate_soon_after_it_has() -> None:
     """An update interval, a balance interval and the step of each; the least share is a POST a
     minute."""
-    sharing = Sharing(100.0)
+    sharing = Sharing(10.0)
     unlimited = Receiver(lambda _: math.inf)
-    sharing.join(0, lambda at_s: 200.0 if at_s < 590 else 0.0)
-    late = sharing.join(1, lambda at_s: 0.0 if at_s < 600 else 80.0)
+    sharing.join(0, lambda at_s: 20.0 if at_s < 590 else 0.0)
+    late = sharing.join(1, lambda at_s: 0.0 if at_s < 600 else 8.0)
     sharing.run(unlimited, 600)
-    assert late.limiter.maximum < 1
+    assert late.limiter.maximum < 0.1
     sharing.senders[0].waiting = 0.0
     sharing.run(unlimited, 650)
-    assert late.limiter.maximum >= 99
+    assert late.limiter.maximum >= 9.9
 
 
 @pytest.mark.slow
