@@ -149,6 +149,7 @@ class Limiter:
         self._held_ns = 0
         self._held_others_ns = 0
         self._forgiven = 0  # clean periods until an outage is one again
+        self._run = self._longest_run = 0
         self._is_out = False  # the last period had an outage
         self._is_exact = False
         self._quota: float | None = None  # what the ceiling was lowered to by outages
@@ -320,8 +321,8 @@ class Limiter:
         self._period_ns = now_ns
         self._period_due_ns = now_ns + round(self._settings.period_s * 1e9)
         self._succeeded = self._failed = 0
-        self._run: int = 0  # failures in succession
-        self._longest_run: int = 0
+        self._run = 0  # failures in succession
+        self._longest_run = 0
         self._came, self._lost = self._pacer.came, self._pacer.lost
 
     def _judge(self, now_ns: int) -> None:
