@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from commands.pushing.texts import push_lines, senders_text
-from commands.shell.output import Cell, count_text, duration_text, table, time_text
+from commands.shell.output import (
+    Cell,
+    count_text,
+    duration_text,
+    printable,
+    table,
+    time_text,
+)
 from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
 from delivery.subscriptions.schemas import BlockedKey, KeyState, PartitionProgress
 
@@ -116,13 +123,13 @@ def key_text(state: KeyState) -> str:
         since = "" if state.since_ms is None else f" since {time_text(state.since_ms)}"
         lines.append(f"  first message {state.seq} of partition {state.partition}{since}")
         lines.append(f"  failed {state.attempts}, waiting {count_text(state.waiting)}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def message_text(found: BlockedKey) -> str:
     """A message in half a sentence."""
     of_key = "" if found.key is None else f" of key {found.key}"
-    return f"message {found.seq} of partition {found.partition}{of_key}"
+    return printable(f"message {found.seq} of partition {found.partition}{of_key}")
 
 
 def _age_text(milliseconds: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from commands.shell.output import Cell, count_text, duration_text, table
+from commands.shell.output import Cell, count_text, duration_text, printable, table
 from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
 from delivery.push.schemas import PushExchange, PushHeader
 from shards.clock import wall_ms
@@ -16,11 +16,13 @@ def list_text(found: list[SubscriptionSummary]) -> str:
     for each in found:
         config, told = each.config.push, each.push
         assert config is not None  # others are not listed
-        is_told = told is not None and each.state == "running"
+        state: str = each.state
+        if told is not None and state == "running":
+            state = told.mode if told.held_until_ms is None else "held"
         rows.append(
             [
                 each.topic, each.subscription, config.endpoint,
-                told.mode if is_told and told is not None else each.state,
+                state,
                 rate_text(None if told is None else told.rate), rate_text(config.rate_max),
                 count_text(each.lag),
                 count_text(None if told is None else told.attempts),
@@ -91,12 +93,7 @@ def exchange_text(shown: PushExchange) -> str:
         lines.append(f"! {shown.failure}: {shown.message}")
     waited = f", after {duration_text(shown.waited_ms)}" if shown.waited_ms >= 1 else ""
     lines.append(f"{shown.outcome}, {duration_text(shown.took_ms)}{waited}: {shown.meaning}")
-    return "\n".join(map(_printable, lines))
-
-
-def _printable(line: str) -> str:
-    """A line that does nothing to a terminal, whatever a receiver has put into it."""
-    return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
+    return "\n".join(map(printable, lines))
 
 
 def _headers(mark: str, headers: Iterable[PushHeader]) -> list[str]:

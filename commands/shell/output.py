@@ -92,12 +92,20 @@ def time_text(epoch_ms: int, timespec: str = "seconds") -> str:
     return moment.isoformat(sep=" ", timespec=timespec)
 
 
+def printable(line: str) -> str:
+    """A line that does nothing to a terminal, whatever a stranger has put into it."""
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """Columns two blanks apart; a column whose cells all begin with a digit is right-aligned.
 
-    On a terminal the head is bold, and a cell that does not fit is wrapped.
+    On a terminal the head is bold, and a cell that does not fit is wrapped. Control characters in
+    cells are replaced.
     """
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     right = [
         bool(cells) and all(row[index][:1].isdigit() or row[index] == "-" for row in cells)
         for index in range(len(head))

@@ -52,13 +52,14 @@ class PushActivities:
         if subscription.config.push is None:
             return []
         rows = self._board.senders(subscription.slot, subscription.subscription_id)
-        now_ns = monotonic_ns()
-        return [_sender(row, now_ns) for row in rows if row.is_present]
+        now_ns, is_paused = monotonic_ns(), subscription.config.paused
+        return [_sender(row, now_ns, is_paused=is_paused) for row in rows if row.is_present]
 
 
-def _sender(row: PushSenderRow, now_ns: int) -> PushSenderActivity:
+def _sender(row: PushSenderRow, now_ns: int, *, is_paused: bool) -> PushSenderActivity:
     mode = Mode(row.state.mode)
-    next_ns = None if row.next_ns >= NEVER_NS or not row.granted else max(row.next_ns, now_ns)
+    may = row.granted and not is_paused and row.next_ns < NEVER_NS
+    next_ns = max(row.next_ns, now_ns) if may else None
     return PushSenderActivity(
         shard=row.shard,
         mode=mode.name.lower(),

@@ -174,6 +174,9 @@ class RunningSubscription:
         if self.held and self._now_ns() < self.held_until_ns:
             return 0, False
         self.held = ""
+        if not config.reliable and not len(self.consumers):
+            self._pass_unheard()
+            return 0, False
         cost = 0
         while cost < budget_bytes:
             settled = self.window.settle()
@@ -191,6 +194,15 @@ class RunningSubscription:
                 return cost, False
             cost += admitted * ADMITTED_COST_BYTES
         return cost, True
+
+    def _pass_unheard(self) -> None:
+        """Without a consumer, what is not tracked is for nobody: the next one gets what is new."""
+        window = self.window
+        for partition in self._lanes:
+            count = self.head(partition) - window.lanes[partition].end
+            if count > 0:
+                window.pass_over(partition, count)
+                window.counts.unmatched += count
 
     def _send_round(self, wanted: list[Wanted]) -> tuple[int, bool]:
         """Sends each session that there is something for a batch; returns what it cost, and whether

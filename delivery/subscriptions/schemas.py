@@ -135,7 +135,11 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
         int, Meta(description="records that retention removed before they were finished")
     ]
     unmatched: Annotated[
-        int, Meta(description="messages that no consumer's filter matched, and that were skipped")
+        int,
+        Meta(
+            description="messages that no consumer's filter matched, and that were skipped; without"
+            " `reliable`, also those that came while there was no consumer"
+        ),
     ]
 
 

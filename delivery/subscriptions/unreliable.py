@@ -1,7 +1,7 @@
 """What a subscription that is not reliable sends to whom: now, or never.
 
     admit -> waits for its consumer, a few at most -> take -> written, or not: it is finished anyway
-          -> dropped and counted, if the consumer is full or there is none
+          -> dropped and counted, if the consumer is full or there is none (unmatched)
 
 A message is finished when it is admitted, so the floor is always at the end: nothing is tracked,
 sent again, or blocked, and acknowledgments change nothing. Up to ``member_max`` messages wait for

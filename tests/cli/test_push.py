@@ -76,19 +76,20 @@ def test_show_tells_why_the_daemon_has_paused_it_and_that_nobody_sends_yet() -> 
 
 def test_ls_lists_those_that_are_pushed() -> None:
     found = [
-        summary("a", config=pushed(), push=ACTIVITY), summary("b"),
+        summary("a", config=pushed(), push=ACTIVITY | {"held_until_ms": None}), summary("b"),
         summary("c", config=pushed(), state="paused", push=ACTIVITY), summary("d", config=pushed()),
+        summary("e", config=pushed(), push=ACTIVITY),
     ]  # fmt: skip
     with says(Answer(200, {"subscriptions": found, "next_after": None})) as server:
         table = run(server, "push", "ls", "orders")
         listed = run(server, "push", "ls", "orders", "-o", "json")
     rows = [line.split() for line in table.stdout.splitlines()]
-    assert [row[1] for row in rows[1:]] == ["a", "c", "d"]
+    assert [row[1] for row in rows[1:]] == ["a", "c", "d", "e"]
     assert rows[1] == [
         "orders", "a", URL, "slow", "0.0167", "20", "1,200", "1,200", "3", "4", "ms",
     ]  # fmt: skip
-    assert rows[2][3] == "paused" and rows[3][4] == "-"
-    assert [each["subscription"] for each in json.loads(listed.stdout)] == ["a", "c", "d"]
+    assert rows[2][3] == "paused" and rows[3][4] == "-" and rows[4][3] == "held"
+    assert [each["subscription"] for each in json.loads(listed.stdout)] == ["a", "c", "d", "e"]
 
 
 def test_a_test_shows_the_whole_exchange_and_fails_unless_the_receiver_takes_it() -> None:

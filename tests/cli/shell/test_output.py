@@ -57,6 +57,10 @@ def test_a_table_without_rows_is_its_head() -> None:
     assert table(("a", "b"), []) == "a  b"
 
 
+def test_what_is_in_a_table_does_nothing_to_a_terminal() -> None:
+    assert table(("key",), [("a\x1b[2J\nb",)]).splitlines() == ["key", "a\ufffd[2J\ufffdb"]
+
+
 def test_a_table_in_a_pipe_is_plain_and_no_cell_is_cut() -> None:
     cell = "[bold]" + "x" * 500
     assert table(("name",), [(cell,), ("w",)]).splitlines() == ["name", cell, "w"]

@@ -366,6 +366,9 @@ def test_what_senders_do_is_shown_by_any_shard(node: SubscribingNode) -> None:
     assert abs(sender["next_attempt_ms"] - sender["held_until_ms"] - 30_000) <= 1
     assert abs(sender["held_until_ms"] - push["held_until_ms"]) <= 1
     (listed,) = node.ask("GET", "").json["subscriptions"]
+    node.ask("PUT", "/s", {"paused": True})
+    (sender,) = node.ask("GET", "/s").json["push_senders"]
+    assert sender["next_attempt_ms"] is None
     assert {**listed["push"], "held_until_ms": 0} == {**push, "held_until_ms": 0}
 
     words.leave()

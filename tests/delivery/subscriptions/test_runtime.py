@@ -417,6 +417,24 @@ def test_an_unreliable_subscription_drops_what_a_slow_consumer_does_not_take(nod
     run(node, use)
 
 
+def test_what_is_not_tracked_is_passed_over_and_counted_while_there_is_no_consumer(
+    node: Node,
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(reliable=False)
+        await owner.later(0)
+        owner.produce(record("old", "a"), record("older", "b"))
+        await owner.rest()
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["lag"], state["unmatched"], state["dropped"]) == (0, 2, 0)
+        client = await owner.consume(made, "c")
+        owner.produce(record("new", "a"))
+        await owner.rest()
+        assert data(client) == ["new"]
+
+    run(node, use)
+
+
 def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made, other = owner.create(), owner.create("other")
