@@ -5,7 +5,8 @@ wrong is in the answer. Only the cancellation of the task passes.
 
 What holds for each POST:
 
-- it begins immediately, and ends within its timeout, with the end of the answer;
+- it begins immediately, and ends within its timeout, with the end of the answer; time in which this
+  process stood still does not count, up to as much again (``stalls.py``);
 - redirects are not followed, cookies not kept, proxies of the environment not used;
 - each new connection is to an address that ``push_allow`` allows; TLS is verified by the system's
   certificates and those of ``push_ca_file``;

@@ -10,7 +10,7 @@ import errno
 import io
 import logging
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 import aiohttp
@@ -30,6 +30,7 @@ from delivery.push.connections import (
     TooManyInterims,
     tls_context,
 )
+from delivery.push.stalls import BEAT_NS, Stalls
 from shards.clock import monotonic_ns, wall_ms
 
 __all__ = ["Poster", "tls_context"]
@@ -79,6 +80,9 @@ class Poster:
             max_field_size=HEADER_BYTES_MAX,
             max_headers=HEADERS_MAX,
         )
+        self._stalls = Stalls()
+        self._under_way = 0
+        self._beats: asyncio.TimerHandle | None = None
 
     async def close(self) -> None:
         await self._session.close()
@@ -99,8 +103,12 @@ class Poster:
         now = PushTry(url.raw_host or "")
         token = TRIES.set(now)
         try:
-            async with asyncio.timeout(timeout_ms / 1_000):
-                return await self._exchange(url, headers, body, begin_ns, now)
+            async with asyncio.timeout(None) as limit:
+                deadline = self._deadline(limit, begin_ns, timeout_ms * 1_000_000)
+                try:
+                    return await self._exchange(url, headers, body, begin_ns, now)
+                finally:
+                    deadline.end()
         except TimeoutError:
             return _failed(PushFailure.TIMEOUT, _late(now, timeout_ms), begin_ns, now)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
@@ -110,6 +118,22 @@ class Poster:
             return _failed(failure, _message(error, failure, now), begin_ns, now)
         finally:
             TRIES.reset(token)
+
+    def _deadline(self, limit: asyncio.Timeout, begin_ns: int, timeout_ns: int) -> _Deadline:
+        if not self._under_way:
+            self._stalls.begin(begin_ns)
+            self._beat()
+        self._under_way += 1
+        return _Deadline(limit, self._stalls, begin_ns, timeout_ns, self._ended)
+
+    def _beat(self) -> None:
+        self._stalls.beat(monotonic_ns())
+        self._beats = asyncio.get_running_loop().call_later(BEAT_NS / 1e9, self._beat)
+
+    def _ended(self) -> None:
+        self._under_way -= 1
+        if not self._under_way and self._beats is not None:
+            self._beats.cancel()
 
     async def _exchange(
         self,
@@ -157,6 +181,44 @@ class Poster:
             took_ms=_since_ms(begin_ns),
             address=now.address,
         )
+
+
+class _Deadline:
+    """The end of a POST: its timeout later, and as much later as the loop stood still meanwhile, up
+    to as long again. An answer may have come in that time, and nobody has looked."""
+
+    __slots__ = ("_ended", "_given_ns", "_handle", "_limit", "_lost_ns", "_stalls",
+                 "_timeout_ns")  # fmt: skip
+
+    def __init__(
+        self, limit: asyncio.Timeout, stalls: Stalls, begin_ns: int, timeout_ns: int,
+        ended: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._limit = limit
+        self._stalls = stalls
+        self._lost_ns = stalls.lost_ns(begin_ns)  # before it
+        self._timeout_ns = timeout_ns
+        self._given_ns = 0
+        self._ended = ended
+        self._arm(timeout_ns)
+
+    def _arm(self, in_ns: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._handle = loop.call_later(in_ns / 1e9, self._is_over)
+
+    def _is_over(self) -> None:
+        lost_ns = min(self._stalls.lost_ns(monotonic_ns()) - self._lost_ns, self._timeout_ns)
+        more_ns = lost_ns - self._given_ns
+        if more_ns > 0:
+            self._given_ns = lost_ns
+            self._arm(more_ns)
+        else:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def end(self) -> None:
+        """The POST has ended."""
+        self._handle.cancel()
+        self._ended()
 
 
 @lru_cache(ENDPOINTS_KEPT)
