@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import http.client
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 import zstandard
 
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Answer, Daemon, running, wait_until
 from tests.e2e.processes import kill_shards
 from tests.e2e.stores import on_s3
 from tests.e2e.test_cli import command
@@ -70,8 +71,14 @@ def started(daemon: Daemon, sources: Sources, *options: str) -> subprocess.Popen
 
 
 def stored(daemon: Daemon) -> int:
-    heads = daemon.get("/v0/topics/t").json["partitions"]
-    return sum(int(each["head_seq"]) for each in heads)
+    answer = daemon.get("/v0/topics/t")
+    assert answer.status == 200, answer.body
+    return heads(answer)
+
+
+def heads(answer: Answer) -> int:
+    """How many records its topic has been given."""
+    return sum(int(each["head_seq"]) for each in answer.json["partitions"])
 
 
 @contextlib.contextmanager
@@ -187,12 +194,19 @@ def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
 
 
 class RotatingWriter(threading.Thread):
-    """Writes numbered lines, some of them in two parts, and begins a new file every 500 lines."""
+    """Writes numbered lines, some of them in two parts, and begins a new file every 500 lines.
 
-    def __init__(self, folder: Path) -> None:
+    An import never runs out of lines, and however slow it is, it never has many before it.
+    """
+
+    AHEAD = 2_000
+
+    def __init__(self, folder: Path, daemon: Daemon) -> None:
         super().__init__()
         self.written: Counter[tuple[str, int]] = Counter()
         self._folder = folder
+        self._daemon = daemon  # or another one on its address
+        self._seen = 0
         self._stops = threading.Event()
 
     def run(self) -> None:
@@ -203,12 +217,20 @@ class RotatingWriter(threading.Thread):
                     line = b'{"f":"%d","n":%d,"key":"k%d"}\n' % (number, n, n % 11)
                     file.write(line[:9])
                     if n % 50 == 0:
-                        self._stops.wait(0.02)
+                        self._stay_near()
                     file.write(line[9:])
                     self.written[str(number), n] += 1
                     if self._stops.is_set() and n == 250:
                         return
             log.rename(log.with_name(f"app.log.{number}"))
+
+    def _stay_near(self) -> None:
+        self._stops.wait(0.02)
+        while len(self.written) > self._seen + self.AHEAD and not self._stops.wait(0.02):
+            with contextlib.suppress(OSError, http.client.HTTPException):  # the daemon is killed
+                answer = self._daemon.get("/v0/topics/t")
+                if answer.status == 200:
+                    self._seen = heads(answer)
 
     def stop(self) -> None:
         self._stops.set()
@@ -221,9 +243,9 @@ def test_followed_files_that_rotate_are_stored_once_while_the_import_is_killed(
 ) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    writer = RotatingWriter(folder)
     with running(data, shards=1, settings={"commit_window_min_ms": 5}) as daemon:
         set_up(daemon)
+        writer = RotatingWriter(folder, daemon)
         writer.start()
         try:
             follow = partial(started, daemon, Sources(folder, Counter(), Counter()), "--follow")
@@ -248,10 +270,10 @@ def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
 ) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    writer = RotatingWriter(folder)  # so that the import never runs out of lines
     options: dict[str, Any] = {"store": f"file://{tmp_path}/store"}
     with running(data, shards=2, **options) as daemon:
         set_up(daemon)
+        writer = RotatingWriter(folder, daemon)
         writer.start()
         try:
             unfinished = Sources(folder, Counter(), Counter())
@@ -279,7 +301,6 @@ def test_an_import_outlives_daemons_and_shards_that_are_killed(
 ) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    writer = RotatingWriter(folder)  # so that the import never runs out of lines
     options: dict[str, Any] = {"shards": 2, "listen": listen, "settings": WINDOW}
     with contextlib.ExitStack() as stack:
         process: subprocess.Popen[str] | None = None
@@ -291,6 +312,7 @@ def test_an_import_outlives_daemons_and_shards_that_are_killed(
                         daemon, Sources(folder, Counter(), Counter()), "--follow", "--batch", "7"
                     )
                     stack.enter_context(killed_at_the_end(process))
+                    writer = RotatingWriter(folder, daemon)
                     writer.start()
                     stack.callback(writer.stop)
                 begin = stored(daemon)
@@ -303,7 +325,8 @@ def test_an_import_outlives_daemons_and_shards_that_are_killed(
                     daemon.kill_everything()
                     continue
                 writer.stop()
-                wait_until(lambda: stored(daemon) >= writer.written.total(), "all")
+                total = writer.written.total()
+                wait_until(lambda: stored(daemon) >= total, "all")  # noqa: B023
                 process.terminate()
                 stdout, stderr = process.communicate(timeout=HANG_S)
                 assert process.returncode == 0, stderr
