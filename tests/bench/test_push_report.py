@@ -8,7 +8,7 @@ import pytest
 from bench import push_report, report
 from bench.push_results import AllowedResult, FollowResult, PostingResult, PushResults
 from bench.results import Machine, Results
-from tools.receiver.series import counted, peak, settled_after_s
+from tools.receiver.series import counted, oversteps, peak, settled_after_s
 
 
 def verdicts(results: PushResults) -> list[str]:
@@ -71,3 +71,13 @@ def test_a_series_is_counted_by_its_steps() -> None:
     assert counted(series, 0, 4) == (5, 10)
     assert peak(series, 0, 5) == 15
     assert peak(series, 0, 30) == 100
+
+
+def test_a_rate_is_overstepped_unless_the_receiver_was_late_itself() -> None:
+    series = dict.fromkeys(range(40), (10, 0)) | {20: (36, 0)}
+    found = oversteps(series, {}, 100, 0, 30)
+    assert found == [(step, 126) for step in range(11, 21)]
+    assert oversteps(series, {20: 9}, 100, 0, 30) == found
+    assert oversteps(series, {20: 10}, 100, 0, 30) == []
+    assert oversteps(series, {9: 500, 31: 500}, 100, 0, 30) == found, "late before and after it"
+    assert oversteps(series | {20: (35, 0)}, {}, 100, 0, 30) == []

@@ -8,7 +8,7 @@ from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, wait_until
 from tools.receiver.behavior import SERIES_MS
 from tools.receiver.process import ReceiverProcess
-from tools.receiver.series import FAILED_SHARE_MAX, SERVED_SHARE, STEPS_PER_S, counted
+from tools.receiver.series import FAILED_SHARE_MAX, SERVED_SHARE, STEPS_PER_S, counted, oversteps
 
 # What takes minutes takes seconds; nothing else is different. A period has tens of attempts: one
 # that fails is not too many yet.
@@ -51,6 +51,12 @@ class Pushing:
             ]
             answer = self.daemon.json("POST", f"/v0/topics/{self.name}", {"records": lot})
             assert answer.status == 200, answer.body
+
+    def oversteps(self, rate: float) -> list[tuple[int, int]]:
+        """The seconds in which more than the rate came to the receiver, but for the last one."""
+        counts = self.receiver.counts(self.name)
+        first, last = min(counts.series), max(counts.series)
+        return oversteps(counts.series, counts.late_ms, rate, first, last - STEPS_PER_S)
 
     @property
     def state(self) -> Any:

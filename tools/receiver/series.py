@@ -11,6 +11,7 @@ from collections.abc import Mapping
 Series = Mapping[int, tuple[int, int]]
 
 STEPS_PER_S = 10
+QUARTER = 0.25
 SERVED_SHARE = 0.9  # of the capacity
 FAILED_SHARE_MAX = 0.05  # of the POSTs
 
@@ -39,6 +40,24 @@ def settled_after_s(
         elif settled is None:
             settled = first
     return (settled - began) / STEPS_PER_S if settled is not None else None
+
+
+def oversteps(
+    series: Series, late_ms: Mapping[int, int], rate: float, first: int, last: int
+) -> list[tuple[int, int]]:
+    """The steps at which a second begins in which more came than the rate, with a quarter for
+    bursts and what is held up on the way, and how many. What came while the receiver was late was
+    counted late, and may be in the second after its own."""
+    found = []
+    for step in range(first, last):
+        after = step + STEPS_PER_S
+        posts = sum(counted(series, step, after))
+        held_up_s = (
+            max((late_ms.get(each, 0) for each in range(step - 1, after + 1)), default=0) / 1e3
+        )
+        if posts > rate * (1 + QUARTER + held_up_s):
+            found.append((step, posts))
+    return found
 
 
 def peak(series: Series, first: int, last: int) -> int:
