@@ -85,19 +85,28 @@ def test_in_a_storm_producers_see_latency_and_refusals_and_nothing_is_lost(
         assert shard["restarts"] == 0
 
 
+def assert_told_of_outages_only(daemon: Daemon, run: Load) -> None:
+    """Producers see latency, and a refusal only if the store has taken nothing for two seconds: a
+    slow machine makes few attempts in them, and each may meet a fault."""
+    assert not run.unknown
+    is_out = "store failing for" in daemon.text
+    told = {(answer.status, answer.code) for _, answer in run.refused}
+    assert told <= ({(503, "store_failing")} if is_out else set())
+
+
 @pytest.mark.parametrize(
-    ("spec", "faults", "refusals"),
+    ("spec", "faults"),
     [
-        ("reset_before=0.2,latency=1ms..50ms@0.3", {Fault.RESET}, set()),
-        ("reset_after=0.2,busy=0.1", {Fault.LOSE_ANSWER, Fault.SLOW_DOWN}, set()),
-        ("full=0.2,read_only=0.1", {Fault.FULL, Fault.FORBIDDEN}, set()),
+        ("reset_before=0.2,latency=1ms..50ms@0.3", {Fault.RESET}),
+        ("reset_after=0.2,busy=0.1", {Fault.LOSE_ANSWER, Fault.SLOW_DOWN}),
+        ("full=0.2,read_only=0.1", {Fault.FULL, Fault.FORBIDDEN}),
         # A call that times out alone is longer than what counts as an outage of the store.
-        ("timeout_after=0.05", {Fault.TIMEOUT}, {(503, "store_failing")}),
+        ("timeout_after=0.05", {Fault.TIMEOUT}),
     ],
 )
 @pytest.mark.slow
 def test_whatever_the_store_does_producers_see_latency_only(
-    data: Path, bucket: Bucket, spec: str, faults: set[Fault], refusals: set[tuple[int, str]]
+    data: Path, bucket: Bucket, spec: str, faults: set[Fault]
 ) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
         options: dict[str, Any] = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=5)
@@ -109,8 +118,7 @@ def test_whatever_the_store_does_producers_see_latency_only(
                 run.wait_more(50)
             proxy.release()
             check_stored(daemon, PLACES, run)
-    assert not run.unknown
-    assert {(answer.status, answer.code) for _, answer in run.refused} <= refusals
+    assert_told_of_outages_only(daemon, run)
 
 
 @pytest.mark.slow
@@ -123,7 +131,7 @@ def test_serve_with_chaos_warns_and_loses_nothing(data: Path) -> None:
             wait_until(lambda: put_failures(daemon) >= 10, "PUTs to fail")
             run.wait_more(20)
         check_stored(daemon, PLACES, run)
-    assert not run.unknown and not run.refused
+    assert_told_of_outages_only(daemon, run)
     assert f"CHAOS IS ON: the shards' store fails on purpose (--chaos {spec})" in daemon.text
 
 
