@@ -98,7 +98,9 @@ class Daemon:
 
     def wait_ready(self) -> None:
         """Waits until the daemon says that it is ready; fails with its log when it ends first."""
-        wait_until(lambda: self.port or self.process.poll() is not None, "the daemon to start")
+        wait_until(
+            lambda: self.port or self.process.poll() is not None, "the daemon to start", 2 * HANG_S
+        )  # a take-over waits for 20 s
         assert self.port, f"the daemon ended with {self.process.returncode}:\n{self.text}"
         wait_until(lambda: self.get("/readyz").status == 200, "/readyz to be 200")
 

@@ -165,7 +165,7 @@ def test_a_run_whose_daemon_ends_says_so_and_deletes_nothing(data: Path) -> None
             )  # fmt: skip
             wait_until(place.named, "the orphan to be named")
             daemon.kill_everything()
-            _, said = run.communicate(timeout=HANG_S)
+            _, said = run.communicate(timeout=2 * HANG_S)
     assert run.returncode == 3 and "await_backup" in said
     assert orphan in place.present()
     assert place.json("gc")["keys"] == [orphan]

@@ -29,7 +29,7 @@ def command(*arguments: str) -> tuple[int, str]:
     """A command that must end by itself: exit code and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "cli", *arguments],
-        cwd=ROOT, timeout=HANG_S, capture_output=True, text=True, check=False,
+        cwd=ROOT, timeout=2 * HANG_S, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr

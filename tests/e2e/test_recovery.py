@@ -233,7 +233,7 @@ def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
     refused = subprocess.run(
         [sys.executable, "-m", "cli", "serve", "--listen", "127.0.0.1:0",
          *arguments_of(data, options)],
-        cwd=ROOT, env={**os.environ, **options.get("environ", {})}, timeout=HANG_S,
+        cwd=ROOT, env={**os.environ, **options.get("environ", {})}, timeout=2 * HANG_S,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert refused.returncode == 1
@@ -241,7 +241,7 @@ def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
     assert "Traceback" not in refused.stderr
     done = subprocess.run(
         [sys.executable, "-m", "cli", "recover", *arguments_of(data, options), "-o", "json"],
-        cwd=ROOT, env={**os.environ, **options.get("environ", {})}, timeout=HANG_S,
+        cwd=ROOT, env={**os.environ, **options.get("environ", {})}, timeout=2 * HANG_S,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -293,6 +293,6 @@ def test_a_standby_recovers_while_it_starts(data: Path, tmp_path: Path) -> None:
     refused = subprocess.run(
         [sys.executable, "-m", "cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data),
          "--store", store],
-        cwd=ROOT, timeout=HANG_S, capture_output=True, text=True, check=False,
+        cwd=ROOT, timeout=2 * HANG_S, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert refused.returncode == 1 and "from before a recovery" in refused.stderr
