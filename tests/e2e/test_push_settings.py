@@ -52,11 +52,15 @@ def test_a_receiver_that_is_gone_pauses_its_subscription_until_it_is_resumed(
     receiver.behave(name, Behavior(status=410))
     pushing = Pushing(daemon, receiver, name, rate_max=200)
     pushing.fill(20)
-    # What was under way by then comes to its end.
-    state: Any = wait_until(
-        lambda: (told := pushing.state)["config"]["paused"] and not told["in_flight"] and told,
-        f"{name} to be paused",
-    )
+
+    def is_paused() -> Any:
+        """Paused, and what was under way by then is over."""
+        told = pushing.state
+        attempts = told["push"] and told["push"]["attempts"]
+        is_over = attempts == receiver.counts(name).posts
+        return told if told["config"]["paused"] and is_over else None
+
+    state: Any = wait_until(is_paused, f"{name} to be paused")
     assert "410" in state["config"]["paused_because"]
     assert state["lag"] == 20 and state["dead_lettered"] == state["blocked_keys"] == 0
     assert state["push"]["outcomes"].keys() == {"gone"}
