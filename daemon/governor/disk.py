@@ -7,6 +7,7 @@ space.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -27,11 +28,11 @@ class DiskSensor:
         self._space_of = space_of
 
     def share(self, pending_bytes: int) -> float:
-        """That of the fullest disk. A disk that does not say how full it is counts as empty:
-        whoever writes to it meets the error, and reports it."""
+        """That of the fullest disk; NaN if one does not say how full it is."""
         worst = 0.0
         for disk in self._disks:
             space = self._space_of(disk.path)
-            if space is not None:
-                worst = max(worst, spoken_for(space, pending_bytes if disk.takes_objects else 0))
+            if space is None:
+                return math.nan
+            worst = max(worst, spoken_for(space, pending_bytes if disk.takes_objects else 0))
         return worst

@@ -41,7 +41,7 @@ class World:
             0, lambda: self.readings.allocated_bytes(), CgroupMemory(root),
             lambda: MachineMemory(1000 * MIB, 1000 * MIB),
         )  # fmt: skip
-        self.space = DiskSpace(100 << 30, 200 << 30)
+        self.space: DiskSpace | None = DiskSpace(100 << 30, 200 << 30)
         disk = Disk(ClosedBy.STORE_DISK, "the disk", root, takes_objects=True)
         self.readings = Readings(
             self.segment, DiskSensor([disk], lambda _: self.space), self.memory
@@ -213,6 +213,8 @@ def test_what_is_pending_counts_for_the_disk_of_objects(world: World) -> None:
     assert reading(world.sample(), "disk").raw == 1
 
 
-def test_a_disk_that_does_not_say_how_full_it_is_does_not_press() -> None:
-    disk = Disk(ClosedBy.LEDGER_DISK, "gone", Path("/nowhere"), takes_objects=False)
-    assert DiskSensor([disk], lambda _: None).share(0) == 0
+def test_a_disk_that_does_not_say_how_full_it_is_is_a_broken_sensor(world: World) -> None:
+    """As every sensor: what cannot be read counts as full, and is named by an alarm."""
+    world.space = None
+    assert math.isnan(reading(world.sample(), "disk").raw)
+    assert BY_NAME["disk"].pressure(math.nan) == 1
