@@ -20,7 +20,7 @@ from delivery.push.events import request_of
 from delivery.push.hiding import HIDDEN
 from delivery.push.messages import PushedMessage
 from delivery.push.schemas import PushExchange, PushHeader
-from delivery.push.secrets import PushSecrets, missing
+from delivery.push.secrets import PushSecrets
 from delivery.push.sender import PushSender, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 
@@ -34,9 +34,8 @@ async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> Pu
     """Sends a record that is none. Raises OwnerRefused."""
     job = sender.job
     name = job.subscription.name
-    lacks = missing(job.push, job.secrets)
-    if lacks:
-        raise OwnerRefused(409, "secret_missing", f"subscription {name!r} cannot send: {lacks}")
+    if job.lacks:
+        raise OwnerRefused(409, "secret_missing", f"subscription {name!r} cannot send: {job.lacks}")
     if sender.is_testing:
         raise OwnerRefused(429, "push_limited", "another test waits for its turn; ask again")
     began_ns = tools.now_ns()

@@ -195,8 +195,8 @@ class PushSenders:
                 self._end(sender)
             return
         source = EventSource(topic.name, topic.topic_id, topic.created_ms, history)
-        secrets = await self._secrets_of(subscription)
-        lacks = missing(push, secrets)
+        secrets, problem = await self._secrets_of(subscription)
+        lacks = problem or missing(push, secrets)
         self._note_lacks(subscription, number, lacks)
         job = SenderJob(subscription, source, secrets, lacks, Hiding(secrets))
         if sender is not None and not sender.can_follow(job):
@@ -232,15 +232,16 @@ class PushSenders:
             return None
         return sum(min(row.state.rate, row.granted) for row in others) / granted
 
-    async def _secrets_of(self, subscription: Subscription) -> PushSecrets | None:
+    async def _secrets_of(self, subscription: Subscription) -> tuple[PushSecrets | None, str]:
+        """The secrets, and why they cannot be read, if so."""
         push = subscription.config.push
         if push is None or push.secrets_id is None:
-            return None
+            return None, ""
         try:
-            return await asyncio.to_thread(self._secrets.load, push.secrets_id)
+            return await asyncio.to_thread(self._secrets.load, push.secrets_id), ""
         except SecretsFileError as error:
             log.error("the secrets of subscription %s cannot be read: %s", subscription.name, error)
-            return None
+            return None, f"its secrets cannot be read: {error}"
 
     def _note_lacks(self, subscription: Subscription, number: int, lacks: str) -> None:
         subscription_id = subscription.subscription_id
