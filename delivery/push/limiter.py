@@ -135,35 +135,42 @@ class Limiter:
         climbed from nothing once."""
         self._settings = settings
         self._maximum = 0.0
-        self._reset_probes()
         self._is_new = state is None
         part = settings.convergence_factor if first_part is None else first_part
         self._first_part = min(1.0, max(0.0, part))
-        self._mode = Mode.NORMAL if state is None else state.mode
-        self._learned = settings.slow_rate
-        self._ceiling: float | None = None
+        self._held_others_ns = 0
+        self._restarted_ns = 0
+        self._run = self._longest_run = 0
+        self._ceiling: float | None
+        self._quota: float | None  # what the ceiling was lowered to by outages
+        self._before_quota: float | None  # the ceiling before that
+        # The last period, in normal mode: attempts that the receiver would have taken; seconds.
+        self._last_period: tuple[float, float] | None
+        self._forget(now_ns)
         if state is not None:
+            self._mode = state.mode
             self._learned = max(state.rate, settings.slow_rate)
             self._ceiling = state.ceiling
         self._pacer = Pacer(0.0, now_ns)
-        self._held_ns = 0
-        self._held_others_ns = 0
-        self._forgiven = 0  # clean periods until an outage is one again
-        self._run = self._longest_run = 0
-        self._is_out = False  # the last period had an outage
-        self._is_exact = False
-        self._quota: float | None = None  # what the ceiling was lowered to by outages
-        self._before_quota: float | None = None  # the ceiling before that
-        # The last period, in normal mode: attempts that the receiver would have taken; seconds.
-        self._last_period: tuple[float, float] | None = None
-        self._fell_ns = now_ns  # to slow mode
-        self._restarted_ns = 0
         self._at_ns = now_ns  # up to where _allowed counts
         self._use = USE_UNKNOWN
         self._use_maximum = -1.0  # in force when it was recorded
         self._begin_period(now_ns)
         self._begin_update(now_ns)
         self.set_maximum(maximum, now_ns)
+
+    def _forget(self, now_ns: int) -> None:
+        """Nothing is known of the receiver."""
+        self._mode = Mode.NORMAL
+        self._learned = self._settings.slow_rate
+        self._ceiling = None
+        self._held_ns = 0
+        self._forgiven = 0  # clean periods until an outage is one again
+        self._is_out = False  # the last period had an outage
+        self._is_exact = False
+        self._quota = self._before_quota = self._last_period = None
+        self._fell_ns = now_ns  # to slow mode
+        self._reset_probes()
 
     # --- what is in force ---------------------------------------------------------------------
 
@@ -234,7 +241,7 @@ class Limiter:
         """There is something to send, and only a permit is missing. So it is known what a sender
         needs whose permits are further apart than update intervals: it would get no more before
         the next one, which may be a minute away."""
-        if now_ns >= self._held_ns:
+        if now_ns >= self.held_until_ns:
             self._is_waiting = True
 
     def attempted(self, now_ns: int) -> None:
@@ -281,15 +288,11 @@ class Limiter:
     def restart(self, now_ns: int) -> None:
         """The receiver is another one: what the former one taught, and what it still answers,
         counts no more. The rate begins as that of a new sender; the maximum holds throughout."""
-        self._held_ns = 0
-        self._mode, self._is_new = Mode.NORMAL, True
-        self._ceiling, self._forgiven = None, 0
-        self._learned = max(
-            self._settings.slow_rate, self._settings.convergence_factor * self._maximum
-        )
+        self._forget(now_ns)
+        self._is_new = True
+        self._restarted_ns = now_ns
         self._first_part = self._settings.convergence_factor
-        self._fell_ns = self._restarted_ns = now_ns
-        self._reset_probes()
+        self._learned = max(self._learned, self._first_part * self._maximum)
         self._put_in_force(now_ns)
         self._begin_period(now_ns)
 

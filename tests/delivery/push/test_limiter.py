@@ -72,6 +72,24 @@ def test_a_new_limiter_has_climbed_once_and_covers_a_fifth_of_the_gap_in_each_cl
     assert periods.limiter.ceiling is None
 
 
+def test_a_limiter_that_is_restarted_does_as_a_new_one() -> None:
+    """Nothing that the former receiver taught is left: no mode, ceiling, outage or quota."""
+    former = Periods()
+    for succeeded, failed in [(50, 50), (10, 60), (99, 1), (40, 40), (100, 0), (0, 9), (0, 9)]:
+        former.end(succeeded, failed, is_last=True)
+    assert former.limiter.mode is not Mode.NORMAL
+    former.limiter.hold(former.now + 3600 * SECOND)
+    former.limiter.restart(former.now)
+    new = Periods()
+    assert former.limiter.state == new.limiter.state
+    for succeeded, failed in [(100, 0), (90, 10), (100, 0), (10, 40), (100, 0), (100, 0), (100, 0)]:
+        mine = former.end(succeeded, failed, is_last=True).state
+        fresh = new.end(succeeded, failed, is_last=True).state
+        assert mine.mode == fresh.mode
+        assert mine.rate == pytest.approx(fresh.rate)
+        assert mine.ceiling == pytest.approx(fresh.ceiling)
+
+
 @pytest.mark.parametrize(
     ("succeeded", "failed", "rate"),
     [

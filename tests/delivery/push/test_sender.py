@@ -346,8 +346,8 @@ def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
         assert held[made.subscription_id].startswith("secret_missing: its signing secret")
         path.write_text("{")  # damaged
         path.chmod(0o600)
-        await them.until(lambda: "cannot be read" in caplog.text, made)
-        assert made.subscription_id in held and not them.receiver.posts
+        await them.until(lambda: "is damaged" in held.get(made.subscription_id, ""), made)
+        assert "cannot be read" in caplog.text and not them.receiver.posts
         path.unlink()
         SecretsFile(path.parent, lambda _: secrets_id).save(PushSecrets((secret_of(b"k" * 24),)))
         await them.until_finished(made, 1)
