@@ -12,6 +12,8 @@ the array. So it does not depend on the size of batches, nor on the compression.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
@@ -175,28 +177,32 @@ class LineReader:
 
 
 class DocumentReader:
-    """The elements of one JSON array, or one JSON value, after a position."""
+    """The elements of one JSON array, or one JSON value, after a position.
+
+    Of an element, only its place in the document is kept: 16 bytes, and 56 while they are found."""
 
     def __init__(self, text: SourceText, rules: Rules, at: int) -> None:
         self._text = text
         self._rules = rules
         self._at = at
-        self._elements: list[tuple[int, bytes]] | None = None
+        self._document: bytes | None = None  # None: not read yet
+        self._begins, self._ends = array("Q"), array("Q")  # of its elements
         self._next = 0
         self._problem: SourceProblem | None = None
 
     def read(self, block_bytes: int) -> SourceRead:
         try:
-            if self._elements is None:
-                self._elements = self._parsed()
+            if self._document is None:
+                self._document = self._parsed()
         except SourceProblem as error:
             return SourceRead(problem=error)
         if self._problem is not None:
             return SourceRead(problem=self._problem)
         records: list[SourceRecord] = []
         size = 0
-        while self._next < len(self._elements) and size < block_bytes:
-            end, element = self._elements[self._next]
+        while self._next < len(self._ends) and size < block_bytes:
+            end = self._ends[self._next]
+            element = self._document[self._begins[self._next] : end]
             try:
                 record = self._rules.record(
                     element, end, len(element), self._next + 1, self._text.raw.name
@@ -207,7 +213,7 @@ class DocumentReader:
             records.append(record)
             size += len(element)
             self._next += 1
-        has_ended = self._next == len(self._elements)
+        has_ended = self._next == len(self._ends)
         if records:
             return SourceRead(SourceBlock(records, records[-1].next), has_ended)
         return SourceRead(None, has_ended, self._problem)
@@ -215,7 +221,7 @@ class DocumentReader:
     def grows_no_more(self) -> None:
         """A document does not grow."""
 
-    def _parsed(self) -> list[tuple[int, bytes]]:
+    def _parsed(self) -> bytes:
         pieces = []
         size = 0
         while (data := self._text.read()) != b"":
@@ -228,32 +234,30 @@ class DocumentReader:
                     hint="NDJSON may have any size",
                 )
         document = b"".join(pieces)
+        pieces.clear()
         if document.startswith(_BOM):
             document = b"   " + document[len(_BOM) :]  # positions stay
+        at = document.index(b"[") + 1 if is_array(document) else 0
         try:
-            if is_array(document):
-                values = [bytes(raw) for raw in _elements(document)]
-            else:
-                values = [bytes(_value(document)).strip(_BLANK)]
+            for raw in _elements(document) if is_array(document) else [_value(document)]:
+                # Only blanks and a comma are before the next element.
+                value = bytes(raw).strip(_BLANK)
+                begin = document.index(value, at)
+                at = begin + len(value)
+                self._begins.append(begin)
+                self._ends.append(at)
         except UNREADABLE as error:
             raise SourceProblem(
                 f"is not one JSON document: {error}; nothing of it is sent",
                 hint="lines of JSON that begin with an array need --format ndjson",
             ) from error
-        found: list[tuple[int, bytes]] = []
-        at = document.index(b"[") + 1 if is_array(document) else 0
-        for value in values:
-            # Only blanks and a comma are before the next element.
-            end = document.index(value, at) + len(value)
-            found.append((end, value))
-            at = end
-        self._next = sum(end <= self._at for end, _ in found)
-        if self._at and (not self._next or found[self._next - 1][0] != self._at):
+        self._next = bisect_right(self._ends, self._at)
+        if self._at and (not self._next or self._ends[self._next - 1] != self._at):
             raise SourceChanged(
                 f"has no element that ends at byte {self._at:,}, where an earlier import ended",
                 hint="--restart imports it from its start",
             )
-        return found
+        return document
 
 
 def is_array(text: bytes) -> bool:
