@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import click
@@ -83,7 +84,7 @@ def usd_text(dollars: float) -> str:
         return f"${dollars:,.0f}"
     if dollars >= 0.1 or not dollars:
         return f"${dollars:.2f}"
-    return f"${float(f'{dollars:.1e}'):f}".rstrip("0")
+    return f"${Decimal(f'{dollars:.1e}'):f}".rstrip("0")
 
 
 def time_text(epoch_ms: int, timespec: str = "seconds") -> str:

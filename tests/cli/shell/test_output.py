@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.shell.output import bytes_text, count_text, duration_text, progress, table
+from commands.shell.output import bytes_text, count_text, duration_text, progress, table, usd_text
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -42,6 +42,16 @@ def test_durations_in_two_units_at_most(milliseconds: float | None, text: str) -
 
 def test_counts_in_groups_of_three() -> None:
     assert (count_text(1234567), count_text(0), count_text(None)) == ("1,234,567", "0", "-")
+
+
+@pytest.mark.parametrize(
+    ("dollars", "text"),
+    [(1234.5, "$1,234"), (12.344, "$12.34"), (0.1, "$0.10"), (0.000015, "$0.000015"),
+     (4e-7, "$0.0000004"), (0.01, "$0.01"), (0, "$0.00")],
+)  # fmt: skip
+def test_dollars_in_cents_or_two_digits_of_what_is_less(dollars: float, text: str) -> None:
+    """A GET costs $0.0000004."""
+    assert usd_text(dollars) == text
 
 
 def test_a_table_aligns_numbers_to_the_right_and_texts_to_the_left() -> None:
