@@ -472,4 +472,3 @@ class Supervisor:
         os.close(self._alive_read)
         os.close(self._alive_write)
         self.segment.close()
-        os.close(self.segment.fd)

@@ -1,7 +1,8 @@
 """The shared segment: one memfd that the supervisor creates and every shard maps.
 
-Lifecycle: create (supervisor) -> inherit the descriptor -> attach (shard) -> close. The kernel
-frees the memory when the last process that maps it has ended; there is no name that could remain.
+Lifecycle: create (supervisor) -> inherit the descriptor -> attach (shard) -> close. A segment owns
+its descriptor, whether it created it or was given it, and ``close`` closes both. The kernel frees
+the memory when the last process that maps it has ended; there is no name that could remain.
 
 ``multiprocessing.shared_memory`` is not used: it unlinks the segment when any process that attached
 it exits. ``shards/layout.py`` says who may write which word.
@@ -53,7 +54,8 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, layout: Layout) -> Segment:
-        """Maps a segment that another process created. Raises SegmentError."""
+        """Maps a segment that another process created; the descriptor is its own from then on.
+        Raises SegmentError, and then it is not."""
         size_bytes = os.fstat(fd).st_size
         if size_bytes != layout.size_bytes:
             raise SegmentError(
@@ -62,7 +64,7 @@ class Segment:
         segment = cls(fd, layout)
         found = (segment.words[at.G_MAGIC], segment.words[at.G_VERSION])
         if found != (at.MAGIC, at.VERSION):
-            segment.close()
+            segment._unmap()
             raise SegmentError(f"not a segment of version {at.VERSION}: it begins with {found}")
         return segment
 
@@ -111,7 +113,15 @@ class Segment:
         return epoch
 
     def close(self) -> None:
-        """Unmaps the segment. Views that still exist keep the memory until they are gone."""
+        """Unmaps the segment and closes its descriptor, once. Views that still exist keep the
+        memory until they are gone."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._unmap()
+
+    def _unmap(self) -> None:
         self.words.release()
         self.sparse.release()
         self.data.release()

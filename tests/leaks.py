@@ -1,7 +1,7 @@
-"""Fails a test that leaks child processes, or threads that are not daemons.
+"""Fails a test that leaks child processes, threads that are not daemons, or memory of segments.
 
-Processes and threads that a fixture of a module or session starts belong to that fixture until it
-is finalized; after that they are leaks too. Each leak is reported once.
+What a fixture of a module or session starts belongs to that fixture until it is finalized; after
+that it is a leak too. Each leak is reported once.
 
 ``Watch`` only looks; ``LeakCheck`` is the pytest plugin that calls it around fixtures and tests.
 """
@@ -10,60 +10,79 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Generator
 from multiprocessing import forkserver, resource_tracker
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+MEMORY = "/memfd:headgate"
 # Ends a hang only: an executor's threads are often still on their way out when a test returns.
 THREAD_ENDS_WITHIN_S = 5.0
 
 
+class Found(NamedTuple):
+    """What is there at one moment. Memory is that of segments."""
+
+    children: set[int]
+    threads: set[threading.Thread]
+    memory: set[int]
+
+    @classmethod
+    def now(cls) -> Found:
+        return cls(children(), threads(), memory())
+
+    def without(self, other: Found) -> Found:
+        return Found(
+            self.children - other.children, self.threads - other.threads, self.memory - other.memory
+        )
+
+    def with_(self, other: Found) -> Found:
+        return Found(
+            self.children | other.children, self.threads | other.threads, self.memory | other.memory
+        )
+
+
 class Watch:
-    """Remembers which processes and threads are accounted for."""
+    """Remembers what is accounted for."""
 
     def __init__(self) -> None:
-        self._known_children = children()
-        self._known_threads = threads()
-        self._owned: dict[object, tuple[set[int], set[threading.Thread]]] = {}
-        self._before_fixture: list[tuple[set[int], set[threading.Thread]]] = []
+        self._known = Found.now()
+        self._owned: dict[object, Found] = {}
+        self._before_fixture: list[Found] = []
 
     def fixture_starts(self) -> None:
         """A fixture of wider scope than a function is about to be set up. Calls may be nested."""
-        self._before_fixture.append((children(), threads()))
+        self._before_fixture.append(Found.now())
 
     def fixture_is_up(self, fixture: object) -> None:
         """The fixture is set up. It owns what was started since ``fixture_starts``."""
-        old_children, old_threads = self._before_fixture.pop()
+        old = self._before_fixture.pop()
         # What is known by now belongs to a fixture that was set up within this one.
-        new = (
-            children() - old_children - self._known_children,
-            threads() - old_threads - self._known_threads,
-        )
+        new = Found.now().without(old).without(self._known)
         if any(new):
             self._owned[fixture] = new
-            self._known_children |= new[0]
-            self._known_threads |= new[1]
+            self._known = self._known.with_(new)
 
     def fixture_is_down(self, fixture: object) -> None:
         """It was finalized; whatever it owned must be gone by the next ``leaks``."""
-        owned_children, owned_threads = self._owned.pop(fixture, (set(), set()))
-        self._known_children -= owned_children
-        self._known_threads -= owned_threads
+        owned = self._owned.pop(fixture, None)
+        if owned is not None:
+            self._known = self._known.without(owned)
 
     def leaks(self) -> list[str]:
-        """Descriptions of new processes and threads, each reported once."""
-        new_children = children() - self._known_children - _of_multiprocessing()
-        found = [_describe(pid) for pid in sorted(new_children)]
-        new_threads = threads() - self._known_threads
-        for thread in new_threads:
+        """Descriptions of what is new, each reported once."""
+        new = Found.now().without(self._known)
+        found = [_describe(pid) for pid in sorted(new.children - _of_multiprocessing())]
+        for thread in new.threads:
             thread.join(timeout=THREAD_ENDS_WITHIN_S)
             if thread.is_alive():
                 found.append(f"thread {thread.name!r} still runs")
-        self._known_children = children()
-        self._known_threads = threads()
+        found += [f"segment {inode} is not closed" for inode in sorted(new.memory)]
+        self._known = Found.now()
         return found
 
 
@@ -112,6 +131,23 @@ def children() -> set[int]:
 def threads() -> set[threading.Thread]:
     """Our threads that keep the process alive."""
     return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def memory() -> set[int]:
+    """The segments, by inode, that have more descriptors than mappings: a mapping has one of its
+    own, as long as anything looks into it."""
+    open_: Counter[int] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith(MEMORY):
+                open_[os.fstat(int(name)).st_ino] += 1
+        except OSError:
+            continue  # the one that lists them, or a thread closed it
+    if open_:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if MEMORY in line:
+                open_[int(line.split()[4])] -= 1
+    return {inode for inode, count in open_.items() if count > 0}
 
 
 def _of_multiprocessing() -> set[int]:

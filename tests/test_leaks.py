@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from shards.layout import Layout
+from shards.segment import Segment
 from tests.leaks import Watch
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +57,23 @@ def test_a_thread_that_ends_is_not_a_leak_and_one_that_stays_is(
         done.set()
         thread.join()
     assert watch.leaks() == []
+
+
+def test_a_segment_that_is_not_closed_is_named_once() -> None:
+    watch = Watch()
+    segment = Segment.create(Layout(1, 4096))
+    inode = os.fstat(segment.fd).st_ino
+    assert watch.leaks() == [f"segment {inode} is not closed"]
+    assert watch.leaks() == []
+    segment.close()
+
+
+def test_a_segment_that_is_closed_may_be_looked_into() -> None:
+    watch = Watch()
+    segment = Segment.create(Layout(1, 4096))
+    ring = segment.ring(0)
+    segment.close()
+    assert watch.leaks() == [] and ring[0] == 0
 
 
 def test_what_a_wide_fixture_starts_is_its_own_until_it_is_down() -> None:

@@ -21,7 +21,6 @@ commits make them due, and what they know of these is exact.
 from __future__ import annotations
 
 import heapq
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -124,7 +123,6 @@ class VirtualShards(ABC):
         """Frees the segment."""
         self._locks.close()
         self.segment.close()
-        os.close(self.segment.fd)
 
     # What a derived class says
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -29,7 +28,6 @@ def segment() -> Iterator[Segment]:
         made.words[made.layout.shard(shard) + at.S_READY] = 1
     yield made
     made.close()
-    os.close(made.fd)
 
 
 def test_every_kind_has_a_meaning() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -58,7 +57,6 @@ def daemon() -> Iterator[Daemon]:
     made = Daemon()
     yield made
     made.segment.close()
-    os.close(made.segment.fd)
 
 
 def test_the_leases_of_a_shard_that_died_are_orphans_that_may_be_adopted_immediately(

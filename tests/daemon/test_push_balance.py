@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 
@@ -65,7 +64,6 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.segment.close()
-    os.close(made.segment.fd)
 
 
 def test_one_sender_has_the_whole_rate_by_the_first_tick(world: World) -> None:

@@ -19,6 +19,7 @@ TIMES: dict[str, object] = {
     "push_balance_interval_s": PERIOD_S, "push_update_interval_s": PERIOD_S / 2,
 }  # fmt: skip
 SETTLED_HANG_S = 180.0
+PATIENT_MS = 60_000  # of a receiver that answers: a busy machine is not to be its failure
 
 
 class Pushing:

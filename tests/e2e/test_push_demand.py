@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.pushing import TIMES, Pushing
+from tests.e2e.pushing import PATIENT_MS, TIMES, Pushing
 from tools.receiver.behavior import Behavior
 from tools.receiver.process import ReceiverProcess
 
@@ -38,8 +38,9 @@ def test_lag_of_a_receiver_that_is_down_asks_for_nothing_and_raises_no_pressure(
         for name, behavior in {**BAD, "slow": Behavior(latency_ms=300)}.items():
             receiver.behave(name, behavior)
             pushing = Pushing(
-                daemon, receiver, name, rate_max=200, connections_max=4, timeout_ms=1_000
-            )
+                daemon, receiver, name, rate_max=200, connections_max=4,
+                timeout_ms=1_000 if name == "silent" else PATIENT_MS,
+            )  # fmt: skip
             pushing.fill(5_000)
         seen: list[tuple[str, int, int]] = []
 

@@ -40,7 +40,6 @@ def segment_of(daemon: Daemon) -> Iterator[Segment]:
         yield segment
     finally:
         segment.close()
-        os.close(fd)
 
 
 def alarms(daemon: Daemon) -> dict[str, str]:

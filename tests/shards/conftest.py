@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -24,4 +23,3 @@ def make_segment() -> Iterator[MakeSegment]:
     yield make
     for segment in made:
         segment.close()
-        os.close(segment.fd)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -97,7 +95,6 @@ def test_entries_of_any_sizes_are_read_while_their_bytes_last(sizes: list[int], 
             assert log.read(earlier) == wanted
     del log
     segment.close()
-    os.close(segment.fd)
 
 
 def test_the_time_of_publication_is_known_even_of_a_commit_that_the_log_does_not_hold(
@@ -140,7 +137,6 @@ def test_an_entry_is_read_whole_or_not_at_all(runs: int) -> None:
     assert log.read(1) == (commit if fits else None)
     del log
     segment.close()
-    os.close(segment.fd)
 
 
 def test_a_commit_that_would_leave_a_gap_is_refused(make_segment: MakeSegment) -> None:

@@ -211,7 +211,6 @@ class Owners(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "segment"):
             self.segment.close()
-            os.close(self.segment.fd)
 
 
 TestOwners = Owners.TestCase

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -43,7 +41,6 @@ class GrantsMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.segment.close()
-        os.close(self.segment.fd)
 
     @rule(shard=shards)
     def joins(self, shard: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -342,7 +341,6 @@ class RingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         del self.writer, self.reader
         self.segment.close()
-        os.close(self.segment.fd)
 
     @initialize(laps=st.integers(0, 3), offset=st.integers(0, CAPACITY // 8 - 1))
     def start_somewhere(self, laps: int, offset: int) -> None:

@@ -69,6 +69,18 @@ def test_closing_while_a_ring_view_is_held_raises_nothing(make_segment: MakeSegm
     assert ring[0] == 7
 
 
+def test_a_segment_owns_its_descriptor_and_closes_it_once(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(1, 4096))
+    fd, given = segment.fd, os.dup(segment.fd)
+    attached = Segment.attach(given, segment.layout)
+    attached.close()
+    segment.close()
+    for number in (fd, given):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
+    segment.close()
+
+
 def test_a_successor_continues_the_lease_ids_of_its_shard(
     make_segment: MakeSegment,
 ) -> None:
@@ -77,7 +89,7 @@ def test_a_successor_continues_the_lease_ids_of_its_shard(
     segment.words[at.G_EPOCH] = 9
     first = segment.next_lease_id(1)
     assert (first.incarnation, first.epoch, first.shard, first.counter) == (3, 9, 1, 1)
-    successor = Segment.attach(segment.fd, segment.layout)
+    successor = Segment.attach(os.dup(segment.fd), segment.layout)
     assert successor.next_lease_id(1).counter == 2
     assert successor.next_lease_id(0).counter == 1
     successor.close()

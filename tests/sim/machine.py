@@ -11,7 +11,6 @@ The supervisor never dies here (its death ends all shards); it may be slow.
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -351,7 +350,6 @@ class Machine:
         self._collection_ledger.close()
         self.ledger.close()
         self.segment.close()
-        os.close(self.segment.fd)
 
     # Load
 

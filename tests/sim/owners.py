@@ -23,7 +23,6 @@ LIST.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -282,7 +281,6 @@ class Daemon:
     def close(self) -> None:
         """Frees its memory."""
         self.segment.close()
-        os.close(self.segment.fd)
 
 
 class _OwnerBells:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,4 +122,3 @@ def crew(shards: int, directory: Path, lease_slots: int = 4) -> Iterator[Crew]:
         made.locks.close()
         made.bells.close()
         made.segment.close()
-        os.close(made.segment.fd)

@@ -4,7 +4,6 @@ shard's."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -47,7 +46,6 @@ def shard() -> Iterator[Shard]:
     segment = Segment.create(Layout(1, RING_BYTES))
     yield Shard(segment)
     segment.close()
-    os.close(segment.fd)
 
 
 @pytest.mark.parametrize("name", ["memory", "disk"])

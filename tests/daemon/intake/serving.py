@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -188,4 +187,3 @@ class Intake:
         assert not self.admission.queued
         assert self.admission._promised_bytes == 0
         self.segment.close()
-        os.close(self.segment.fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +94,6 @@ class Following:
         self.thread.shutdown()
         self.ledger.close()
         self.segment.close()
-        os.close(self.segment.fd)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,7 +21,6 @@ def segment() -> Iterator[Segment]:
     made = Segment.create(Layout(2, 4096))
     yield made
     made.close()
-    os.close(made.fd)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -136,7 +135,6 @@ class Rig:
         self.store.close()
         self.bells.close()
         self.segment.close()
-        os.close(self.segment.fd)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -246,7 +245,6 @@ class SharesMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.segment.close()
-        os.close(self.segment.fd)
 
     @rule(sender=numbers)
     def joins(self, sender: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -105,7 +104,6 @@ def segment() -> Iterator[Segment]:
     made = Segment.create(Layout(1, 4096, journal_bytes=4096))
     yield made
     made.close()
-    os.close(made.fd)
 
 
 def test_a_sweep_writes_floors_and_rows_and_frees_the_journal(segment: Segment) -> None:
@@ -505,7 +503,6 @@ class Deaths(RuleBasedStateMachine):
         self.what_was_answered_survives_the_owner()
         self.loop.close()
         self.segment.close()
-        os.close(self.segment.fd)
 
 
 TestDeaths = Deaths.TestCase

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -75,7 +74,6 @@ def left(tmp_path: Path) -> Iterator[Left]:
     with closing(made.ledger):
         yield made
     segment.close()
-    os.close(segment.fd)
 
 
 def test_what_the_journal_has_is_in_the_ledger_afterwards(left: Left) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -27,7 +26,6 @@ def segment() -> Iterator[Segment]:
     made = Segment.create(Layout(1, 4096))
     yield made
     made.close()
-    os.close(made.fd)
 
 
 @pytest.fixture
