@@ -27,6 +27,7 @@ def row(**fields: object) -> PushSenderRow:
         ({}, True),
         ({"is_present": False}, False),
         ({"use": -1.0}, False),  # not known yet
+        ({"records": 0}, False),  # nobody knows whether the receiver answers
         ({"use": 0.95}, False),  # the limit is reached
         ({"state": PushState(Mode.NORMAL, 52.0, 52.0)}, False),  # the receiver takes no more
         ({"state": PushState(Mode.NORMAL, 60.0, 60.0)}, True),
