@@ -29,6 +29,7 @@ SPEC = "latency=20ms..1500ms@0.5,busy=2s/9s,reset_before=0.02,reset_after=0.02"
 PRODUCERS = 16
 PAUSE_S = 0.0
 PAD_BYTES = 3_000
+RUNGS = ("coalesce", "widen", "refuse")  # that a run climbs
 LOOK_S = 0.1
 
 

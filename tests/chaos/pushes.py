@@ -209,6 +209,10 @@ def undone(port: Port) -> list[str]:
     ]
 
 
+# What a run is about: records that are taken, refused and sent again, and answers that are lost.
+KINDS = {"answered 200", "answered 400", "answered 503", "again", "not answered"}
+
+
 def told(lines: Sequence[Line]) -> Counter[str]:
     """What the receiver got and answered, in all."""
     found: Counter[str] = Counter()
@@ -222,7 +226,7 @@ def told(lines: Sequence[Line]) -> Counter[str]:
             seen |= places
         elif isinstance(line, Replied):
             found[f"answered {line.status}" if line.whole else "not answered"] += 1
-    return found
+    return +found
 
 
 def _path_of(rules: Pushes) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -69,7 +69,7 @@ def under_pressure(options: Options) -> Options:
     """The same run, under pressure."""
     return replace(
         options, spec=pressure.SPEC, producers=pressure.PRODUCERS, pause_s=pressure.PAUSE_S,
-        pad_bytes=pressure.PAD_BYTES, waits=pressure.WAITS,
+        pad_bytes=pressure.PAD_BYTES, waits=pressure.WAITS, rungs=pressure.RUNGS,
         settings=pressure.SETTINGS | (pressure.BUDGET if options.seed % 2 else {}),
     )  # fmt: skip
 
@@ -138,12 +138,19 @@ def _live(
         pushes.create(world.daemon, written, each.receiver)
     keeper = world.keeper
     clients = [*producers, *readers, *rereaders, *watchers, *consumers, *spoilers, governor]
+
+    def is_met() -> bool:
+        """Whether the run has met what it is about."""
+        return set(options.rungs) <= set(governor.rungs) and all(
+            set(pushes.told(list(each.lines()))) >= pushes.KINDS for each in spoilers
+        )
+
     with _running(clients):
         if keeper is not None:
             _wait_for_records(world)
             keeper.once()
         with _running([keeper] if keeper else []):
-            _steps(options, world)
+            _steps(options, world, is_met)
             if keeper is not None:
                 _stop([keeper], KEEPER_HANG_S)
         # Producers with keys go on until the answer; the others read what is outstanding.
@@ -254,12 +261,14 @@ def _wait_for_records(world: World) -> None:
     wait_until(there, f"{FIRST_RECORDS} records in each partition", 10 * HANG_S)
 
 
-def _steps(options: Options, world: World) -> None:
+def _steps(options: Options, world: World, is_met: Callable[[], bool]) -> None:
     ended = threading.Event()  # only its timeouts are used: the run's own pace
     end_ns = monotonic_ns() + int(options.seconds * 1e9)
     said_ns = monotonic_ns()
     for step in plan.steps(options.seed, options.shards):
-        if monotonic_ns() >= end_ns or (options.kills and world.kills >= options.kills):
+        if monotonic_ns() >= end_ns:
+            return
+        if options.kills and world.kills >= options.kills and is_met():
             return
         ended.wait(step.pause_ms / 1000)
         if options.steps:

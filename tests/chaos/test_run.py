@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.pressure import RUNGS
+from tests.chaos.pushes import KINDS
 from tests.chaos.run import only_push, only_subscriptions, run, under_pressure
 from tests.chaos.watchers import WANTED
 from tests.chaos.world import Options
@@ -34,7 +36,7 @@ def test_kills_under_pressure_contradict_nothing_that_was_said(tmp_path: Path) -
     assert report.kills >= 15
     assert report.acknowledged and report.unknown, "the kills did not meet the load"
     assert report.refused[429], "no ring was full"
-    assert set(report.rungs) >= {"coalesce", "widen", "refuse"}
+    assert set(report.rungs) >= set(RUNGS)
     assert max(report.windows_ms) > 4 * min(report.windows_ms), "the commit window stayed"
     assert report.records_watched > report.records_kept, "watchers saw little"
 
@@ -60,5 +62,4 @@ def test_kills_while_pushing_lose_and_reorder_nothing(tmp_path: Path) -> None:
     assert report.kills >= 15
     pushed = report.pushed
     assert pushed["answered 200"] > report.records_kept / 2, "little was pushed"
-    assert pushed["again"] and pushed["not answered"], "nothing was repeated"
-    assert pushed["answered 503"] and pushed["answered 400"]
+    assert set(pushed) >= KINDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import sys
@@ -28,11 +29,15 @@ SPEC = (
 SETTINGS: dict[str, object] = {"gc_grace_ms": 0, "retention_interval_ms": 500}
 START_TRIES = 60  # a collection without a daemon has the directory until its end
 RETRY_S = 1.0
+# The supervisor gives up a shard that dies five times before it is ready, and so it should.
+KILLS_BEFORE_READY_MAX = 3
 
 
 class Options(Struct, frozen=True):
-    """Options of a run. It ends at either limit; ``kills`` 0 means no limit. ``read``: there are
-    readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push subscriptions."""
+    """Options of a run. It ends after ``seconds``, or after this many ``kills`` (0: no limit) if it
+    has met by then what it is about: all ``rungs``, and each kind of answer to a push. ``read``:
+    there are readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push
+    subscriptions."""
 
     folder: Path
     seed: int
@@ -49,6 +54,7 @@ class Options(Struct, frozen=True):
     pause_s: float = 0.005
     pad_bytes: int = 0
     waits: tuple[str, ...] = ("",)
+    rungs: tuple[str, ...] = ()
     settings: dict[str, object] = {}
     say: Callable[[str], None] = lambda _: None
 
@@ -69,6 +75,7 @@ class World:
         self.acts: Counter[str] = Counter()
         self.kills = 0
         self._era = 0
+        self._unready_kills = 0
 
     def era(self) -> int:
         """How often all processes were killed. Ask for the port first."""
@@ -135,6 +142,8 @@ class World:
     def do(self, step: Step, ended: threading.Event) -> None:
         """Carries out a step. If its target has just died, nothing is done."""
         assert self.daemon is not None
+        if step.act in (Act.KILL_SHARD, Act.KILL_SHARDS):
+            self._let_shards_start()
         pids = self.shard_pids()
         supervisor = self.daemon.process.pid
         self._written.add(Did(f"{step.act.value}: {step.shard}, {step.stop_ms} ms", wall_ms()))
@@ -175,6 +184,21 @@ class World:
                 ended.wait(step.stop_ms / 1000)
                 os.kill(stopped, signal.SIGCONT)
             self._harm()
+
+    def _let_shards_start(self) -> None:
+        """Before each few kills waits until all shards are ready. Raises AssertionError if the
+        daemon has ended by itself."""
+        if self._unready_kills >= KILLS_BEFORE_READY_MAX:
+            wait_until(self._is_ready, "all shards to be ready")
+            self._unready_kills = 0
+        self._unready_kills += 1
+
+    def _is_ready(self) -> bool:
+        daemon = self.daemon
+        assert daemon is not None and daemon.process.poll() is None, "the daemon ended by itself"
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return daemon.get("/readyz").status == 200
+        return False
 
     def _kill(self, pid: int) -> None:
         self._harm()
