@@ -156,6 +156,7 @@ def test_a_deadline_ends_its_request_and_no_other_whatever_the_others_are(
         shard.pending.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
         waiting = {position: due_ns for position, due_ns in waiting.items() if due_ns > now_ns}
         assert len(shard.pending._early) <= 2 * len(shard.pending) + EARLY_ANSWERED_MAX + 1
+    shard.segment.close()
 
 
 def test_deadlines_of_requests_that_were_answered_do_not_pile_up(
