@@ -143,11 +143,11 @@ def test_an_import_that_is_killed_again_and_again_stores_every_record_once(
 ) -> None:
     rng = random.Random(12)
     sources = sources_in(tmp_path / "sources")
-    with running(data, shards=2, settings={**WINDOW, "commit_window_min_ms": 5}) as daemon:
+    with running(data, shards=2, settings={**WINDOW, "commit_window_min_ms": 30}) as daemon:
         set_up(daemon)
         kills = 0
         for _ in range(12):
-            options = ["--batch", str(rng.choice([3, 7, 20, 64])),
+            options = ["--batch", str(rng.choice([1, 3, 7, 20])),
                        "--parallel", str(rng.randint(1, 4))]  # fmt: skip
             kills += kill_after(daemon, started(daemon, sources, *options), rng.randint(0, 700))
         done = finished(started(daemon, sources))
