@@ -1,9 +1,9 @@
 """What a shard process inherits from the supervisor: descriptors, and what they are.
 
 The supervisor starts ``python -m daemon.shard NUMBER`` with an Inheritance as its standard input.
-An argument has a limit, which a long ``push_allow`` reaches, and ``ps`` shows it.
-The descriptors in it keep their numbers. The read end of a pipe tells of the supervisor's death:
-the supervisor is its only writer, and never writes.
+An argument has a limit, which a long ``push_allow`` reaches, and ``ps`` shows it. The descriptors
+keep their numbers. The read end of a pipe tells of the supervisor's death: the supervisor is its
+only writer, and never writes.
 """
 
 from __future__ import annotations

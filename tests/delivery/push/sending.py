@@ -192,3 +192,13 @@ def sending(node: Node, folder: Path, use: Callable[[Sending], Awaitable[None]])
         receiver.close()
 
     asyncio.run(run())
+
+
+async def until_it_rests(them: Sending, made: Subscription) -> None:
+    """Until a message was given back to the owner."""
+    running = them.owner.subscriptions._running
+    await them.until(
+        lambda: made.subscription_id in running
+        and len(running[made.subscription_id].window.resting) == 1,
+        made,
+    )  # fmt: skip

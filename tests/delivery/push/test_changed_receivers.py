@@ -13,7 +13,7 @@ from ledger.subscriptions import Subscription
 from shards.clock import monotonic_ns
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
-from tests.delivery.push.sending import Sending, sending
+from tests.delivery.push.sending import Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import record
 
 HOUR_NS = 3_600_000_000_000
@@ -28,16 +28,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def sender_of(them: Sending, made: Subscription) -> PushSender:
     return them.senders._senders[made.subscription_id]
-
-
-async def until_it_rests(them: Sending, made: Subscription) -> None:
-    """Until a message was given back to the owner."""
-    running = them.owner.subscriptions._running
-    await them.until(
-        lambda: made.subscription_id in running
-        and len(running[made.subscription_id].window.resting) == 1,
-        made,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("last_words", ["410 Gone", PAUSE, "500 No"])

@@ -14,7 +14,7 @@ from delivery.subscriptions.requests import Consume, Seek
 from delivery.watch.outlet import Outlet
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
-from tests.delivery.push.sending import Receiver, Sending, sending
+from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import record
 
 S = 1_000_000_000
@@ -182,15 +182,13 @@ def test_a_receiver_that_asks_for_a_pause_gets_it(node: Node, tmp_path: Path) ->
         failing(them.receiver, "503 Busy\r\nRetry-After: 3600", 1)
         made = them.create({"connections_max": 1})
         them.owner.produce(record(1, "a"), record(2, "b"))
-        running = them.owner.subscriptions._running
-        await them.until(
-            lambda: made.subscription_id in running
-            and len(running[made.subscription_id].window.resting) == 1,
-            made,
-        )  # fmt: skip
+        await until_it_rests(them, made)
         held_ns = them.senders._senders[made.subscription_id].limiter.held_until_ns
         await them.owner.later(100)
-        await them.until(lambda: running[made.subscription_id].window.in_flight == 2, made)
+        await them.until(
+            lambda: them.owner.subscriptions._running[made.subscription_id].window.in_flight == 2,
+            made,
+        )
         assert them.receiver.seqs() == [1] and held_ns > 0
         them.alter({"timeout_ms": 9_999, "endpoint": them.endpoint + "/other"})
         await them.until_finished(made, 2)
