@@ -418,8 +418,8 @@ class Deliveries(ABC):
 
     def take_news(self) -> dict[int, list[int]]:
         """The offsets, by partition, that were finished since the last call: by acknowledgments,
-        by operators and by the policy of failures. What retention removed and what no consumer
-        accepts is not among them: who forgets these finds out again."""
+        by operators, by the policy of failures, and because no consumer accepts them. What
+        retention removed is not among them: a successor learns from the ledger what that is."""
         news, self._news = self._news, {}
         return news
 

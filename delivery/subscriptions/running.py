@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from delivery.followed import Key
+from delivery.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
@@ -370,6 +371,15 @@ class RunningSubscription:
                      self.view.subscription.name, self.view.topic.name, why)  # fmt: skip
         self.held = self.unreadable = why
         self.held_until_ns = self._now_ns() + HELD_NS
+
+    def enter(self) -> None:
+        """Passes over what retention has removed so far, also where the rings still hold it: a
+        former owner may have given it up, and have sent what follows it."""
+        for partition, (_, state) in enumerate(self.view.partitions):
+            floor = self.window.lanes[partition].floor
+            if floor + 1 < state.earliest_seq:
+                _, tombstone = readable_of((state, [])).enter(floor)
+                self.evicted(partition, state.earliest_seq, tombstone)
 
     def evicted(self, partition: int, earliest_seq: int, tombstone: Tombstone | None) -> None:
         """The first record that can be read is this. What is told of those before it is told once,

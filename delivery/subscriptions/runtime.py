@@ -406,6 +406,7 @@ class Subscriptions:
             for partition in range(len(running.window.lanes), len(view.partitions)):
                 running.window.open(partition, 0)
             running.follow(view)
+        running.enter()
         self._record(running)
         self._wake(running)
 
@@ -430,6 +431,8 @@ class Subscriptions:
         self._by_topic.setdefault(view.topic.topic_id, []).append(running)
         self._seen_evictions.setdefault(view.topic.topic_id, -1)
         self._track(running, known)
+        running.enter()
+        self._record(running)
         self._wake(running)
 
     def _track(self, running: RunningSubscription, known: SubscriptionProgress) -> None:

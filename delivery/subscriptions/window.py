@@ -166,6 +166,7 @@ class DeliveryWindow(Deliveries):
             self._held.append(queue)
         else:
             self.counts.unmatched += 1
+            self._news.setdefault(queue.lane.partition, []).append(queue.head)
             self._pass(queue)
 
     def _pass(self, queue: KeyQueue) -> None:

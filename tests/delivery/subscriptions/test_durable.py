@@ -359,14 +359,19 @@ def test_new_partitions_wait_until_the_older_ones_are_read(node: Node) -> None:
     run(node, use)
 
 
+def evict_all_but(node: Node, newest: int) -> None:
+    """Retention keeps as many records of each partition of the topic."""
+    capped = msgspec.structs.replace(node.topic.config, cap_records=newest)
+    topic = node.ledger.write(topics.alter, node.topic.name, capped)
+    due = node.ledger.read(retention.due_evictions, topic, None)
+    node.ledger.write(retention.evict, due.evictions)
+
+
 def test_what_retention_removes_is_told_once(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create()
         owner.produce(*(record(n, "k") for n in range(1, 11)))
-        capped = msgspec.structs.replace(node.topic.config, cap_records=3)
-        topic = node.ledger.write(topics.alter, node.topic.name, capped)
-        due = node.ledger.read(retention.due_evictions, topic, None)
-        node.ledger.write(retention.evict, due.evictions)
+        evict_all_but(node, 3)
         owner.evictions += 1
         await owner.later(0.1)
         await owner.later(0.1)
@@ -379,6 +384,70 @@ def test_what_retention_removes_is_told_once(node: Node) -> None:
         assert data(client) == [8]
 
     run(node, use)
+
+
+@pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
+def test_what_was_given_up_because_it_was_evicted_is_given_up_by_the_successor(
+    node: Node, mode: str
+) -> None:
+    """Although the rings still hold it: what followed it has been sent."""
+    made: Any = None
+
+    async def first(owner: Owner) -> None:
+        nonlocal made
+        made = owner.create(mode=mode, consumer_max=1, backoff_ms=(60_000, 60_000))
+        owner.produce(*(record(n, "k") for n in range(1, 4)))
+        client = await owner.consume(made, "c")
+        owner.dies()
+        await owner.nack(made, "c", *messages(client))
+        evict_all_but(node, 2)
+        owner.evictions += 1
+        await owner.later(0.1)
+        await owner.later(0.1)
+        assert data(client) == [1, 2]
+
+    async def second(owner: Owner) -> None:
+        client = await owner.consume(made, "c")
+        assert [event.get("gap_to") for event in client.events] == [1, None]
+        assert data(client) == [2]
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["lag"], state["gaps"][0]["gap_to"]) == (2, 1)
+
+    run(node, first, second)
+
+
+def test_a_seek_to_what_was_evicted_sends_none_of_it(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(consumer_max=1)
+        owner.produce(*(record(n, "k") for n in range(1, 4)))
+        client = await owner.consume(made, "c")
+        evict_all_but(node, 2)
+        await owner.ask(Seek(made.subscription_id, {0: 0}))
+        await owner.rest()
+        assert data(client) == [1, 2]
+
+    run(node, use)
+
+
+def test_what_no_consumer_accepted_is_not_sent_after_what_followed_it(node: Node) -> None:
+    made: Any = None
+
+    async def first(owner: Owner) -> None:
+        nonlocal made
+        made = owner.create(unmatched="skip")
+        await owner.consume(made, "other", "x*")
+        owner.dies()
+        owner.produce(record(1, "k"))
+        await owner.rest()
+        client = await owner.consume(made, "c", "k*")
+        owner.produce(record(2, "k"))
+        await owner.rest()
+        assert data(client) == [2]
+
+    async def second(owner: Owner) -> None:
+        assert data(await owner.consume(made, "c", "k*")) == [2]
+
+    run(node, first, second)
 
 
 def test_while_the_prefix_may_be_anothers_nothing_is_sent(node: Node) -> None:

@@ -323,7 +323,7 @@ class WindowsMachine(RuleBasedStateMachine):
         for place in model.unfinished():
             if self.window.lanes[place[0]].is_done(place[1]):
                 assert model.may_finish_by_itself(place), f"{place} was never acknowledged"
-                model.finish(place, decided=False)
+                model.finish(place, decided=not model.is_evicted(place))
 
     @invariant()
     def it_agrees_with_the_model(self) -> None:
