@@ -34,6 +34,9 @@ _RAISE_SQL = """INSERT INTO cursor_positions
 _EPOCH_SQL = """INSERT INTO subscription_epochs (subscription_id, epoch, changed) VALUES (?, ?, ?)
     ON CONFLICT (subscription_id) DO UPDATE SET epoch = excluded.epoch, changed = excluded.changed
     WHERE excluded.epoch > subscription_epochs.epoch"""
+_NAMESAKES_SQL = """SELECT coalesce(max(epoch), 0) FROM subscription_epochs
+    JOIN subscriptions USING (subscription_id) JOIN topics USING (topic_id)
+    WHERE topics.name = ? AND subscriptions.name = ?"""
 _ROW_SQL = "SELECT bits FROM finished_rows WHERE cursor_id = ? AND partition = ? AND row_number = ?"
 _PUT_SQL = """INSERT INTO finished_rows (cursor_id, partition, row_number, bits, changed)
     VALUES (?, ?, ?, ?, ?)
@@ -87,6 +90,14 @@ def epoch_of(tx: ReadTx, subscription_id: int) -> int:
         "SELECT epoch FROM subscription_epochs WHERE subscription_id = ?", (subscription_id,)
     ).fetchone()
     return 0 if row is None else int(row[0])
+
+
+def number_after_namesakes(tx: WriteTx, subscription_id: int, topic: str, name: str) -> None:
+    """A new subscription numbers its batches after those of all former ones of its name, of a topic
+    of this name: consumers that were theirs may still acknowledge batches."""
+    (epoch,) = tx.execute(_NAMESAKES_SQL, (topic, name)).fetchone()
+    if epoch:
+        tx.execute(_EPOCH_SQL, (subscription_id, epoch, changes.following(tx)))
 
 
 def flush(tx: WriteTx, flushes: Iterable[SubscriptionFlush]) -> set[int]:

@@ -126,6 +126,7 @@ def create(
             None, made.cursor_id, slot, dead_letter_id, changes.following(tx),
         ),
     )  # fmt: skip
+    progress.number_after_namesakes(tx, made.subscription_id, topic_name, name)
     return made
 
 

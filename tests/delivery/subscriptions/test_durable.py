@@ -429,6 +429,30 @@ def test_a_seek_to_what_was_evicted_sends_none_of_it(node: Node) -> None:
     run(node, use)
 
 
+def test_an_acknowledgment_for_a_deleted_subscription_finishes_nothing_of_its_namesake(
+    node: Node,
+) -> None:
+    async def use(owner: Owner) -> None:
+        former = owner.create()
+        owner.produce(record(1))
+        client = await owner.consume(former, "c")
+        (late,) = messages(client)
+        node.ledger.write(subscriptions.delete, "t", "s", 1)
+        owner.changes += 1
+        made = owner.create()
+        await owner.later(0.1)
+        owner.produce(record(2))
+        client = await owner.consume(made, "c")
+        assert data(client) == [1, 2]
+        answer = await owner.ack_batch(made, "c", late["epoch"])
+        assert (answer["accepted"], answer["refused"]) == (0, 1)
+        answer = await owner.ack(made, "c", late)
+        assert answer["accepted"] == 0
+        assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 2
+
+    run(node, use)
+
+
 def test_what_no_consumer_accepted_is_not_sent_after_what_followed_it(node: Node) -> None:
     made: Any = None
 
