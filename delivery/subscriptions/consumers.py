@@ -151,11 +151,9 @@ class Consumers:
         self._end_poll(session)
         self._take_back_lost(session)
         session.asker = asker
-        now_ns = self._now_ns()
-        session.ends_ns = now_ns + self._presence_ns
         session.poll = asyncio.get_running_loop().create_future()
         session.poll_max = min(asked.max, BATCH_MESSAGES)
-        session.poll_ends_ns = now_ns + asked.wait_ms * 1_000_000
+        session.poll_ends_ns = self._now_ns() + asked.wait_ms * 1_000_000
         self._has_room(session)
         return session.poll
 
@@ -168,6 +166,11 @@ class Consumers:
         is_lost = session.asker is not None and session.asker.is_gone
         if is_lost and batch is not None and batch.open == count:
             self._window.give_back(epoch)
+
+    def answer(self, session: Session, body: bytes) -> None:
+        """Answers a poll. However long it has waited, its consumer has the whole timeout now."""
+        session.answer(body)
+        session.ends_ns = self._now_ns() + self._presence_ns
 
     def heard(self, name: str) -> None:
         """A consumer has asked something."""
@@ -229,7 +232,8 @@ class Consumers:
         left = False
         for session in tuple(self.by_name.values()):
             if session.poll is not None:
-                if now_ns >= session.poll_ends_ns and may_end_polls:
+                is_over = now_ns >= session.poll_ends_ns and may_end_polls
+                if is_over or session.poll.done():  # done: its client has gone
                     self._end_poll(session)
             elif session.ends_ns and now_ns >= session.ends_ns:
                 self.leave(session.name)
@@ -280,4 +284,4 @@ class Consumers:
 
     def _end_poll(self, session: Session) -> None:
         if session.poll is not None:
-            session.answer(encoding.polled(None, (), self._gaps.take()))
+            self.answer(session, encoding.polled(None, (), self._gaps.take()))

@@ -282,7 +282,7 @@ class RunningSubscription:
             told = self.gaps.told(session.format)
             session.outlet.write(chunk(told + encoding.encoded(session.format, batch.epoch, sent)))
         elif session.poll is not None:
-            session.answer(encoding.polled(batch.epoch, sent, self.gaps.take()))
+            self.consumers.answer(session, encoding.polled(batch.epoch, sent, self.gaps.take()))
             session.answered = batch.epoch, batch.open
         return size + WRITE_COST_BYTES
 

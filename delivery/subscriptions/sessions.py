@@ -4,7 +4,7 @@ A *session* is a consumer that is present. It has a stream, or it polls::
 
     open (a stream) -> lost (the stream is gone) -> open again, by its name -> ... -> left
                                                  -> 3 s later: left
-    poll -> quiet -> poll ... -> quiet for the acknowledgment timeout: left
+    poll -> answered -> poll ... -> answered, and quiet for the acknowledgment timeout: left
 
 Streams get what there is as soon as their outlet has drained; a poll gets one batch. What a session
 is sent is decided by the window; this module only knows whether it can be sent something.

@@ -383,6 +383,41 @@ def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
     run(node, use)
 
 
+def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answered_with(
+    node: Node,
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(ack_timeout_ms=10_000)
+        long = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 60_000)))
+        await owner.until(lambda: len(owner.subscriptions) == 1)
+        await owner.later(25)
+        owner.produce(record(1, "k"))
+        await owner.rest()
+        found = await long
+        assert [each["data"] for each in found["messages"]] == [1]
+        other = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "q", [], 10, 0)))
+        await asyncio.sleep(0)
+        await owner.later(9)
+        assert (await other)["messages"] == [], "two consumers would have one key"
+        assert (await owner.ack_batch(made, "p", found["epoch"]))["accepted"] == 1
+
+    run(node, use)
+
+
+def test_a_client_that_goes_while_its_poll_waits_is_gone_after_the_timeout(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(ack_timeout_ms=10_000)
+        asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 60_000)))
+        await owner.until(lambda: len(owner.subscriptions) == 1)
+        await owner.later(5)
+        asked.cancel()
+        for after_s, present in ((0, 1), (9, 1), (2, 0)):
+            await owner.later(after_s)
+            assert len((await owner.ask(Describe(made.subscription_id)))["consumers"]) == present
+
+    run(node, use)
+
+
 def test_a_deleted_subscription_ends_its_streams_and_refuses(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create()
