@@ -16,6 +16,11 @@ def catalog_path(config: Config) -> Path:
     return Path(config.data_dir) / "catalog.db"
 
 
+def default_catalog(config: Config) -> tuple[Path, str]:
+    """The file of the default catalog, and the location below which its tables must be."""
+    return catalog_path(config), lake_settings(config).place.lake
+
+
 def lake_settings(config: Config) -> LakeSettings:
     """The settings, with the catalog's password."""
     is_default = config.catalog_uri == f"sqlite:///{catalog_path(config)}"

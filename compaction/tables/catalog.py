@@ -12,16 +12,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.place import Place
 from compaction.tables.errors import LakeUnusable
+from compaction.tables.table_state import check_properties
 from ledger.table_names import NAMESPACE
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from compaction.tables.fileio import LakeFileIO
 
 DEFAULT_NAME = "headgate"
 SQLITE_TIMEOUT_S = 30  # how long a commit waits for that of another process
@@ -43,7 +47,7 @@ def open_catalog(
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NamespaceAlreadyExistsError
 
-    from compaction.tables.fileio import properties_of
+    from compaction.tables.fileio import LakeFileIO, properties_of
     from compaction.tables.owner_catalog import OwnerCatalog
 
     shown = f"the catalog {name!r}" if name else f"the catalog at {_shown(properties)}"
@@ -59,6 +63,7 @@ def open_catalog(
             if owner is None
             else OwnerCatalog(owner, **given)
         )
+        _confine(catalog, LakeFileIO(properties_of(place)))
         try:
             if not catalog.namespace_exists(NAMESPACE):
                 catalog.create_namespace(NAMESPACE)
@@ -154,6 +159,28 @@ def translated(error: BaseException, what: str) -> LakeUnusable:
         f"{what} cannot be used ({said})",
         "check that it runs, and that its address and password are right",
     )
+
+
+def _confine(catalog: Catalog, files: LakeFileIO) -> None:
+    """Lets no property of a table choose code: pyiceberg imports and calls what ``py-io-impl`` and
+    ``write.py-location-provider.impl`` name, even when it only loads a table.
+
+    Files are read and written by ``files``, and a commit looks at the properties of the version
+    that it changes, which may be newer than the one that was loaded.
+    """
+    from pyiceberg.catalog import MetastoreCatalog
+
+    vars(catalog)["_load_file_io"] = lambda *_args, **_named: files
+    if not isinstance(catalog, MetastoreCatalog):
+        return  # commits are staged by its server
+    stage = catalog._update_and_stage_table
+
+    def checked(current: Table | None, *args: Any, **named: Any) -> Any:
+        if current is not None:
+            check_properties(current.metadata.properties, ".".join(current.name()))
+        return stage(current, *args, **named)
+
+    vars(catalog)["_update_and_stage_table"] = checked
 
 
 def _forbids(error: BaseException) -> bool:

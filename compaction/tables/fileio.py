@@ -6,6 +6,8 @@ Local files and their folders are written with fsync, which pyarrow does not do:
 survives a power failure must not name metadata that did not.
 
 Names of metadata files contain a UUID, so no file is looked for before it is written.
+
+No file outside the lake is read, written or removed, whatever a table's metadata names.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStrea
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from compaction.place import PLACES_MAX, Place
+from ledger.lake.catalog import is_below
 from uploader.stores.counted import Requests
 
 FILE_IO = "compaction.tables.fileio.LakeFileIO"
@@ -61,8 +64,12 @@ def _count(place: Place, *, puts: int = 0, gets: int = 0, deletes: int = 0) -> N
         counted.deletes += deletes
 
 
+class OutsideLake(Exception):
+    """The location of a file that is not in the lake."""
+
+
 class LakeFileIO(FileIO):
-    """pyiceberg's access to files."""
+    """pyiceberg's access to files. Raises OutsideLake."""
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
@@ -75,20 +82,25 @@ class LakeFileIO(FileIO):
 
     def new_input(self, location: str) -> InputFile:
         """A file to read."""
-        return _In(location, self._place)
+        return _In(self._inside(location), self._place)
 
     def new_output(self, location: str) -> OutputFile:
         """A file to write."""
-        return _Out(location, self._place)
+        return _Out(self._inside(location), self._place)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Removes a file. A missing file is not an error."""
-        text = location if isinstance(location, str) else location.location
+        text = self._inside(location if isinstance(location, str) else location.location)
         _count(self._place, deletes=1)
         try:
             _filesystem(self._place).delete_file(self._place.path_of(text))
         except FileNotFoundError:
             return
+
+    def _inside(self, location: str) -> str:
+        if not is_below(location, self._place.lake):
+            raise OutsideLake(f"{location[:300]} is not below {self._place.lake}/")
+        return location
 
 
 class _In(InputFile):

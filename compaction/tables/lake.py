@@ -23,12 +23,15 @@ from compaction.tables.catalog import (
     translated,
 )
 from compaction.tables.errors import (
+    ForeignTable,
     LakeError,
     LakeUnusable,
     TableChanged,
     TableDamaged,
     TableRefused,
 )
+from compaction.tables.table_state import TOPIC_ID, check_properties
+from ledger.lake.catalog import is_below
 from ledger.table_names import NAMESPACE
 
 if TYPE_CHECKING:
@@ -79,9 +82,14 @@ class Lake:
 
     @contextmanager
     def about(self, name: str) -> Iterator[None]:
-        """In the block, errors from outside become TableDamaged or LakeUnusable with the name."""
+        """In the block, errors from outside become ForeignTable, TableDamaged or LakeUnusable with
+        the name."""
+        from compaction.tables.fileio import OutsideLake
+
         try:
             yield
+        except OutsideLake as error:
+            raise _elsewhere(name, str(error)) from error
         except self._damage as error:
             raise TableDamaged(name, error) from error
         except self.outside as error:
@@ -111,13 +119,28 @@ class Lake:
             raise translated(error, "the catalog") from error
 
     def load(self, name: str) -> Table | None:
-        """A table by its identifier, or None."""
+        """A table by its identifier, or None. Raises TableChanged for one of ours that has a
+        property that no table needs."""
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
-            return self.catalog.load_table(name)
+            loaded = self.catalog.load_table(name)
         except NoSuchTableError:
             return None
+        if TOPIC_ID in loaded.metadata.properties and self.has(loaded):
+            check_properties(loaded.metadata.properties, name)
+        return loaded
+
+    def has(self, loaded: Table) -> bool:
+        """Whether a table's files are in this lake."""
+        return is_below(loaded.location(), self.place.lake)
+
+    def check_has(self, loaded: Table) -> None:
+        """Raises ForeignTable for a table of another lake."""
+        if not self.has(loaded):
+            raise _elsewhere(
+                loaded_name(loaded), f"it is at {loaded.location()}, not below {self.place.lake}/"
+            )
 
     def load_existing(self, name: str) -> Table:
         """A table by its identifier. Raises TableChanged if it no longer exists."""
@@ -225,6 +248,14 @@ def has_deletes(loaded: Table) -> bool:
 def loaded_name(loaded: Table) -> str:
     """A table's identifier as one text."""
     return ".".join(loaded.name())
+
+
+def _elsewhere(name: str, why: str) -> ForeignTable:
+    return ForeignTable(
+        f"the table {name} belongs to another Headgate, or was changed: {why}",
+        "give each Headgate a catalog or a database of its own, and register the metadata that"
+        " this one wrote again",
+    )
 
 
 def open_lake(settings: LakeSettings, owner: LedgerAccess) -> Lake:

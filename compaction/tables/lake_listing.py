@@ -13,6 +13,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from compaction.place import Place
+from ledger.lake.catalog import is_below
 from uploader.stores.counted import CountedStore, Requests
 from uploader.stores.open import open_store
 
@@ -80,7 +81,7 @@ class LakeListing:
         return self._lake.removeprefix("file://")
 
     def _inside(self, location: str) -> str:
-        if not location.startswith(f"{self._lake}/") or "/../" in location:
+        if not is_below(location, self._lake):
             raise ValueError(f"{location} is not below the lake {self._lake}")
         return location.removeprefix(f"{self._lake}/")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from compaction.tables.errors import ForeignTable, TableDamaged
+from compaction.tables.errors import ForeignTable, TableRefused
 from compaction.tables.lake import Lake
 from compaction.tables.lake_listing import FoundFile, LakeListing
 from compaction.tables.names import run_of_file
@@ -48,21 +48,23 @@ class TableFiles(Struct):
     metadata: set[str]
 
 
-def our_tables(lake: Lake) -> tuple[list[str], list[TableDamaged]]:
-    """The identifiers of this lake's tables, renamed ones too, and those that cannot be read.
+def our_tables(lake: Lake) -> tuple[list[str], dict[str, TableRefused]]:
+    """The identifiers of this lake's tables, renamed ones too, and those that cannot be used.
 
     Raises LakeUnusable.
     """
     ours: list[str] = []
-    damaged: list[TableDamaged] = []
+    refused: dict[str, TableRefused] = {}
     for name in sorted(lake.locations()):
         try:
             with lake.about(name):
                 if _ours(lake, name) is not None:
                     ours.append(name)
-        except TableDamaged as error:
-            damaged.append(error)
-    return ours, damaged
+        except ForeignTable:
+            continue
+        except TableRefused as error:
+            refused[name] = error
+    return ours, refused
 
 
 def find_orphans(
@@ -77,7 +79,7 @@ def find_orphans(
     """The orphans of one table of ``our_tables``.
 
     ``older_than_ms`` is a time, ``read_files`` are the paths of the ledger's live files. Raises
-    TableDamaged, LakeUnusable, StoreError.
+    TableRefused, LakeUnusable, StoreError.
     """
     with lake.about(table):
         loaded = _ours(lake, table)
@@ -114,7 +116,7 @@ def files_of(loaded: Table, snapshots: Iterable[Snapshot]) -> TableFiles:
 
 def _ours(lake: Lake, name: str) -> Table | None:
     loaded = lake.load(name)
-    if loaded is None or not loaded.location().startswith(f"{lake.place.lake}/"):
+    if loaded is None or not lake.has(loaded):
         return None
     try:
         owner_of(loaded.metadata.properties, name)

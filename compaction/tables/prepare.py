@@ -165,12 +165,7 @@ def _own(lake: Lake, name: str, topic: Topic) -> Table | None:
     if loaded is None:
         return None
     owner = owner_of(loaded.metadata.properties, name)
-    if not loaded.location().startswith(f"{lake.place.lake}/"):
-        raise ForeignTable(
-            f"the table {name} is at {loaded.location()}, which is not below"
-            f" {lake.place.lake}: it belongs to another Headgate",
-            "give each Headgate a catalog or a database of its own",
-        )
+    lake.check_has(loaded)
     if owner == topic.topic_id:
         return loaded
     former = former_name(name, owner)

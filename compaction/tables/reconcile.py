@@ -85,15 +85,15 @@ def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:
 
 def _look(lake: Lake, seen: Seen) -> tuple[Table, TableState] | None:
     name = identifier_of(seen.topic)
-    with lake.about(name):
-        loaded = lake.load(name)
-    if loaded is None or not loaded.location().startswith(f"{lake.place.lake}/"):
-        return None  # `prepare` refuses it when the topic has something to compact
     try:
+        with lake.about(name):
+            loaded = lake.load(name)
+        if loaded is None or not lake.has(loaded):
+            return None
         if owner_of(loaded.metadata.properties, name) != seen.topic.topic_id:
             return None
     except ForeignTable:
-        return None
+        return None  # `prepare` refuses it when the topic has something to compact
     if seen.table is not None and seen.table.metadata_location == loaded.metadata_location:
         return None
     state = state_of(loaded.metadata.properties, name)

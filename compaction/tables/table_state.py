@@ -53,6 +53,43 @@ METRICS = {
     "write.metadata.metrics.column.meta": "none",
 }
 
+# What the properties of a table may be named; "." at the end stands for all that begin so. Others
+# are refused: from some, pyiceberg and engines take code, paths, addresses and credentials
+# (``*impl``, ``*path``, ``s3.*``). Engines and catalogs set some of the allowed ones themselves.
+_ALLOWED = (
+    TOPIC_ID,
+    TOPIC,
+    RUN,
+    WATERMARKS,
+    HOLES,
+    "format-version",
+    "comment",
+    "owner",
+    "commit.",
+    "gc.enabled",
+    "history.expire.",
+    "read.",
+    "schema.name-mapping.default",
+    "compatibility.snapshot-id-inheritance.enabled",
+    "write.avro.",
+    "write.delete.",
+    "write.distribution-mode",
+    "write.fanout.enabled",
+    "write.format.default",
+    "write.merge.",
+    "write.metadata.compression-codec",
+    "write.metadata.delete-after-commit.enabled",
+    "write.metadata.metrics.",
+    "write.metadata.previous-versions-max",
+    "write.parquet.",
+    "write.spark.",
+    "write.summary.partition-limit",
+    "write.target-file-size-bytes",
+    "write.update.",
+    "nessie.commit.id",
+    "nessie.catalog.content-id",
+)
+
 _watermarks_decoder = msgspec.json.Decoder(dict[int, int])
 _holes_decoder = msgspec.json.Decoder(list[tuple[int, int, int, str, str]])
 
@@ -98,6 +135,22 @@ def state_of(properties: Mapping[str, str], table: str) -> TableState:
         watermarks,
         tuple(Hole(topic_id, *hole) for hole in holes),
     )
+
+
+def check_properties(properties: Mapping[str, str], table: str) -> None:
+    """Checks that a table has only properties that name no code and no place. Raises
+    TableChanged."""
+    refused = sorted(key for key in properties if not _is_allowed(key))
+    if refused:
+        raise TableChanged(
+            f"the table {table} was changed: it has a property that may name code, a place or"
+            f" credentials, {refused[0][:100]!r} (one of {len(refused)})",
+            "find out who set it, and remove it with an engine",
+        )
+
+
+def _is_allowed(key: str) -> bool:
+    return any(key.startswith(each) if each.endswith(".") else key == each for each in _ALLOWED)
 
 
 def check_not_behind(state: TableState, compacted: Mapping[int, int], table: str) -> None:

@@ -23,7 +23,7 @@ from compaction.access.settings import LakeSettings
 from daemon.api.errors import ApiError, invalid
 from daemon.api.schemas import BackedUp
 from daemon.config import Config
-from daemon.lake_settings import catalog_path, told_settings
+from daemon.lake_settings import default_catalog, told_settings
 from daemon.ledger_check import CHECKS
 from daemon.upkeep.upkeep import followed_and_live
 from delivery.ledger_thread import LedgerThread
@@ -205,7 +205,7 @@ class AdminRoutes:
         asked = _found(_CATALOG, name)
 
         def run(_: ReadTx, named: dict[str, Any]) -> Any:
-            with catalog.opened(catalog_path(self._config)) as tx:
+            with catalog.opened(*default_catalog(self._config)) as tx:
                 return asked.function(tx, **named)
 
         return await self._operate(self._ledger.read, asked, run, fence, arguments)

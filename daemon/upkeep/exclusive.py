@@ -20,7 +20,7 @@ from compaction.access.ledger_access import LedgerAccess, NotBackedUp
 from compaction.access.operations import operation
 from compaction.access.via_daemon import ViaDaemon
 from daemon.config import Config
-from daemon.lake_settings import catalog_path
+from daemon.lake_settings import default_catalog
 from daemon.serve import say, take_directory
 from daemon.upkeep.owner import LOCK_NAME, check_history, this_owner
 from daemon.upkeep.recover import settle
@@ -91,12 +91,10 @@ class Exclusive:
 
     daemon_pid: int | None = None
 
-    def __init__(
-        self, ledger: Ledger, catalog_file: Path, entries: EntryWriter | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, config: Config, entries: EntryWriter | None = None) -> None:
         self.run: str | None = None
         self._ledger = ledger
-        self._catalog_file = catalog_file
+        self._config = config
         self._entries = entries
         self._threads = threading.Lock()  # a ledger is one thread's at a time
 
@@ -126,7 +124,7 @@ class Exclusive:
         with self._threads:
             if self.run is not None:
                 self._ledger.read(runs.check, self.run, self._now_ms())
-            with catalog.opened(self._catalog_file) as tx:
+            with catalog.opened(*default_catalog(self._config)) as tx:
                 return function(tx, *args, **kwargs)
 
     def await_backup(self) -> None:
@@ -160,7 +158,7 @@ def opened_ledger(config: Config) -> Iterator[ViaDaemon | Exclusive]:
         lock = SharedLock(lock_file, locks.LEDGER)
         path = Path(config.ledger_path)
         with contextlib.closing(Ledger(path, lock, must_exist=True)) as ledger:
-            yield Exclusive(ledger, catalog_path(config))
+            yield Exclusive(ledger, config)
 
 
 @contextlib.contextmanager
@@ -195,7 +193,7 @@ def writable_ledger(
         with contextlib.closing(Ledger(path, lock, must_exist=True)) as ledger:
             entries = EntryWriter(ledger, owner_log, taken, sleep_s)
             try:
-                yield Exclusive(ledger, catalog_path(config), entries)
+                yield Exclusive(ledger, config, entries)
             except BaseException:
                 try:
                     entries.release()

@@ -3,7 +3,8 @@
 Tables and columns are those of pyiceberg's SqlCatalog, so pyiceberg, DuckDB's users and others open
 the file themselves. A *pointer* is a table's metadata location; it moves by compare and swap. The
 file is another database than the ledger, and whoever owns the ledger changes it; other programs may
-too, which is why nothing here is cached.
+too, which is why nothing here is cached. A pointer never leaves the lake: every program that opens
+the table reads what it names, and believes it.
 
 Functions take a ``CatalogTx``; ``opened`` gives one.
 """
@@ -34,25 +35,35 @@ _ONE = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
 
 
 class CatalogTx:
-    """A transaction on the catalog's file."""
+    """A transaction on the catalog's file; ``lake`` is the location above all tables."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, lake: str) -> None:
         self.execute = connection.execute
+        self.lake = lake
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[CatalogTx]:
-    """One transaction; makes the file where there is none. Raises LedgerError."""
+def opened(path: Path, lake: str) -> Iterator[CatalogTx]:
+    """One transaction; makes the file where there is none. Raises LedgerError.
+
+    ``lake`` is the location above all tables.
+    """
     try:
         with closing(
             sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
         ) as connection:
             connection.executescript(_SCHEMA)
             connection.execute("BEGIN IMMEDIATE")
-            yield CatalogTx(connection)
+            yield CatalogTx(connection, lake)
             connection.execute("COMMIT")
     except (sqlite3.Error, MemoryError) as error:
         raise translated(error, path, BUSY_TIMEOUT_MS) from error
+
+
+def is_below(location: str, lake: str) -> bool:
+    """Whether a location is one of a file in the lake."""
+    steps = location.removeprefix(lake).split("/")
+    return location.startswith(f"{lake}/") and not {".", ".."} & set(steps)
 
 
 def pointers(tx: CatalogTx, namespace: str) -> dict[str, str]:
@@ -74,7 +85,8 @@ def pointer(tx: CatalogTx, namespace: str, table: str) -> str | None:
 
 
 def add(tx: CatalogTx, namespace: str, table: str, metadata_location: str) -> bool:
-    """Names a new table; False where the name is taken."""
+    """Names a new table; False where the name is taken. Raises ValueError."""
+    _check(tx, metadata_location)
     found = tx.execute(
         "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"
         " VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -84,7 +96,11 @@ def add(tx: CatalogTx, namespace: str, table: str, metadata_location: str) -> bo
 
 
 def swap(tx: CatalogTx, namespace: str, table: str, before: str, after: str) -> bool:
-    """Moves a pointer from ``before`` to ``after``; False where it is neither."""
+    """Moves a pointer from ``before`` to ``after``; False where it is neither.
+
+    Raises ValueError.
+    """
+    _check(tx, after)
     found = tx.execute(
         "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
         f" WHERE {_ONE} AND metadata_location = ?",
@@ -112,3 +128,10 @@ def make_namespace(tx: CatalogTx, namespace: str) -> None:
         " ON CONFLICT DO NOTHING",
         (NAME, namespace),
     )
+
+
+def _check(tx: CatalogTx, metadata_location: str) -> None:
+    if not is_below(metadata_location, tx.lake):
+        raise ValueError(
+            f"a table's metadata must be below {tx.lake}/, got {metadata_location[:300]!r}"
+        )

@@ -78,9 +78,9 @@ class LakeFiles:
             yield self._among(map(CollectableFile, page))
             after = page[-1]
         tables = self._ledger.read(lake_tables.every)
-        names, damaged = our_tables(self._lake)
-        self._report.problems += [str(error) for error in damaged]
-        self._tell_missing(tables, {*names, *(error.table for error in damaged)})
+        names, refused = our_tables(self._lake)
+        self._report.problems += map(str, refused.values())
+        self._tell_missing(tables, {*names, *refused})
         newest = {table.name: table for table in tables}  # by topic id: the last has the name
         live = {
             file.path

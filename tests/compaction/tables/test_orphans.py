@@ -144,7 +144,7 @@ def test_nothing_is_touched_that_is_not_named_like_ours_or_in_a_table_of_ours(
     os.symlink("/", f"{lake.place.lake.removeprefix('file://')}/orders-1/data/loop")
     age(lake)
     assert found(lake, listing) == []
-    assert our_tables(lake) == (["headgate.orders"], [])
+    assert our_tables(lake) == (["headgate.orders"], {})
 
 
 def test_a_table_whose_metadata_is_gone_is_named_and_its_files_stay(
@@ -153,9 +153,9 @@ def test_a_table_whose_metadata_is_gone_is_named_and_its_files_stay(
     location = compacted(lake, book, ORDERS, "run1", rows(0, 1, 3))
     compacted(lake, Book(), topic("others", 2), "run1", rows(0, 1, 3))
     Path(location.removeprefix("file://")).unlink()
-    tables, (error,) = our_tables(lake)
+    tables, refused = our_tables(lake)
     assert tables == ["headgate.others"]
-    assert error.table == "headgate.orders" and "is damaged" in str(error)
+    assert list(refused) == ["headgate.orders"] and "is damaged" in str(*refused.values())
 
 
 def test_a_table_whose_manifests_are_gone_is_named_and_its_files_stay(

@@ -26,7 +26,7 @@ from compaction.tables.lake import Lake
 from compaction.tables.prepare import prepare_tables
 from compaction.tables.table_state import state_of
 from daemon.config import Override, load
-from daemon.lake_settings import catalog_path, lake_settings
+from daemon.lake_settings import lake_settings
 from daemon.upkeep import quarantine
 from daemon.upkeep.exclusive import Exclusive
 from daemon.upkeep.quarantine import QuarantineRetry, RetryOutcome
@@ -58,7 +58,7 @@ class World(Node):
         self.arguments = ("--data", str(data), "--store", self.place.url)
         given = [Override("data_dir", str(data)), Override("store_url", self.place.url)]
         self.config = load(None, {}, given)
-        self.access = Exclusive(self.ledger, catalog_path(self.config))
+        self.access = Exclusive(self.ledger, self.config)
         self.lake = Lake(self.place, {}, owner=self.access)
         self.produce(0, {0: rec('"a"', '"b"')})
         self.commit(0)
@@ -264,7 +264,7 @@ def test_a_retry_on_a_table_that_has_moved_since_is_refused(
 
     def late(lake: Lake, run: str, what: TableCommit) -> str:
         transaction = world.lake.catalog.load_table(TABLE).transaction()
-        transaction.set_properties({"another": "writer"})
+        transaction.set_properties({"comment": "another writer"})
         transaction.commit_transaction()
         return commit_table(lake, run, what)
 

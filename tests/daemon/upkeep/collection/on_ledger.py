@@ -15,14 +15,14 @@ class OnLedger:
     """Works on ``ledger``, whichever that is at the moment."""
 
     ledger: Ledger
-    catalog_file: Path
+    default_catalog: tuple[Path, str]
     run: str | None = None
     daemon_pid: int | None = 1
 
     def catalog(
         self, function: Callable[Concatenate[CatalogTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        with opened(self.catalog_file) as tx:
+        with opened(*self.default_catalog) as tx:
             return function(tx, *args, **kwargs)
 
     def read(

@@ -13,7 +13,7 @@ import pytest
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from daemon.config import Config, Override, load
-from daemon.lake_settings import catalog_path, lake_settings
+from daemon.lake_settings import default_catalog, lake_settings
 from daemon.upkeep.collection import lake_files as collection
 from daemon.upkeep.collection.collector import Collector, look
 from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake
@@ -62,7 +62,7 @@ class World(OnLedger):
             commit(self.ledger, number, Request(self.topic.topic_id))
         self.told = Ledger(directory / "told.db", nullcontext())
         self.mark = Mark()
-        self.catalog_file = catalog_path(self.config)
+        self.default_catalog = default_catalog(self.config)
         self.lake = Lake(lake_settings(self.config).place, {"uri": self.config.catalog_uri})
         self.steps_left: int | None = None
         self.backups = 0

@@ -1,0 +1,103 @@
+"""Whoever reaches the admin API, or the catalog, runs no code on the machine that compacts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compaction.access.http_calls import DaemonRefused, socket_address
+from compaction.access.via_daemon import ViaDaemon
+from compaction.run.java import find_java
+from ledger.lake import catalog
+from tests.e2e.daemon import ROOT, Daemon, running
+
+CODE = """import os
+class Provider:
+    def __init__(self, *arguments):
+        open(os.environ["CALLED"], "a").write("called")
+"""
+
+
+OPERATIONS: dict[str, Callable[[str, str], Any]] = {
+    "add": lambda good, bad: (catalog.add, "headgate", "other", bad),
+    "swap": lambda good, bad: (catalog.swap, "headgate", "victim", good, bad),
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("attacked") / "data") as daemon:
+        yield daemon
+
+
+def lake(daemon: Daemon) -> str:
+    return f"file://{daemon.data}/store/lake"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "location",
+    ["file:///tmp/x.metadata.json", "{lake}/../x.metadata.json", "{lake}", "{lake}-2/x", "/tmp/x",
+     "s3://bucket/x", "http://127.0.0.1:1/x", ""],
+)  # fmt: skip
+def test_a_pointer_never_leaves_the_lake(daemon: Daemon, operation: str, location: str) -> None:
+    access = ViaDaemon(socket_address(str(daemon.data)))
+    good = f"{lake(daemon)}/victim-1/metadata/1.metadata.json"
+    assert access.catalog(catalog.add, "headgate", "victim", good)
+    bad = location.replace("{lake}", lake(daemon))
+    with pytest.raises(DaemonRefused, match="400"):
+        access.catalog(*OPERATIONS[operation](good, bad))
+    assert access.catalog(catalog.pointers, "headgate") == {"victim": good}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["py-io-impl", "write.py-location-provider.impl"])
+def test_a_tables_property_runs_nothing_and_other_topics_are_compacted(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "planted.py").write_text(CODE)
+    called = tmp_path / "called"
+    environ = {
+        **os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "CALLED": str(called),
+        "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(find_java().home),
+    }  # fmt: skip
+
+    def compact(daemon: Daemon) -> tuple[int, dict[str, list[dict[str, str]]]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", "compact", "--data", str(daemon.data), "-o", "json"],
+            cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        return done.returncode, json.loads(done.stdout)
+
+    with running(tmp_path / "data") as daemon:
+        for topic in ("orders", "payments"):
+            assert daemon.produce(topic, 1).status == 200
+        assert compact(daemon)[0] == 0
+        with sqlite3.connect(daemon.data / "catalog.db") as connection:
+            (location,) = connection.execute(
+                "SELECT metadata_location FROM iceberg_tables WHERE table_name = 'orders'"
+            ).fetchone()
+        connection.close()
+        path = Path(location.removeprefix("file://"))
+        metadata = json.loads(path.read_text())
+        metadata["properties"][name] = "planted.Provider"
+        planted = path.with_name("00099-planted.metadata.json")
+        planted.write_text(json.dumps(metadata))
+        access = ViaDaemon(socket_address(str(daemon.data)))
+        assert access.catalog(catalog.swap, "headgate", "orders", location, f"file://{planted}")
+        for topic in ("orders", "payments"):
+            assert daemon.produce(topic, 2).status == 200
+        code, report = compact(daemon)
+        assert code == 1 and not called.exists()
+        assert [failed["topic"] for failed in report["failed"]] == ["orders"]
+        assert [table["topic"] for table in report["tables"]] == ["payments"]
