@@ -169,6 +169,7 @@ class AfterCommit:
         self.hub.topic_changed(topic)
         self.routers.topic_changed(topic)
         self.subscriptions.topic_changed(topic)
+        self.senders.topic_changed(topic)
 
 
 def _place_of(config: Config) -> Place:

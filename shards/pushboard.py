@@ -17,8 +17,15 @@ after it was written, and a process may be stopped between any two steps:
 - Rates are stored in millionths, rounded down.
 
 Figures are since the daemon started. A successor of the same subscription goes on from the row that
-it finds, and begins with the mode, rate and ceiling in it. Each word has one writer
-(``shards/layout.py``); this module neither logs nor decides.
+it finds, and begins with the mode, rate and ceiling in it.
+
+A slot is given to another subscription as soon as its former one is deleted, which may still have
+POSTs under way. Ids of subscriptions only grow, so they are the generation of a slot: an offer with
+a lower id than the one that is there is not written. A share and its figures belong to the sender
+that joined last: whoever joined before stores nothing there any more and is granted nothing. Each
+word has one writing process (``shards/layout.py``), but for offers, whose owner may be another
+process than that of the slot's former one: two may store at the same time, so owners offer again
+regularly. This module neither logs nor decides.
 """
 
 from __future__ import annotations
@@ -166,12 +173,14 @@ class PushBoard:
         self._layout = segment.layout
 
     def offer(self, slot: int, subscription_id: int, rate_max: float, senders: int) -> None:
-        """The owner's: what the subscription's senders may do. May be called with what it is."""
+        """The owner's: what the subscription's senders may do. To be called again regularly, with
+        what it is; nothing is done if the slot is a later subscription's."""
         index, words = self._layout.offer(slot), self._words
         wanted = (subscription_id, units_of(rate_max), senders)
-        if tuple(words[index : index + 3]) == wanted:
+        present = words[index + at.O_SUBSCRIPTION]
+        if present > subscription_id or tuple(words[index : index + 3]) == wanted:
             return
-        if words[index + at.O_SUBSCRIPTION] != subscription_id:
+        if present != subscription_id:
             words[index + at.O_SUBSCRIPTION] = 0
             _fence()
         words[index + at.O_RATE], words[index + at.O_SENDERS] = wanted[1:]
@@ -297,11 +306,17 @@ class SenderWords:
         share[at.V_JOINS] = self._joins
         return state
 
+    @property
+    def _is_mine(self) -> bool:
+        """Whether nobody has joined here since: a sender of a later subscription in this slot."""
+        return self._joins != 0 and self._share[at.V_JOINS] == self._joins
+
     def leave(self) -> None:
         """The sender is not there any more: it makes no further attempt."""
-        if not self._joins:
-            return
+        is_mine = self._is_mine
         self._joins = self._followed = 0
+        if not is_mine:
+            return
         self._share[at.V_IN_USE] = 0
         self._figures[at.F_IN_FLIGHT] = self._figures[at.F_HELD_UNTIL_NS] = 0
         _fence()
@@ -319,8 +334,10 @@ class SenderWords:
 
     def obey(self, word: int) -> float:
         """The second step of ``follow``."""
+        if not self._is_mine:
+            return 0.0
         if word != self._followed:
-            if not self._joins or not is_for(word, self._joins):
+            if not is_for(word, self._joins):
                 return 0.0
             self._share[at.V_IN_USE] = self._followed = word
             _fence()
@@ -328,10 +345,13 @@ class SenderWords:
 
     def use(self, use: float) -> None:
         """Attempts a second of the last update interval, as a share of the maximum."""
-        self._share[at.V_USE] = word_of(use)
+        if self._is_mine:
+            self._share[at.V_USE] = word_of(use)
 
     def tell(self, state: PushState, now_ns: int) -> None:
         """What the limiter has learned. To be called when that has changed."""
+        if not self._is_mine:
+            return
         figures = self._figures
         figures[at.F_VERSION] |= 1
         _fence()
@@ -344,6 +364,8 @@ class SenderWords:
 
     def tell_next(self, next_ns: int, held_until_ns: int) -> None:
         """When the next attempt may begin, and until when the receiver asked to wait."""
+        if not self._is_mine:
+            return
         self._figures[at.F_NEXT_NS] = next_ns
         self._figures[at.F_HELD_UNTIL_NS] = held_until_ns
 
@@ -368,7 +390,8 @@ class SenderWords:
             self._add(at.F_RECORDS, records)
 
     def _add(self, index: int, count: int) -> None:
-        self._figures[index] = self._counts[index] = self._counts[index] + count
+        if self._is_mine:
+            self._figures[index] = self._counts[index] = self._counts[index] + count
 
 
 def _fence() -> None:

@@ -2,8 +2,9 @@
 
 A row is that of a router's slot (``ledger/routers.py``). The router's owner writes it whole, with
 the router's id; a row with another id is of a former router in this slot. Counts are since the
-daemon started. Only the process that owns the router writes; a process that has not learned yet
-that it does not own it any more may write once more, and then the owner writes again.
+daemon started. Ids only grow, so they are the generation of a slot: the owner of a former router,
+perhaps another process, which has not learned yet that this was deleted, does not write over a
+later one. Should both write at the same time, the row is right when it changes next.
 
 This module neither logs nor decides.
 """
@@ -49,8 +50,10 @@ class RouterBoard:
         self._layout = segment.layout
 
     def write(self, slot: int, router_id: int, row: RouterRow) -> None:
-        """Writes a row; ``reason`` is cut to what it holds."""
+        """Writes a row, unless it is a later router's; ``reason`` is cut to what it holds."""
         at_row, words = self._layout.router(slot), self._words
+        if words[at_row + at.R_ROUTER] > router_id:
+            return
         encoded = row.reason.encode()[: at.R_TEXT_BYTES]
         words[at_row + at.R_VERSION] |= 1
         if fence is not None:

@@ -3,9 +3,12 @@
 A row is that of a subscription's slot (``ledger/subscriptions.py``). Its owner writes it whole,
 with the subscription's id and names, at a heartbeat if it has changed, and frees it when the
 subscription is deleted. A row with another id is of a former subscription in this slot. Counts are
-since the daemon started: a successor goes on from the row that it finds. Only the process that owns
-the subscription writes; one that has not learned yet that it does not own it any more may write
-once more, and then the owner writes again.
+since the daemon started: a successor goes on from the row that it finds.
+
+Ids only grow, so they are the generation of a slot: the owner of a former subscription, perhaps
+another process, which has not learned yet that this was deleted, does not write over a later one.
+If both wrote at the same time, the owner of the later one finds that the row ``is_of`` another, and
+writes again.
 
 This module neither logs nor decides.
 """
@@ -80,8 +83,10 @@ class SubscriptionBoard:
         self._layout = segment.layout
 
     def write(self, slot: int, subscription_id: int, row: SubscriptionRow) -> None:
-        """Writes a row; ``reason`` is cut to what it holds."""
+        """Writes a row, unless it is a later subscription's; ``reason`` is cut to what it holds."""
         at_row, words = self._layout.subscription(slot), self._words
+        if words[at_row + at.U_SUBSCRIPTION] > subscription_id:
+            return
         texts = [row.topic.encode()[:255], row.subscription.encode()[:255]]
         left = at.U_TEXT_BYTES - len(texts[0]) - len(texts[1])
         texts.append(row.reason.encode()[:left])
@@ -98,6 +103,12 @@ class SubscriptionBoard:
         if fence is not None:
             fence()
         words[at_row + at.U_VERSION] += 1
+
+    def is_of(self, slot: int, subscription_id: int) -> bool:
+        """Whether the row is this subscription's."""
+        return bool(
+            self._words[self._layout.subscription(slot) + at.U_SUBSCRIPTION] == subscription_id
+        )
 
     def free(self, slot: int, subscription_id: int) -> None:
         """Frees the row of a deleted subscription, unless it is another one's already."""

@@ -104,9 +104,19 @@ class PushSenders:
         if self._asking is None and (self._version() != self._seen or self._stale):
             self._asking = self._start(self._ask())
         for sender in self._senders.values():
+            if sender.number == 0:
+                self._offer(sender.job.subscription, is_pushed=True)
             if sender.job.push.senders > 1:
                 sender.limiter.hold_with_others(self._held_elsewhere(sender.job))
             sender.look()
+
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic was deleted, and its subscriptions with it; or it has other settings."""
+        self._stale.update(
+            subscription_id
+            for subscription_id, sender in self._senders.items()
+            if sender.job.source.topic_id == topic.topic_id
+        )
 
     def _held_elsewhere(self, job: SenderJob) -> int:
         """Until when the receiver asked the senders of other shards to wait."""

@@ -574,10 +574,11 @@ class Subscriptions:
             self._touched.update(dict.fromkeys(self._running.values()))
         for running in list(islice(self._touched, ROWS_AT_ONCE)):
             del self._touched[running]
-            subscription = running.view.subscription
+            place = running.view.subscription.slot, running.view.subscription.subscription_id
             row = inspection.row_of(running, now_ns)
-            if row != running.told and subscription.subscription_id in self._running:
-                self._board.write(subscription.slot, subscription.subscription_id, row)
+            is_told = row == running.told and self._board.is_of(*place)
+            if not is_told and place[1] in self._running:
+                self._board.write(*place, row)
                 running.told = row
 
     # Tasks

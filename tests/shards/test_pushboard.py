@@ -216,3 +216,29 @@ def test_words_of_senders_take_memory_only_where_they_are_used(make_segment: Mak
     assert board.senders(501, 9) == []
     assert board.offers()
     assert allocated_bytes() - before <= 5 * at.PAGE_BYTES
+
+
+def test_a_former_subscription_of_a_slot_changes_nothing_of_a_later_one(
+    make_segment: MakeSegment,
+) -> None:
+    """Its sender has a POST under way while the other one joins, and ends it after that."""
+    segment = make_segment(Layout(1, 4096))
+    board = PushBoard(segment)
+    board.offer(0, 6, 100, 1)
+    board.offer(0, 5, 50, 3)
+    assert board.offer_of(0, 6) is not None, "an owner that knows it late"
+    former, later = SenderWords(segment, 0, 0), SenderWords(segment, 0, 0)
+    former.join(5)
+    former.began()
+    later.join(6)
+    later.tell(PushState(0, 5.0, None), 7)
+    later.began()
+    (before,) = board.senders(0, 6)
+    assert before.is_present and before.in_flight == 1
+    former.ended(PushOutcome.SERVER_ERROR, 1_000)
+    former.tell(PushState(2, 1.0, 2.0), 8)
+    former.tell_next(9, 9)
+    former.use(1.0)
+    former.leave()
+    assert board.senders(0, 6) == [before]
+    assert former.follow() == 0.0

@@ -42,3 +42,12 @@ def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegmen
     board.write(0, 1, RouterRow(copied=6))
     assert segment.words[segment.layout.router(0) + at.R_VERSION] % 2 == 0
     assert board.read(0, 1) == RouterRow(copied=6)
+
+
+def test_a_former_router_of_a_slot_does_not_write_over_a_later_one(
+    make_segment: MakeSegment,
+) -> None:
+    board = RouterBoard(make_segment(Layout(1, 4096)))
+    board.write(0, 2, RouterRow(copied=5))
+    board.write(0, 1, RouterRow(copied=6))
+    assert board.read(0, 2) == RouterRow(copied=5)

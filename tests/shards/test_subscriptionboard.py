@@ -70,3 +70,15 @@ def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegmen
     board.write(0, 1, SubscriptionRow("t", "s", lag=6))
     assert segment.words[segment.layout.subscription(0) + at.U_VERSION] % 2 == 0
     assert board.read(0, 1) == SubscriptionRow("t", "s", lag=6)
+
+
+def test_a_former_subscription_of_a_slot_does_not_write_over_a_later_one(
+    make_segment: MakeSegment,
+) -> None:
+    board = SubscriptionBoard(make_segment(Layout(1, 4096)))
+    board.write(0, 2, ROW)
+    board.write(0, 1, structs.replace(ROW, lag=1))
+    assert board.read(0, 2) == ROW and board.is_of(0, 2)
+    board.free(0, 2)
+    board.write(0, 1, ROW)  # two processes wrote at the same time, and the later one was first
+    assert not board.is_of(0, 2)
