@@ -111,7 +111,8 @@ class Client:
         path = f"/v0/topics/{crowd.topic}?partition={client}"
         if kind == "waiting":
             path += "&disable_backpressure=true"
-        self._head = f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: application/x-ndjson\r\n"
+        self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+        self._head += "Content-Type: application/x-ndjson\r\n"
         self._size = (1, SMALL_RECORD_BYTES) if kind == "small" else (
             LARGE_RECORDS, LARGE_RECORD_BYTES,
         )  # fmt: skip

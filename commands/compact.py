@@ -73,6 +73,8 @@ def compact(
     killed and repeated. Works with and without a running daemon. Exit code 1 if an object is
     damaged or a topic could not be compacted; the rest is done.
 
+    With --url, from another machine, the daemon must have admin_over_tcp = true.
+
     \b
     Examples:
       headgate compact --check

@@ -53,6 +53,7 @@ from daemon.governor.freed_memory import FreedMemory, be_killed_first
 from daemon.governor.gate import gate_band
 from daemon.governor.routers_gate import RoutersGate
 from daemon.governor.shard_sensors import ShardSensors
+from daemon.http.guard import guard_of
 from daemon.http.limits import http_limits
 from daemon.http.server import Server
 from daemon.inherit import Inheritance
@@ -309,11 +310,12 @@ class Shard:
             self._producer,
             self._after.reader.waiters,
             options=bool(config.cors_origins),
+            admin_over_tcp=config.admin_over_tcp,
         )
         self._http_limits = open_files.fitted(
             http_limits(config), open_files.limit(), config.shards
         )
-        self._cors_origins = config.cors_origins
+        self._guard = guard_of(config)
         self._server = Server()
         self._loop: asyncio.AbstractEventLoop
         self._look_soon = False
@@ -336,9 +338,8 @@ class Shard:
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
         self._after.start(self._loop, _failed)
         await self._server.start(
-            self.api, "", 0, self._http_limits, sock=self._listener,
-            cors_origins=self._cors_origins,
-        )  # fmt: skip
+            self.api, "", 0, self._http_limits, sock=self._listener, guard=self._guard
+        )
         await self._server.listen_on(self._admin_listener)
         await self._pipe_server.start(self._pipe_listener)
         self.cursor_flush.start()

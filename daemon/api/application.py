@@ -23,6 +23,7 @@ from daemon.api.schemas import ProduceQuery
 from daemon.api.streaming import EncodedJson, Streaming, Text
 from daemon.api.topic_routes import Created
 from daemon.http.cors import preflight_headers
+from daemon.http.guard import refuse_link
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.producer import Producer
@@ -55,8 +56,16 @@ class _Bound(NamedTuple):
 class RouteTable:
     """Routes by path and method."""
 
-    def __init__(self, routes: Iterable[Route], handlers: Handlers, *, options: bool) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        handlers: Handlers,
+        *,
+        options: bool,
+        admin_over_tcp: bool = False,
+    ) -> None:
         self._options = options
+        self._admin_over_tcp = admin_over_tcp
         self._by_path: dict[tuple[str, ...], dict[str, _Bound]] = {}
         for route in routes:
             methods = self._by_path.setdefault(tuple(route.path[1:].split("/")), {})
@@ -68,20 +77,19 @@ class RouteTable:
             )
 
     def find(self, head: Head) -> Found:
-        """Raises ApiError 404, 405, 400 for a bad topic name or query, 403 for a route that is not
-        for pages of a browser."""
+        """Raises ApiError 404, 405, 400 for a bad topic name or query, 403 for what is not for
+        pages of a browser, or not for TCP."""
         for pattern, methods in self._by_path.items():
-            values = _match(pattern, head.segments)
+            values = _match(pattern, head)
             if values is None:
                 continue
             bound = methods.get("GET" if head.method == "HEAD" else head.method)
-            if bound is not None and bound.route.takes and head.method == "HEAD":
-                bound = None
+            if bound is not None and bound.route.takes:
+                refuse_link(head)
+                if head.method == "HEAD":
+                    bound = None
             if any(each.route.is_internal for each in methods.values()):
-                if "origin" in head.headers:
-                    raise ApiError(
-                        403, "not_for_pages", f"{head.path} is not for pages of a browser"
-                    )
+                self._check_admin(head)
             elif self._options and head.method == "OPTIONS":
                 (first, *_) = methods.values()
                 return Found(None, first.route, None, (), None, tuple(methods))
@@ -103,17 +111,33 @@ class RouteTable:
             return Found(None, route, handler, values, decoder)
         raise ApiError(404, "not_found", f"there is nothing at {head.path}", {"path": head.path})
 
+    def _check_admin(self, head: Head) -> None:
+        """Raises ApiError 403 for a request of a page, and over TCP unless that was allowed."""
+        if "origin" in head.headers or head.is_followed_link:
+            raise ApiError(403, "not_for_pages", f"{head.path} is not for pages of a browser")
+        if not (head.is_local or self._admin_over_tcp):
+            raise ApiError(
+                403,
+                "admin_over_tcp",
+                f"{head.path} is not served over TCP, since whoever asks it can change the ledger:"
+                " run the command on the daemon's machine with its --data directory, or set"
+                " admin_over_tcp = true for the daemon",
+            )
 
-def _match(pattern: tuple[str, ...], segments: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """The values of the pattern's parameters. Raises ApiError 400 for a bad topic name."""
-    if len(pattern) != len(segments):
+
+def _match(pattern: tuple[str, ...], head: Head) -> tuple[Any, ...] | None:
+    """The values of the pattern's parameters. Raises ApiError 400 for a bad topic name.
+
+    Only these may be percent-encoded: a proxy that refuses a path must see it as it is served.
+    """
+    if len(pattern) != len(head.segments):
         return None
-    for part, segment in zip(pattern, segments, strict=True):
-        if part != segment and not part.startswith("{"):
+    for part, raw in zip(pattern, head.raw_segments, strict=True):
+        if not part.startswith("{") and part.encode() != raw:
             return None
     return tuple(
         check_topic_name(segment) if part == "{topic}" else segment
-        for part, segment in zip(pattern, segments, strict=True)
+        for part, segment in zip(pattern, head.segments, strict=True)
         if part.startswith("{")
     )
 
@@ -129,9 +153,11 @@ class Api:
         waiters: Waiters,
         *,
         options: bool = False,
+        admin_over_tcp: bool = False,
     ) -> None:
-        """``options``: OPTIONS is answered, for browsers that ask before a request."""
-        self._router = RouteTable(routes, handlers, options=options)
+        """``options``: OPTIONS is answered, for browsers that ask before a request.
+        ``admin_over_tcp``: the admin API is not only for the Unix socket."""
+        self._router = RouteTable(routes, handlers, options=options, admin_over_tcp=admin_over_tcp)
         self._producer = producer
         self._waiters = waiters
         self._tasks: set[asyncio.Task[None]] = set()

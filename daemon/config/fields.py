@@ -23,6 +23,7 @@ from daemon.config.values import (
     ENDPOINT_URL,
     FILE,
     FOLDER,
+    HOSTS,
     NUMBER,
     ORIGINS,
     STORE_URL,
@@ -99,6 +100,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_down_not_ready_ms: int
     streams_max: int
     cors_origins: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
+    admin_over_tcp: bool
     scheduler: str
     governor: str
     pressure_weights: dict[str, float]
@@ -304,7 +307,16 @@ FIELDS: tuple[Field, ...] = (
           check=between(1, 1_000_000)),
     Field("cors_origins", ORIGINS, (), "",
           "web pages that may use the API from another origin: origins like `https://example.org`,"
-          " or `*` for all; in the environment, with commas"),
+          " or `*` for all; in the environment, with commas. Pages of other origins get 403"),
+    Field("allowed_hosts", HOSTS, (), "",
+          "names under which the daemon is reached, besides loopback names and `listen`: host"
+          " names, `*.example.org`, or `*` for all; others get 421, so that no web page can pass"
+          " itself off as the daemon's own. Where `listen` is not a loopback address, the machine's"
+          " name and all addresses are allowed too. In the environment, with commas"),
+    Field("admin_over_tcp", SWITCH, "false", "",
+          "serve the admin API at `listen` too, for `compact` on another machine; whoever reaches"
+          " it can destroy records. The Unix socket `admin.sock` in the data directory always"
+          " serves it"),
     Field("scheduler", one_of("on", "off"), "on", "",
           "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
           " offsets are the same"),

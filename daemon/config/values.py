@@ -23,6 +23,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:iB)?|B)?", re.IGNORECASE)
 SIZE_FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}")
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+NAME = re.compile(rf"(?:\*\.)?(?:{HOST.pattern})|[0-9a-f:.]+")
 ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://(?:{HOST.pattern})(?::[0-9]{{1,5}})?")
 
 
@@ -162,6 +163,23 @@ def read_origins(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(origins))
 
 
+def read_hosts(value: object) -> tuple[str, ...]:
+    """Names of hosts, from a list or from text with commas."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError("must be a list of host names, or text with commas between them")
+    hosts = [each.strip().lower().removesuffix(".") for each in given]
+    if hosts == [""]:
+        return ()
+    for host in hosts:
+        if host != "*" and not NAME.fullmatch(host):
+            raise ValueError(
+                "must have host names like headgate.example.org or *.example.org, or addresses (no"
+                " port), or * for all"
+            )
+    return tuple(dict.fromkeys(host.strip("[]") for host in hosts))
+
+
 def one_of(*choices: str) -> ValueType:
     """One of ``choices``, in lower case."""
     name = " or ".join((", ".join(choices[:-1]), choices[-1]))
@@ -211,4 +229,5 @@ FILE = ValueType("file", read_path)
 ADDRESS = ValueType("HOST:PORT", read_address)
 STORE_URL = ValueType("URL", read_store_url)
 ENDPOINT_URL = ValueType("URL", read_endpoint_url)
+HOSTS = ValueType("list of host names", read_hosts)
 ORIGINS = ValueType("list of origins", read_origins)

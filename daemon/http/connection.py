@@ -58,8 +58,8 @@ class Connection(Receiver, asyncio.Protocol):
 
     server: Front
 
-    def __init__(self, server: Front) -> None:
-        super().__init__(server)
+    def __init__(self, server: Front, *, is_local: bool = False) -> None:
+        super().__init__(server, is_local=is_local)
         self.shut_ns = 0
         self.stream: Stream | None = None
 

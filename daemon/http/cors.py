@@ -27,6 +27,10 @@ class Cors:
         self._origins = frozenset(origins)
         self._any = "*" in self._origins
 
+    def allows(self, origin: str) -> bool:
+        """Whether pages of this origin may use the API; ``*`` stands for all."""
+        return self._any or origin in self._origins
+
     def headers(self, head: Head) -> CorsHeaders:
         """What an answer to ``head`` says about the pages that may read it."""
         if self._any:

@@ -52,16 +52,19 @@ class Head:
     ``route`` was set, which happens before the head goes into the cache.
 
     ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
-    that an encoded slash stays inside its segment. ``query`` has decoded values; one that may be
-    repeated has them joined by REPEATED. ``headers`` have lower-case names; repeated
-    fields are joined by ``", "``. ``body_bytes`` is the length of the body that follows: 0
-    without one, LENGTH_UNKNOWN if it is chunked. ``content_encoding`` is "" or a supported
-    name.
+    that an encoded slash stays inside its segment, and ``raw_segments`` the same as they were
+    sent. ``authority`` is that of an absolute target, None without one. ``query`` has decoded
+    values; one that may be repeated has them joined by REPEATED. ``headers`` have lower-case
+    names; repeated fields are joined by ``", "``. ``body_bytes`` is the length of the body that
+    follows: 0 without one, LENGTH_UNKNOWN if it is chunked. ``content_encoding`` is "" or a
+    supported name. ``is_local``: it came through the Unix socket. ``is_followed_link``: a link
+    on a page of another origin led here (``guard.py``).
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do.
     """
 
     __slots__ = (
+        "authority",
         "body_bytes",
         "chunked",
         "content_encoding",
@@ -70,11 +73,14 @@ class Head:
         "expect_continue",
         "headers",
         "http_1_1",
+        "is_followed_link",
+        "is_local",
         "keep_alive",
         "method",
         "path",
         "plain",
         "query",
+        "raw_segments",
         "route",
         "segments",
     )
@@ -94,6 +100,8 @@ class Head:
         expect_continue: bool,
         content_type: str,
         content_encoding: str,
+        raw_segments: tuple[bytes, ...] = (),
+        authority: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -107,6 +115,10 @@ class Head:
         self.expect_continue = expect_continue
         self.content_type = content_type
         self.content_encoding = content_encoding
+        self.raw_segments = raw_segments
+        self.authority = authority
+        self.is_local = False
+        self.is_followed_link = False
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
         self.route: Any = None
@@ -178,7 +190,13 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         raise head_too_large(f"{len(sink.fields)} header fields", limits)
     headers = joined_fields(sink.fields)
     length, chunked = check_framing(headers, http_1_1=http_1_1)
-    path, segments, query = _split_target(sink.target)
+    target = sink.target
+    authority = None
+    if target[:7].lower() == b"http://":  # absolute form, as through a proxy
+        raw_authority, slash, target = target[7:].partition(b"/")
+        authority = raw_authority.decode("latin-1")
+        target = slash + target or b"/"
+    path, segments, query = _split_target(target)
     options = {token.strip() for token in headers.get("connection", "").lower().split(",")}
     keep_alive = "close" not in options and (http_1_1 or "keep-alive" in options)
     return Head(
@@ -194,6 +212,8 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         expect_continue=_expects_continue(headers, http_1_1=http_1_1),
         content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
         content_encoding=_content_encoding(headers),
+        raw_segments=tuple(target.partition(b"?")[0][1:].split(b"/")),
+        authority=authority,
     )
 
 
@@ -299,9 +319,6 @@ def _content_encoding(headers: dict[str, str]) -> str:
 
 
 def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
-    if target[:7].lower() == b"http://":  # absolute form, as through a proxy
-        slash = target.find(b"/", 7)
-        target = target[slash:] if slash > 0 else b"/"
     if not target.startswith(b"/"):
         if target == b"*":
             return "*", (), {}

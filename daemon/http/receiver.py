@@ -27,6 +27,7 @@ from typing import Protocol
 from daemon.api.errors import ApiError, too_large
 from daemon.http.application import QUEUED, Application
 from daemon.http.body import ChunkedBody, SizedBody
+from daemon.http.guard import Guard
 from daemon.http.head import (
     LENGTH_UNKNOWN,
     Head,
@@ -50,7 +51,9 @@ class Service(Shared, Protocol):
 
     application: Application
     limits: HttpLimits
-    heads: HeadCache
+    guard: Guard | None
+    tcp_heads: HeadCache
+    local_heads: HeadCache
     tick_ns: int
 
 
@@ -64,6 +67,7 @@ class Receiver(Sender):
         "_body_bytes_max",
         "_eof",
         "_feeding",
+        "_heads",
         "_hold",
         "_ignored_bytes",
         "_known_head",
@@ -80,10 +84,12 @@ class Receiver(Sender):
 
     server: Service
 
-    def __init__(self, server: Service) -> None:
+    def __init__(self, server: Service, *, is_local: bool) -> None:
         super().__init__(server)
         self._application = server.application
-        self._known_head = server.heads.known
+        # A head is checked once, so those of the two kinds of sockets must not meet.
+        self._heads = server.local_heads if is_local else server.tcp_heads
+        self._known_head = self._heads.known
         self._body_bytes_max = server.limits.body_bytes_max
         self._outstanding_max = server.limits.requests_outstanding_max
         self.buffer = b""
@@ -217,11 +223,14 @@ class Receiver(Sender):
             self._refuse_and_end(unreadable_head(), error)
             return None
         try:
+            head.is_local = self._heads is server.local_heads
+            if server.guard is not None and not head.is_local:
+                server.guard.check(head)
             head.route = server.application.route(head)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             head.route = error  # raised again when the request has its place in the queue
             return head
-        server.heads.add(key, head)
+        self._heads.add(key, head)
         return head
 
     def _begin_body(self, head: Head, data: bytes, end: int) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
 
 from daemon.api.errors import ApiError
 from daemon.http.application import Application
 from daemon.http.connection import Connection
 from daemon.http.cors import Cors
+from daemon.http.guard import Guard
 from daemon.http.head import HeadCache
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Sender
@@ -52,7 +52,9 @@ class Server:
         self._limits = HttpLimits()
         self.streams = streams_of(self._limits)
         self.unsent = unsent_of(self._limits)
-        self.heads = HeadCache()
+        self.tcp_heads = HeadCache()
+        self.local_heads = HeadCache()
+        self.guard: Guard | None = None
         self.cors: Cors | None = None
         self.draining = False
         # A coarse clock that each tick sets: reading the real one per request is too slow.
@@ -109,10 +111,10 @@ class Server:
         *,
         reuse_port: bool = True,
         sock: socket.socket | None = None,
-        cors_origins: Sequence[str] = (),
+        guard: Guard | None = None,
     ) -> None:
         """Listens on ``host:port`` (0: any free port), or takes ``sock``, which listens already.
-        Pages of ``cors_origins`` may read answers.
+        ``guard`` says whose requests are taken, and which pages may read answers.
 
         Raises OSError when the address is refused.
         """
@@ -120,8 +122,8 @@ class Server:
         self.application = application
         if limits is not None:
             self.limits = limits
-        if cors_origins:
-            self.cors = Cors(cors_origins)
+        if guard is not None:
+            self.guard, self.cors = guard, guard.cors
         self.tick_ns = self.check_period_ms * 1_000_000 // _WHEEL_SLOTS
         if sock is None:
             listener = await self._loop.create_server(
@@ -138,7 +140,7 @@ class Server:
         """Serves on a Unix socket too, which listens already; after ``start``."""
         self._listeners.append(
             await self._loop.create_unix_server(
-                lambda: Connection(self), sock=sock, backlog=_LISTEN_BACKLOG
+                lambda: Connection(self, is_local=True), sock=sock, backlog=_LISTEN_BACKLOG
             )
         )
 

@@ -70,7 +70,7 @@ class Request(NamedTuple):
             document["disable_backpressure"] = True
         body = json.dumps(document).encode()
         head = (
-            f"POST /v0/topics/{topic}{query} HTTP/1.1\r\nHost: chaos\r\n"
+            f"POST /v0/topics/{topic}{query} HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

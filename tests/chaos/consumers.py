@@ -257,7 +257,7 @@ class StreamConsumer(Consumer):
         goes = False
         try:
             with connected(port, small=wanted.slow) as sock:
-                head = f"GET {self._query()} HTTP/1.1\r\nHost: chaos\r\n"
+                head = f"GET {self._query()} HTTP/1.1\r\nHost: localhost\r\n"
                 sock.sendall(f"{head}Accept: {wanted.form.value}\r\n\r\n".encode())
                 pieces = self._pieces(sock)
                 data = after_head(piece for piece, _ in pieces)

@@ -121,7 +121,9 @@ class Watcher(Client):
     def _follow(self) -> None:
         """Takes from one connection until it ends."""
         with connected(self._port(), small=self.wanted.slow) as sock:
-            head = f"GET {self._path} HTTP/1.1\r\nHost: chaos\r\nAccept: {self.wanted.form.value}"
+            head = (
+                f"GET {self._path} HTTP/1.1\r\nHost: localhost\r\nAccept: {self.wanted.form.value}"
+            )
             if self.taking.last_event_id:
                 head += f"\r\nLast-Event-ID: {self.taking.last_event_id}"
             sock.sendall(f"{head}\r\n\r\n".encode())

@@ -14,7 +14,8 @@ from tools.ports import kept_port
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with two shards on the embedded store, for tests that only add topics."""
-    with running(tmp_path_factory.mktemp("data"), shards=2) as daemon:
+    settings = {"admin_over_tcp": "true"}
+    with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
         yield daemon
 
 

@@ -22,7 +22,7 @@ class ShardLine:
         """Sends a request; does not wait for its answer."""
         body = b"" if document is None else json.dumps(document).encode()
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: test\r\nAccept: application/x-ndjson\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self.socket.sendall(head.encode() + body)

@@ -72,7 +72,7 @@ def encode_request(place: Place, records: Sequence[Record], pad: str = "") -> by
     document = {"records": [{"data": r, **more} for r in records], "partition": partition}
     body = json.dumps(document).encode()
     head = (
-        f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

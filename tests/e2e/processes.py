@@ -107,7 +107,7 @@ class Line:
         """A produce request; does not wait for its answer."""
         body = json.dumps({"records": [{"data": d} for d in data], **more}).encode()
         head = (
-            f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: test\r\n"
+            f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self.socket.sendall(head.encode() + body)

@@ -292,24 +292,28 @@ def test_a_name_that_leads_elsewhere_is_400(daemon: Daemon, name: str, suffix: s
         assert answer.code in ("invalid_topic", "bad_request")
 
 
-HEAD = b"POST /v0/topics/victim HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v0/topics/victim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 GARBAGE: dict[str, tuple[bytes, int, str]] = {
     "letters": (b"hello daemon, how are you?\r\n\r\n", 400, "bad_request"),
     "TLS": (bytes.fromhex("16030100f8010000f40303") + b"\x00" * 50, 400, "bad_request"),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "bad_request"),
     "HTTP/0.9": (b"GET /v0/topics\r\n\r\n", 400, "bad_request"),
-    "HTTP/3": (b"GET /livez HTTP/3.0\r\nHost: h\r\n\r\n", 400, "bad_request"),
+    "HTTP/3": (b"GET /livez HTTP/3.0\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
     "no host": (b"GET /livez HTTP/1.1\r\n\r\n", 400, "bad_request"),
     "two hosts": (b"GET /livez HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "bad_request"),
     "bare LF": (b"GET /livez HTTP/1.1\nHost: h\n\n" + b" " * 99 + b"\r\n\r\n", 400, "bad_request"),
     "a folded header": (
-        b"GET /livez HTTP/1.1\r\nHost: h\r\nA: b\r\n c\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n",
         400,
         "bad_request",
     ),
-    "a blank in a name": (b"GET /livez HTTP/1.1\r\nHost: h\r\nA b: c\r\n\r\n", 400, "bad_request"),
-    "a fragment": (b"GET /livez#x HTTP/1.1\r\nHost: h\r\n\r\n", 400, "bad_request"),
-    "half an escape": (b"GET /livez?a=%f HTTP/1.1\r\nHost: h\r\n\r\n", 400, "bad_request"),
+    "a blank in a name": (
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA b: c\r\n\r\n",
+        400,
+        "bad_request",
+    ),
+    "a fragment": (b"GET /livez#x HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
+    "half an escape": (b"GET /livez?a=%f HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
     "a parameter twice": (
         HEAD.replace(b"victim ", b"victim?partition=0&partition=0 ")
         + b"Content-Length: 3\r\n\r\n[1]",
@@ -370,22 +374,22 @@ GARBAGE: dict[str, tuple[bytes, int, str]] = {
         "expectation_failed",
     ),
     "a long target": (
-        b"GET /v0/topics?cursor=" + b"x" * 9000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET /v0/topics?cursor=" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         414,
         "uri_too_long",
     ),
     "a long header": (
-        b"GET /livez HTTP/1.1\r\nHost: h\r\nA: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 40_000 + b"\r\n\r\n",
         431,
         "head_too_large",
     ),
     "a head without end": (
-        b"GET /livez HTTP/1.1\r\nHost: h\r\n" + b"A: b\r\n" * 10_000,
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 10_000,
         431,
         "head_too_large",
     ),
     "many headers": (
-        b"GET /livez HTTP/1.1\r\nHost: h\r\n"
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
         + b"".join(b"A%d: b\r\n" % n for n in range(101))
         + b"\r\n",
         431,

@@ -33,7 +33,7 @@ def test_readers_that_take_no_answers_are_limited_and_others_get_shorter_ones(
         before = psutil.Process(pid).memory_full_info().uss
         body = json.dumps({"from_seq": 0}).encode()
         head = [
-            "POST /v0/topics/t/diff HTTP/1.1", "Host: test", "Content-Type: application/json",
+            "POST /v0/topics/t/diff HTTP/1.1", "Host: localhost", "Content-Type: application/json",
             f"Content-Length: {len(body)}",
         ]  # fmt: skip
         request = "\r\n".join(head).encode() + b"\r\n\r\n" + body

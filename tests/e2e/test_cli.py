@@ -270,7 +270,7 @@ def test_a_daemon_with_a_shard_that_is_not_ready_makes_status_4(data: Path) -> N
         killed: set[int] = set()
 
         def shard_1() -> tuple[int | None, bool]:
-            line.socket.sendall(b"GET /v0/status HTTP/1.1\r\nHost: t\r\n\r\n")
+            line.socket.sendall(b"GET /v0/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = line.answer()
             assert answer is not None
             state = answer.json["shards"][1]

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from compaction.access.http_calls import socket_address
 from compaction.access.via_daemon import ViaDaemon
 from compaction.run.lease import RunLease
 from ledger import topics
@@ -133,7 +134,7 @@ def test_a_second_compaction_is_refused_by_the_name_of_the_first(data: Path) -> 
     place = Place(data, {})
     with running(data) as daemon:
         assert daemon.produce("orders", 1).status == 200
-        lease = RunLease(ViaDaemon(daemon.url), "first")
+        lease = RunLease(ViaDaemon(socket_address(str(data))), "first")
         lease.begin()
         done = place.run("compact")
         lease.stop()

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def daemon(folder: Path) -> Iterator[Daemon]:
     """A daemon with the page's topic, where its programs expect the data directory."""
-    with running(folder / "headgate-data") as daemon:
+    with running(folder / "headgate-data", settings={"admin_over_tcp": "true"}) as daemon:
         answer = daemon.ask(
             "POST", "/v0/topics/orders", SAMPLES.read_bytes(), content_type="application/x-ndjson"
         )

@@ -108,7 +108,7 @@ def test_five_retries_of_one_body_during_an_outage_are_stored_once(
     data: Path, bucket: Bucket, by_topic: bool
 ) -> None:
     path = "/v0/topics/t" + ("" if by_topic else "?dedupe=body")
-    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     body = b'[{"event": 1}, {"event": 2}]'
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     with store_proxy(bucket.endpoint_url) as proxy:

@@ -52,7 +52,8 @@ def announced(daemon: Daemon, ring_bytes: int) -> Iterator[None]:
             client = socket.create_connection(("127.0.0.1", daemon.port))
             stack.enter_context(contextlib.closing(client))
             client.sendall(
-                f"POST /v0/topics/never HTTP/1.1\r\nHost: x\r\nContent-Length: {body_bytes}\r\n"
+                "POST /v0/topics/never HTTP/1.1\r\nHost: localhost\r\n"
+                f"Content-Length: {body_bytes}\r\n"
                 "Content-Type: application/json\r\n\r\n".encode()
             )
             client.setblocking(False)

@@ -34,6 +34,7 @@ from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 
 TOPICS = ("clicks", "eu.orders")
+REMOTE = {"admin_over_tcp": "true"}
 JOB_S = 300.0  # ends a hang only
 
 
@@ -107,7 +108,7 @@ def wanted(daemon: Daemon) -> dict[str, list[tuple[int, int]]]:
 
 
 def test_a_driver_elsewhere_learns_all_from_the_daemon(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as daemon:
+    with running(tmp_path / "data", settings=REMOTE) as daemon:
         assert daemon.produce("orders", 1, 2).status == 200
         remote = Remote(daemon, {})
         del remote.environ["HEADGATE_FORBIDDEN"]  # the embedded store is in the data directory
@@ -128,7 +129,7 @@ def test_a_driver_elsewhere_learns_all_from_the_daemon(tmp_path: Path) -> None:
 
 
 def test_a_driver_whose_lease_expired_can_change_nothing(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as daemon:
+    with running(tmp_path / "data", settings=REMOTE) as daemon:
         first, second = ViaDaemon(daemon.url), ViaDaemon(daemon.url)
         first.write(runs.begin, "a", "one host", NOW)
         first.run = "a"
@@ -155,7 +156,7 @@ def test_killed_at_any_point_each_record_is_in_its_table_once(
     tmp_path: Path, bucket: Bucket
 ) -> None:
     rng = random.Random(1)
-    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10)) as daemon:
+    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10, **REMOTE)) as daemon:
         remote = Remote(daemon, bucket.environment)
         for point in POINTS:
             fill(daemon, rng, 15)
@@ -177,7 +178,7 @@ def test_killed_at_any_point_each_record_is_in_its_table_once(
 def test_of_two_drivers_one_compacts_and_the_other_is_refused(
     tmp_path: Path, bucket: Bucket
 ) -> None:
-    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10)) as daemon:
+    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10, **REMOTE)) as daemon:
         fill(daemon, random.Random(2), 15)
         remote = Remote(daemon, bucket.environment)
         both = [remote.start() for _ in range(2)]
@@ -195,7 +196,7 @@ def test_of_two_drivers_one_compacts_and_the_other_is_refused(
 def test_a_driver_that_was_stopped_for_longer_than_its_lease_is_fenced(
     tmp_path: Path, bucket: Bucket
 ) -> None:
-    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10)) as daemon:
+    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10, **REMOTE)) as daemon:
         fill(daemon, random.Random(3), 15)
         remote = Remote(daemon, bucket.environment)
         stopped = remote.start(STOPPED)

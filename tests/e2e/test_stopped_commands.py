@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from compaction.access.http_calls import socket_address
 from compaction.access.operations import NOW
 from compaction.access.via_daemon import ViaDaemon
 from ledger.lake import runs
@@ -39,7 +40,7 @@ def test_commits_go_on_though_a_compaction_is_stopped_in_its_run(data: Path) -> 
         try:
             process = psutil.Process(command.pid)
             wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the command to stop")
-            access = ViaDaemon(daemon.url)
+            access = ViaDaemon(socket_address(str(data)))
             assert access.read(runs.living, NOW) is not None
             opened = [file.path for file in process.open_files()]
             assert not [path for path in opened if path.startswith(str(data))], opened

@@ -100,7 +100,7 @@ def test_a_request_during_the_drain_is_refused_and_not_stored(data: Path, bucket
             daemon.produce("t", "before")
             with Line(daemon) as first, Line(daemon) as second:
                 # Its head is in, its body is not: this connection is busy when the drain begins.
-                second.socket.sendall(b"POST /v0/topics/t HTTP/1.1\r\nHost: t\r\n")
+                second.socket.sendall(b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\n")
                 proxy.hold_object_puts()
                 first.send("t", "accepted")
                 wait_until(lambda: proxy.held, "the PUT to be under way")

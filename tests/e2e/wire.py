@@ -136,7 +136,7 @@ def request(
     **headers: str,
 ) -> bytes:  # fmt: skip
     """The bytes of a request; header names with ``_`` for ``-``; ``Content-Type`` unless empty."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: h"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
         if content_type:

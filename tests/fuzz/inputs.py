@@ -331,7 +331,7 @@ class _Maker:
         """A request; sometimes its head or its chunks are not as they should be."""
         rng = self.rng
         framed = True
-        lines = [f"{method} {target} HTTP/1.1", "Host: fuzz", *fields]
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *fields]
         payload = body or b""
         if body is not None and rng.random() < 0.3:
             lines.append("Transfer-Encoding: chunked")
@@ -416,7 +416,7 @@ class _Maker:
                 b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * rng.choice((99, 101, 9000)),
                 b"GET /"
                 + b"a" * rng.choice((8000, 9000, 40_000))
-                + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+                + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
             )
         )
 

@@ -36,7 +36,6 @@ def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_d
         mode = (data / SOCKET_NAME).stat().st_mode
         assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
         by_socket = ViaDaemon(address).settings
-        assert by_socket == ViaDaemon(daemon.url).settings
         assert (by_socket.pid, by_socket.data_dir) == (daemon.process.pid, str(data))
         assert json.loads(call(address, "GET", "/v0/status"))["ready"]
         with pytest.raises(DaemonRefused, match="404 not_found"):
@@ -57,10 +56,18 @@ def test_a_data_directory_with_a_long_name_has_its_socket_too(data: Path) -> Non
         assert ViaDaemon(socket_address(str(deep))).settings.data_dir == str(deep)
 
 
-def test_a_catalogs_password_is_not_told(data: Path) -> None:
+def test_a_catalogs_password_is_not_told_and_tcp_has_the_admin_api_only_if_it_was_opened(
+    data: Path,
+) -> None:
     uri = "postgresql://lake:secret@127.0.0.1/lake"
+    with running(data, settings={"catalog_uri": uri, "admin_over_tcp": "true"}) as daemon:
+        settings = ViaDaemon(daemon.url).settings
+        assert settings.catalog_uri == "postgresql://lake@127.0.0.1/lake"
+        assert settings == ViaDaemon(socket_address(str(data))).settings
     with running(data, settings={"catalog_uri": uri}) as daemon:
-        assert ViaDaemon(daemon.url).settings.catalog_uri == "postgresql://lake@127.0.0.1/lake"
+        with pytest.raises(DaemonRefused, match=r"403 admin_over_tcp.*set admin_over_tcp = true"):
+            ViaDaemon(daemon.url)
+        assert ViaDaemon(socket_address(str(data))).settings.store_url == settings.store_url
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated, Any
 
+import pytest
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -13,6 +15,7 @@ from daemon.api.errors import invalid
 from daemon.api.openapi import document
 from daemon.api.route import Route
 from daemon.api.streaming import EncodedJson, Streaming
+from daemon.http.guard import Guard
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from delivery.waiters import Waiters
@@ -85,11 +88,14 @@ TAKES = Route(
 class Node:
     """The application on a server in memory."""
 
-    def __init__(self, *, options: bool = False) -> None:
+    def __init__(self, *, options: bool = False, admin_over_tcp: bool = False) -> None:
         self.handlers = Ticks()
         handlers: Any = self.handlers
         producer: Any = None  # there is no route for producing
-        self.api = Api((ROUTE, HIDDEN, TAKES), handlers, producer, Waiters(), options=options)
+        self.api = Api(
+            (ROUTE, HIDDEN, TAKES), handlers, producer, Waiters(), options=options,
+            admin_over_tcp=admin_over_tcp,
+        )  # fmt: skip
         self.server = Server()
         self.server.application = self.api
         self.server.limits = HttpLimits()
@@ -206,6 +212,54 @@ def test_a_daemon_that_allows_no_pages_answers_no_options() -> None:
     async def run() -> None:
         transport = await Node().ask(options("/ticks/a"))
         assert transport.written.startswith(b"HTTP/1.1 405 ")
+
+    asyncio.run(run())
+
+
+def test_a_link_on_a_foreign_page_leads_to_what_shows_and_not_to_what_takes() -> None:
+    link = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")
+
+    async def run() -> None:
+        node = Node()
+        node.server.guard = Guard("127.0.0.1")
+        asked = (get("/tock", *link), get("/tock"), get("/ticks/a", *link))
+        transport = await node.ask(*(each.replace(b"Host: test", b"Host: [::1]") for each in asked))
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", transport.written)
+        assert statuses == [b"403", b"200", b"200"]
+        assert node.handlers.asked == [("a", TickHeaders())]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "path", ["/%68idden", "/hidde%6E", "/HIDDEN", "/hidden/", "//hidden", "/%2Fhidden", "/./hidden"]
+)
+def test_only_parameters_of_a_path_may_be_escaped(path: str) -> None:
+    async def run() -> None:
+        node = Node(admin_over_tcp=True)
+        transport = await node.ask(get(path).replace(b"GET", b"POST"))
+        assert transport.written.startswith(b"HTTP/1.1 404 ")
+        transport = await node.ask(get("/ticks/%61%2f"))
+        assert transport.written.startswith(b"HTTP/1.1 200 ")
+        assert node.handlers.asked == [("a/", TickHeaders())]
+
+    asyncio.run(run())
+
+
+def test_internal_routes_are_served_over_tcp_only_if_that_was_allowed() -> None:
+    async def run() -> None:
+        ask = get("/hidden").replace(b"GET", b"POST")
+        node = Node()
+        transport = await node.ask(ask)
+        assert transport.written.startswith(b"HTTP/1.1 403 ")
+        assert b"admin_over_tcp = true" in transport.written
+        assert (await node.ask(get("/hidden"))).written.startswith(b"HTTP/1.1 403 ")
+        local, transport = connect(node.server, is_local=True)
+        local.data_received(get("/hidden"))
+        assert transport.written.startswith(b"HTTP/1.1 405 ")
+        assert (await node.ask(ask)).written.startswith(b"HTTP/1.1 403 "), "checked again"
+        node = Node(admin_over_tcp=True)
+        assert (await node.ask(get("/hidden"))).written.startswith(b"HTTP/1.1 405 ")
 
     asyncio.run(run())
 

@@ -81,9 +81,11 @@ class MemoryTransport(asyncio.Transport):
         self.paused = False
 
 
-def connect(server: Server, room: float = math.inf) -> tuple[Connection, MemoryTransport]:
+def connect(
+    server: Server, room: float = math.inf, *, is_local: bool = False
+) -> tuple[Connection, MemoryTransport]:
     """A connection of ``server`` over a memory transport."""
-    connection = Connection(server)
+    connection = Connection(server, is_local=is_local)
     transport = MemoryTransport(room)
     transport.protocol = connection
     connection.connection_made(transport)
