@@ -13,6 +13,7 @@ import contextlib
 import logging
 import platform
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from daemon import logs, memory, open_files
 from daemon.config import Config
@@ -25,6 +26,7 @@ from daemon.upkeep.recover import RecoveryReport, settle, sleep_s
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log.entry import EntryError
+from ledger.private_files import close_to_others
 from shards import barrier, locks
 from shards.locks import LockFile, SharedLock
 from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
@@ -34,6 +36,18 @@ from uploader.stores.counted import CountedPartedStore
 from uploader.stores.disk import settle_directory
 
 log = logging.getLogger("headgate.serve")
+
+# How the names begin that a data directory and an embedded store have.
+_DATA_NAMES = (
+    "lock",
+    "ledger",
+    "store",
+    "catalog.db",
+    "admin.sock",
+    "push-secrets",
+    "lost+found",
+)
+_STORE_NAMES = ("segments", "entries", "lake")
 
 ORPHAN_TICKS = 150  # shards of a killed supervisor see its pipe close, and end immediately
 
@@ -75,10 +89,30 @@ def take_directory(config: Config) -> LockFile:
             pid = lock_file.holder(locks.DIRECTORY)
             raise StartError(f"data_dir {config.data_dir} is in use by the headgate with pid {pid}")
         _wait_for_orphaned_shards(lock_file)
+        _close_to_others(config)
     except BaseException:
         lock_file.close()
         raise
     return lock_file
+
+
+def _close_to_others(config: Config) -> None:
+    """Makes private what former versions left open to other users."""
+    folders: list[tuple[Path, tuple[str, ...]]] = [(Path(config.data_dir), _DATA_NAMES)]
+    for url, ours in ((config.store_url, _STORE_NAMES), (config.lake_url, ("",))):
+        if url.startswith("file://"):
+            folders.append((Path(unquote(urlsplit(url).path)), ours))
+    for folder, names in folders:
+        try:
+            closed = close_to_others(folder, names)
+        except OSError as error:
+            log.warning("other users may be able to read what is in %s: %s", folder, error)
+            continue
+        if closed:
+            log.warning(
+                "other users could read %d files and folders of %s; now only this one can",
+                closed, folder,
+            )  # fmt: skip
 
 
 def _wait_for_orphaned_shards(lock_file: LockFile) -> None:

@@ -69,6 +69,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ledger.errors import LedgerCorrupt, LedgerFromFuture, LedgerMissing, LedgerUnusable
+from ledger.private_files import make_file
 
 Migration = tuple[str, ...]
 
@@ -380,6 +381,7 @@ def connect(path: Path, must_exist: bool) -> sqlite3.Connection:
         raise LedgerUnusable(path, f"there is no directory {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise LedgerUnusable(path, f"the directory {path.parent} is not writable")
+    make_file(path)  # its log gets the same mode
     connection = sqlite3.connect(
         path,
         timeout=BUSY_TIMEOUT_MS / 1000,

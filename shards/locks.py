@@ -21,6 +21,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from ledger import private_files
+
 DIRECTORY = 0
 LEDGER = 1
 ADOPTION = 2
@@ -37,7 +39,7 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, private_files.FILE)
 
     def try_lock(self, byte: int) -> bool:
         """Takes a byte's lock if no other process holds it; never waits."""

@@ -35,6 +35,7 @@ from compaction.parquet.spill import Spill
 from compaction.place import Place
 from compaction.tables.schema import RANGES_KEY, RUN_KEY, TOPIC_ID_KEY, Column, arrow_schema
 from ledger.lake.types import LakeRange, NewFile
+from ledger.private_files import make_file, make_folders
 
 MIB = 1 << 20
 DAY_US = 86_400_000_000
@@ -100,7 +101,7 @@ class Syncs:
         if path in self._folders:
             return
         missing = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         self._folders.add(path)
         self._folders.update(each.parent for each in missing)
 
@@ -268,6 +269,7 @@ class _File:
         self._local = Path(path) if location.startswith("file://") else None
         if self._local is not None:
             syncs.folder(self._local.parent)
+            make_file(self._local)
         self._syncs = syncs
         self._sink = filesystem.open_output_stream(path)
         names = schema.names

@@ -23,6 +23,7 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from compaction.place import PLACES_MAX, Place
 from ledger.lake.catalog import is_below
+from ledger.private_files import FOLDER, opener
 from uploader.stores.counted import Requests
 
 FILE_IO = "compaction.tables.fileio.LakeFileIO"
@@ -152,7 +153,7 @@ class _DurableFile:
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)
         _make_folders(self._folder)
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by close
+        self._file = open(path, "wb", opener=opener)  # noqa: SIM115 - closed by close
         self._written = 0
 
     def write(self, b: bytes) -> int:
@@ -188,7 +189,7 @@ def _make_folders(folder: str) -> None:
     above = os.path.dirname(folder)
     _make_folders(above)
     try:
-        os.mkdir(folder)
+        os.mkdir(folder, FOLDER)
     except FileExistsError:
         return
     _sync_folder(above)

@@ -34,6 +34,7 @@ from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
 from ledger.log import backup, recovery
 from ledger.log.backup import Mark
+from ledger.private_files import opener
 from ledger.space import deletions
 from ledger.types import Commit, CommitDraft, LeaseId, ObjectRow
 from shards.clock import monotonic_ns, wall_ms
@@ -276,7 +277,7 @@ def _apply_entries(
 ) -> None:  # fmt: skip
     image = owner_log.image()
     if image is not None:
-        with aside.open("xb") as file:
+        with open(aside, "xb", opener=opener) as file:
             owner_log.get_image(image, file)
     ledger = Ledger(aside, lock)
     try:
@@ -286,7 +287,8 @@ def _apply_entries(
                 ledger.close()
                 for suffix in ("", "-wal", "-shm"):
                     aside.with_name(aside.name + suffix).unlink(missing_ok=True)
-                aside.write_bytes(entry.image)
+                with open(aside, "xb", opener=opener) as file:
+                    file.write(entry.image)
                 ledger = Ledger(aside, lock)
             elif entry.changes is not None:
                 ledger.write(backup.apply, entry.changes)

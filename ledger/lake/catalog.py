@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ledger.errors import translated
+from ledger.private_files import make_file
 
 NAME = "headgate"  # of the catalog in its own file
 BUSY_TIMEOUT_MS = 30_000  # another program's commit
@@ -49,6 +50,7 @@ def opened(path: Path, lake: str) -> Iterator[CatalogTx]:
     ``lake`` is the location above all tables.
     """
     try:
+        make_file(path)
         with closing(
             sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
         ) as connection:

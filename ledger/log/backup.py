@@ -34,6 +34,7 @@ from msgspec import Struct
 
 from ledger import commits, notes, progress
 from ledger.lake import lake_files, lake_tables, quarantine
+from ledger.private_files import make_file
 from ledger.space.deletions import COLLECTED, LAKE
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import LeaseId
@@ -303,6 +304,7 @@ def copy_to(tx: ReadTx, path: Path, between: Callable[[], None]) -> int:
     called after each 16 MiB and may raise to stop. The copy is not durable.
     """
     number = commits.latest_number(tx)
+    make_file(path)
     target = sqlite3.connect(path, isolation_level=None)
     try:
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+from ledger.private_files import make_folders
 from uploader.stores.base import StoreError, StoreRefused
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -25,16 +26,14 @@ def make_directory(path: Path) -> None:
     """Makes a directory and its parents durably if they do not exist. Raises OSError."""
     if path.is_dir():
         return
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in made:
+    for folder in make_folders(path):
         sync_directory(folder.parent)
 
 
 def settle_directory(path: Path) -> None:
     """Makes a directory, and makes every name on the way to it durable: a process may have been
     killed after making a directory and before syncing its parent. Raises OSError."""
-    path.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     for folder in path.parents:
         if not os.access(folder, os.R_OK | os.W_OK):
             break  # its entries were made by a user with more rights

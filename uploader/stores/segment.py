@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ledger import private_files
 from shards.checksum import crc32c
 
 FRAME = struct.Struct("<4sIIIQIIQ")
@@ -196,7 +197,7 @@ def _free_bytes(fd: int) -> int:
 def create_locked(path: Path) -> int:
     """A descriptor of a new file whose flock is held. Raises OSError."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, private_files.FILE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_nlink:
