@@ -9,7 +9,13 @@ from pathlib import Path
 
 import click
 
-from tests.chaos.run import only_push, only_subscriptions, run, under_pressure
+from tests.chaos.run import (
+    only_push,
+    only_subscriptions,
+    run,
+    under_pressure,
+    with_recreation,
+)
 from tests.chaos.world import SPEC, Options
 
 SHOWN_MAX = 20
@@ -27,10 +33,11 @@ SHOWN_MAX = 20
 @click.option("--pressure", is_flag=True, help="Small rings, and a store that is slow and busy.")
 @click.option("--subscriptions", is_flag=True, help="Subscriptions and little else.")
 @click.option("--push", is_flag=True, help="Push subscriptions and little else.")
+@click.option("--recreate", is_flag=True, help="What is used is deleted and created again.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
-    subscriptions: bool, push: bool, no_steps: bool,
+    subscriptions: bool, push: bool, recreate: bool, no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
@@ -45,6 +52,8 @@ def main(
         options = only_subscriptions(options)
     if push:
         options = only_push(options)
+    if recreate:
+        options = with_recreation(options)
     try:
         report = run(options)
     except Exception:

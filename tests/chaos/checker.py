@@ -9,6 +9,7 @@ What the ``cold`` reader found is *kept*. The rules, by the word that a contradi
   that.
 - foreign: what is kept was sent, to that topic and partition.
 - torn: all records of a request are kept, next to each other, or none.
+- resurrected: what was acknowledged before its topic was deleted is not in its namesake.
 - order: requests of one connection are in a partition in the order in which they were sent.
 - hole: offsets are dense from 1, except for declared gaps; a declared gap holds nothing.
 - changed: whatever any reader saw at an offset is what is kept there.
@@ -43,6 +44,7 @@ def check(lines: Iterable[Line]) -> list[str]:
             _acknowledged,
             _once,
             _requests,
+            _resurrected,
             _order,
             _dense,
             _reads,
@@ -103,6 +105,13 @@ def _requests(known: Known) -> Iterator[str]:
         statuses = [known.status(attempt) for attempt in attempts]
         if all(status not in (0, 200) for status in statuses):
             yield f"refused: {records} (attempts {numbers}) had only {statuses} and is at {found}"
+
+
+def _resurrected(known: Known) -> Iterator[str]:
+    for record, topic in known.bygone.items():
+        for place, seq in known.offsets.get(record, []):
+            if place[0] == topic:
+                yield f"resurrected: {record} is at {(place, seq)}, in another life of its topic"
 
 
 def _keeper(known: Known, attempts: list[Sent]) -> Sent | None:

@@ -34,6 +34,7 @@ from tests.chaos.history import (
     Settling,
     Spot,
 )
+from tests.chaos.lives import Lives
 from tests.chaos.sse import ChunkDecoder
 from tests.chaos.taking import PASSING
 from tests.chaos.watchers import Form, StreamParser, after_head, connected
@@ -109,10 +110,14 @@ class Consumer(Client):
     """What streams and polls have in common."""
 
     def __init__(
-        self, wanted: Consumes, place: int, port: Port, era: Era, history: History, seed: int
-    ) -> None:
+        self, wanted: Consumes, place: int, port: Port, era: Era, history: History, seed: int,
+        lives: Lives,
+    ) -> None:  # fmt: skip
         super().__init__(f"{wanted.consumer} of {wanted.subscription}, {place}")
         self.wanted = wanted
+        self._lives = lives
+        self._ends = (*ENDS, "deleted") if lives.ends else ENDS
+        self._judged = wanted.subscription  # the life of the last connection
         self.counts = Counts()
         self._port = port
         self._era = era
@@ -129,14 +134,12 @@ class Consumer(Client):
         """A connection is about to be made."""
         number = self._next()
         wanted = self.wanted
-        self._history.add(
-            Consuming(wanted.subscription, wanted.consumer, number, era, wanted.filters)
-        )
+        self._history.add(Consuming(self._judged, wanted.consumer, number, era, wanted.filters))
         self.counts.connections += 1
         return number
 
     def _parts(self, connection: int) -> None:
-        self._history.add(Parted(self.wanted.subscription, connection))
+        self._history.add(Parted(self._judged, connection))
 
     def _deal(
         self, connection: int, epoch: int, documents: Sequence[Any], empty_ms: int, *,
@@ -147,8 +150,7 @@ class Consumer(Client):
             Message(each["partition"], each["seq"], each["data"], each["attempt"])
             for each in documents
         )
-        name = self.wanted.subscription
-        self._history.add(Handed(name, connection, epoch, messages, empty_ms, now_ms()))
+        self._history.add(Handed(self._judged, connection, epoch, messages, empty_ms, now_ms()))
         spots = {(each.partition, each.seq): each for each in messages}
         self.counts.messages += len(messages)
         self.counts.again += len(self._seen & spots.keys())
@@ -189,12 +191,8 @@ class Consumer(Client):
         for _ in range(TRIES):
             port = self._port()
             number, era = self._next(), self._era()
-            self._history.add(
-                Settling(wanted.subscription, number, epoch, tuple(spots), era, failed)
-            )
-            answer = None
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                answer = ask_consumer(port, "POST", path, document)
+            self._history.add(Settling(self._judged, number, epoch, tuple(spots), era, failed))
+            answer = self._ask(port, "POST", path, document)
             if answer is None:
                 if self.stopping.wait(RETRY_S):
                     return
@@ -204,13 +202,19 @@ class Consumer(Client):
             self.counts.stale += answer["refused"]
             taken = tuple(spot for spot in spots if spot not in refused)
             if len(taken) == answer["accepted"]:
-                self._history.add(Settled(wanted.subscription, number, taken, now_ms()))
+                self._history.add(Settled(self._judged, number, taken, now_ms()))
             return
 
     def _tell_gap(self, document: Any) -> None:
         place = (self.wanted.topic, document["partition"])
         gap = (document["gap_from"], document["gap_to"])
-        self._history.add(Missed(self.wanted.subscription, place, gap, document["reason"]))
+        self._history.add(Missed(self._judged, place, gap, document["reason"]))
+
+    def _ask(self, port: int, method: str, path: str, document: object = None) -> Any:
+        """The answer, if there is one now."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return ask_consumer(port, method, path, document, may_be_gone=self._lives.ends)
+        return None
 
     def _wander(self) -> bool:
         """Whether it goes away now."""
@@ -219,11 +223,8 @@ class Consumer(Client):
     def _leave(self) -> None:
         """Leaves, or just goes; stays away for a while."""
         if self._rng.random() < 0.5:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                ask_consumer(
-                    self._port(), "POST", f"{self.wanted.path}/leave",
-                    {"consumer": self.wanted.consumer},
-                )  # fmt: skip
+            leaves = {"consumer": self.wanted.consumer}
+            self._ask(self._port(), "POST", f"{self.wanted.path}/leave", leaves)
         self.stopping.wait(self._rng.uniform(*AWAY_S))
 
     def _query(self, **more: object) -> str:
@@ -252,15 +253,18 @@ class StreamConsumer(Consumer):
     def _follow(self) -> None:
         wanted = self.wanted
         assert wanted.form is not None
+        connecting = contextlib.ExitStack()
+        self._judged = connecting.enter_context(self._lives.present(wanted.subscription))
         port, era = self._port(), self._era()
         connection = self._begins(era)
         goes = False
         try:
-            with connected(port, small=wanted.slow) as sock:
+            with connecting, connected(port, small=wanted.slow) as sock:
                 head = f"GET {self._query()} HTTP/1.1\r\nHost: localhost\r\n"
                 sock.sendall(f"{head}Accept: {wanted.form.value}\r\n\r\n".encode())
                 pieces = self._pieces(sock)
                 data = after_head(piece for piece, _ in pieces)
+                connecting.close()
                 if data is None:
                     return
                 chunks, parser, empty_ms = ChunkDecoder(), StreamParser(wanted.form), now_ms()
@@ -291,7 +295,7 @@ class StreamConsumer(Consumer):
                 self._deal(connection, document["epoch"], found, empty_ms, is_whole=True)
             elif name == "tombstone":
                 self._tell_gap(document)
-            elif name == "error" and document["code"] in ENDS:
+            elif name == "error" and document["code"] in self._ends:
                 pass
             elif name not in ("closing", "heartbeat"):
                 raise BadAnswer(f"{self.name} got an event {name!r}: {document}")
@@ -328,13 +332,12 @@ class Poller(Consumer):
             if not port:
                 self.stopping.wait(RETRY_S)
                 continue
-            if not connection or now_era != era:
-                era = now_era
-                connection = self._begins(era)
-            empty_ms = now_ms()
-            answer = None
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                answer = ask_consumer(port, "GET", query)
+            with self._lives.present(self.wanted.subscription) as judged:
+                if not connection or now_era != era or judged != self._judged:
+                    era, self._judged = now_era, judged
+                    connection = self._begins(era)
+                empty_ms = now_ms()
+                answer = self._ask(port, "GET", query)
             if answer is None:
                 self.stopping.wait(RETRY_S)
                 continue
@@ -351,11 +354,14 @@ class Poller(Consumer):
 class Operator(Client):
     """Skips the blocked keys of a subscription, again and again."""
 
-    def __init__(self, topic: str, subscription: str, port: Port, era: Era, history: History):
+    def __init__(
+        self, topic: str, subscription: str, port: Port, era: Era, history: History, lives: Lives
+    ) -> None:
         super().__init__(f"operator of {subscription}")
         self.skipped = 0
         self._path = f"/v0/topics/{topic}/subscriptions/{subscription}"
         self._subscription = subscription
+        self._lives = lives
         self._port = port
         self._era = era
         self._history = history
@@ -364,20 +370,25 @@ class Operator(Client):
         """Until it is told to stop."""
         number = 1 << 62
         while not self.stopping.wait(0.2):
-            with contextlib.suppress(OSError, http.client.HTTPException):
+            with (
+                self._lives.present(self._subscription) as judged,
+                contextlib.suppress(OSError, http.client.HTTPException),
+            ):
                 found = ask_consumer(self._port(), "GET", f"{self._path}/keys?limit=20")
                 for blocked in (found or {}).get("keys", ()):
                     number += 1
                     spot = (blocked["partition"], blocked["seq"])
-                    self._history.add(Settling(self._subscription, number, 0, (spot,), self._era()))
+                    self._history.add(Settling(judged, number, 0, (spot,), self._era()))
                     what = {"partition": spot[0], "seq": spot[1]}
                     done = ask_consumer(self._port(), "POST", f"{self._path}/skip", what)
                     self.skipped += done is not None
 
 
-def ask_consumer(port: int, method: str, path: str, document: object = None) -> Any:
+def ask_consumer(
+    port: int, method: str, path: str, document: object = None, *, may_be_gone: bool = False
+) -> Any:
     """The JSON answer on a connection of its own; None if the daemon cannot serve it now. Raises
-    BadAnswer for anything else but 200."""
+    BadAnswer for anything else but 200; ``may_be_gone``: or 404."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     body = None if document is None else json.dumps(document)
     try:
@@ -390,8 +401,8 @@ def ask_consumer(port: int, method: str, path: str, document: object = None) -> 
         return None
     if answer.status == 409:  # nothing of an acknowledgment was accepted
         return json.loads(found)["error"]["detail"]
-    if answer.status == 404 and path.endswith("/skip"):
-        return None  # it is not blocked any more
+    if answer.status == 404 and (may_be_gone or path.endswith("/skip")):
+        return None  # it was deleted, or is not blocked any more
     if answer.status != 200:
         raise BadAnswer(f"{method} {path} {body} was answered {answer.status}: {found[:1000]!r}")
     return json.loads(found)

@@ -1,10 +1,10 @@
 """The rules for routers, by the word that a contradiction begins with. Pure.
 
 - uncopied: each kept record of a source that passes the filters is in the destination.
-- recopied: once.
+- recopied: once, by each life of a router that was deleted and created again.
 - miscopied: nothing else is in the destination.
 - reordered: within a partition of the destination, records of one partition of a source are in the
-  order of that partition.
+  order of that partition, in each life of the router.
 
 Sources keep all their records; several may have one destination, and a destination may be a source.
 """
@@ -31,13 +31,14 @@ def _copied(known: Known) -> Iterator[str]:
             for place, records in _sources(known, router)
             for seq, record in records
         }
+        lives = sum(router.lives - 1 for router in routers)
         for record, where in wanted.items():
             if record not in found:
                 yield f"uncopied: {record} at {where} is not in {destination}"
         for record, places in found.items():
             if record not in wanted:
                 yield f"miscopied: {record} at {places} passes no router to {destination}"
-            elif len(places) > 1:
+            elif len(places) > 1 + lives:
                 yield f"recopied: {record} at {wanted[record]} is in {destination} at {places}"
 
 
@@ -48,7 +49,8 @@ def _reordered(known: Known) -> Iterator[str]:
                 sequence = {record: seq for seq, record in records}
                 for place, copies in known.kept.items():
                     if place[0] == destination:
-                        yield from _falls(source, sequence, place, copies)
+                        falls = [*_falls(source, sequence, place, copies)]
+                        yield from falls[router.lives - 1 :]
 
 
 def _falls(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.chaos.history import (
     Consuming,
     Drained,
+    Ended,
     Handed,
     Message,
     Missed,
@@ -64,9 +65,10 @@ class Handings:
         self.alive_ms: dict[int, int] = defaultdict(int)
         self.missed: list[Missed] = []
         self.lag: int | None = None
+        self.ended = False  # it was deleted
         self._settling: dict[int, tuple[int, Settling]] = {}
 
-    def take(self, number: int, line: OfSubscription) -> None:
+    def take(self, number: int, line: OfSubscription | Ended) -> None:
         """The next line of this subscription."""
         if isinstance(line, Consuming):
             self.connections[line.connection] = line
@@ -93,6 +95,8 @@ class Handings:
             self.missed.append(line)
         elif isinstance(line, Drained):
             self.lag = line.lag
+        elif isinstance(line, Ended):
+            self.ended = True
 
     def _handed(self, number: int, line: Handed) -> None:
         self.newest[line.connection] = max(line.epoch, self.newest.get(line.connection, 0))

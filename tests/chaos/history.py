@@ -101,11 +101,13 @@ class Watching(msgspec.Struct, frozen=True, tag="watching"):
 
 class Routed(msgspec.Struct, frozen=True, tag="routed"):
     """A router copies what passes ``filters`` from a topic into another, which nobody else
-    writes to except other routers."""
+    writes to except other routers. It was created ``lives`` times, and began at the beginning each
+    time."""
 
     source: str
     destination: str
     filters: Filters = {}
+    lives: int = 1
 
 
 class Lossy(msgspec.Struct, frozen=True, tag="lossy"):
@@ -212,6 +214,22 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     lag: int
 
 
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """A life of a subscription is about to end by its deletion; the next one has another name here.
+    ``with_topic``: its topic is deleted, so nobody knows any more what that held."""
+
+    subscription: str
+    at_ms: int
+    with_topic: bool = False
+
+
+class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
+    """A topic is about to be deleted, or (``done``) was deleted and created again."""
+
+    topic: str
+    done: bool
+
+
 class Pushes(msgspec.Struct, frozen=True, tag="pushes"):
     """A push subscription begins, at the beginning of its topic. ``failures_max``: after as many
     POSTs in which it was alone and refused, a record goes the way of ``poison``."""
@@ -280,7 +298,7 @@ OfPush = Posted | Replied
 OfSubscription = Consuming | Handed | Settling | Settled | Parted | Missed | Drained
 Line = (
     Sent | Answered | Page | Watching | Routed | Lossy | Capped | Subscribed | OfSubscription
-    | Pushes | OfPush | Unheard | Harmed | Did
+    | Ended | Renewed | Pushes | OfPush | Unheard | Harmed | Did
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from tests.chaos.history import (
     Answered,
     Capped,
     Drained,
+    Ended,
     Harmed,
     Line,
     Lossy,
@@ -18,6 +19,7 @@ from tests.chaos.history import (
     Page,
     Place,
     Pushes,
+    Renewed,
     Routed,
     Sent,
     Subscribed,
@@ -50,11 +52,17 @@ class Known:
         self.pushes: dict[str, Posts] = {}
         self.unheard: list[Unheard] = []
         self.harms: list[Harmed] = []
+        self.bygone: dict[str, str] = {}  # what was stored in former lives of topics, and which
+        self._straddling: set[int] = set()
+        self._forgotten: set[str] = set()
         for number, line in enumerate(lines):
             if isinstance(line, Sent):
                 self.sent[line.attempt] = line
             elif isinstance(line, Answered):
-                self.answers[line.attempt] = line
+                if line.attempt in self.sent and line.attempt not in self._straddling:
+                    self.answers[line.attempt] = line
+            elif isinstance(line, Renewed):
+                self._renew(line)
             elif isinstance(line, Page):
                 self.pages.append(line)
                 if line.gap is not None and line.reason in EVICTED:
@@ -76,14 +84,18 @@ class Known:
                 self.subscriptions[line.subscription] = Handings(line)
             elif isinstance(line, Pushes):
                 self.pushes[line.subscription] = Posts(line)
+            elif isinstance(line, Ended) and line.with_topic:
+                del self.subscriptions[line.subscription]
+                self._forgotten.add(line.subscription)
             elif isinstance(line, OfPush) or (
-                isinstance(line, Drained) and line.subscription in self.pushes
+                isinstance(line, Drained | Ended) and line.subscription in self.pushes
             ):
                 self.pushes[line.subscription].take(number, line)
             elif isinstance(line, Unheard):
                 self.unheard.append(line)
-            elif isinstance(line, OfSubscription):
-                self.subscriptions[line.subscription].take(number, line)
+            elif isinstance(line, OfSubscription | Ended):
+                if line.subscription not in self._forgotten:
+                    self.subscriptions[line.subscription].take(number, line)
             elif isinstance(line, Harmed):
                 self.harms.append(line)
         for page in self.pages:
@@ -100,6 +112,20 @@ class Known:
         self.attempts: dict[tuple[str, ...], list[Sent]] = defaultdict(list)
         for sent in self.sent.values():
             self.attempts[sent.records].append(sent)
+
+    def _renew(self, line: Renewed) -> None:
+        """What was stored before a topic was deleted is gone; what was on its way is here or not.
+        Until the topic is there again, attempts are on their way."""
+        for attempt, sent in list(self.sent.items()):
+            if sent.place[0] != line.topic or attempt in self._straddling:
+                continue
+            answer = self.answers.get(attempt)
+            if line.done:
+                self._straddling.add(attempt)
+                self.answers.pop(attempt, None)
+            elif answer is not None and answer.status == 200:
+                del self.sent[attempt]
+                self.bygone.update(dict.fromkeys(sent.records, line.topic))
 
     @property
     def dead_letters(self) -> set[str]:

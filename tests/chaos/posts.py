@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from tests.chaos.history import Drained, Posted, Pushes, Replied
+from tests.chaos.history import Drained, Ended, Posted, Pushes, Replied
 
 
 class Post(NamedTuple):
@@ -46,8 +46,9 @@ class Posts:
         self.replies: dict[int, Reply] = {}  # by the number of the POST
         self.times_ms: list[int] = []  # when POSTs arrived
         self.lag: int | None = None
+        self.ended_ms: int | None = None  # when it was about to be deleted
 
-    def take(self, number: int, line: Posted | Replied | Drained) -> None:
+    def take(self, number: int, line: Posted | Replied | Drained | Ended) -> None:
         """The next line of this subscription."""
         if isinstance(line, Posted):
             self.times_ms.append(line.at_ms)
@@ -57,6 +58,8 @@ class Posts:
                 )
         elif isinstance(line, Replied):
             self.replies[line.number] = Reply(number, line.status, line.at_ms, line.whole)
+        elif isinstance(line, Ended):
+            self.ended_ms = line.at_ms
         else:
             self.lag = line.lag
 

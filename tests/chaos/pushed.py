@@ -1,6 +1,6 @@
 """The rules for push subscriptions, by the word that a contradiction begins with. Pure.
 
-- undrained: in the end it has no lag.
+- undrained: in the end it has no lag, unless it was deleted.
 - undelivered: each record of its topic was in a POST that the receiver answered 2xx, or was refused
   often enough for the poison policy, or was evicted. Failures of the receiver end nothing.
 - renamed: all POSTs of a record have the same ``ce-id``; confused: no other record has it.
@@ -13,6 +13,7 @@
   refusal.
 - overstepped: in no window of WINDOWS_MS more POSTs arrive than the rate allows, and those that may
   have been held up on their way.
+- lingering: while nothing is killed or stopped, no POST arrives HELD_MS after it was deleted.
 - mistold: what arrives is a record of the topic.
 - reburied: a dead letter is stored once; misburied: after enough refusals.
 """
@@ -38,6 +39,8 @@ Rule = Callable[[Known, Posts], Iterator[str]]
 
 def _undelivered(known: Known, posts: Posts) -> Iterator[str]:
     name = posts.rules.subscription
+    if posts.ended_ms is not None:
+        return
     if posts.lag != 0:
         yield f"undrained: {name} has a lag of {posts.lag} in the end"
         return
@@ -145,6 +148,17 @@ def _overstepped(known: Known, posts: Posts) -> Iterator[str]:
                 break
 
 
+def _lingering(known: Known, posts: Posts) -> Iterator[str]:
+    ended_ms = posts.ended_ms
+    late_ms = [] if ended_ms is None else [at for at in posts.times_ms if at > ended_ms + HELD_MS]
+    for at_ms in late_ms[:1]:
+        if not any(ended_ms is None or ended_ms <= harm <= at_ms for harm in _harms_ms(known)):
+            yield (
+                f"lingering: {posts.rules.subscription} was deleted at {ended_ms} ms, and sent a"
+                f" POST at {at_ms}"
+            )
+
+
 def _mistold(known: Known, posts: Posts) -> Iterator[str]:
     kept = {record for _, record in _kept(known, posts)}
     for record in posts.posts:
@@ -213,6 +227,7 @@ def _pushes(known: Known) -> Iterator[str]:
 
 
 OF_PUSH: tuple[Rule, ...] = (
-    _undelivered, _named, _outrun, _repeated, _overtried, _overstepped, _mistold, _dead_letters,
+    _undelivered, _named, _outrun, _repeated, _overtried, _overstepped, _lingering, _mistold,
+    _dead_letters,
 )  # fmt: skip
 RULES = (_pushes,)

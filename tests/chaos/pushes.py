@@ -28,6 +28,7 @@ from tests.chaos.history import (
     Replied,
     Unheard,
 )
+from tests.chaos.lives import Lives
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came
@@ -102,8 +103,9 @@ AWAY_S = (0.0, 2.5)
 class Spoiler(Client):
     """Has the receiver, and does things to it until it is stopped."""
 
-    def __init__(self, folder: Path, written: History, seed: int) -> None:
+    def __init__(self, folder: Path, written: History, seed: int, wanted: Sequence[Wanted]) -> None:
         super().__init__("spoiler")
+        self._names = [each.rules.subscription for each in wanted]
         self.receiver = ReceiverProcess(folder / "receiver.log", seed=seed)
         self.acts: Counter[str] = Counter()
         self._written = written
@@ -122,8 +124,7 @@ class Spoiler(Client):
             if spoil in (Spoil.KILL, Spoil.STOP):
                 self._away(spoil)
             else:
-                name = self._rng.choice(WANTED).rules.subscription
-                self._behave(name, BEHAVIORS[spoil])
+                self._behave(self._rng.choice(self._names), BEHAVIORS[spoil])
         self._calm()
 
     def _away(self, spoil: Spoil) -> None:
@@ -139,8 +140,8 @@ class Spoiler(Client):
         self._tell()
 
     def _calm(self) -> None:
-        for each in WANTED:
-            self._behave(each.rules.subscription, {})
+        for name in self._names:
+            self._behave(name, {})
 
     def _behave(self, name: str, more: dict[str, Any]) -> None:
         self.receiver.behave(
@@ -156,54 +157,65 @@ class Spoiler(Client):
         for entry in self.receiver.entries():
             if isinstance(entry, Came):
                 records = tuple(Pushed(event.id, json.loads(event.data)) for event in entry.events)
-                yield Posted(entry.endpoint, entry.number, records, entry.at_ms)
+                name = entry.endpoint.replace("-life-", "#")
+                yield Posted(name, entry.number, records, entry.at_ms)
             else:
-                yield Replied(
-                    entry.endpoint, entry.number, entry.status, entry.at_ms, entry.is_whole
-                )
+                name = entry.endpoint.replace("-life-", "#")
+                yield Replied(name, entry.number, entry.status, entry.at_ms, entry.is_whole)
 
 
-def create(daemon: Daemon, written: History, receiver: ReceiverProcess) -> None:
-    """Creates all push subscriptions; their topics are there."""
-    for each in WANTED:
-        rules = each.rules
-        push: dict[str, object] = {
-            "endpoint": receiver.url(rules.subscription), "rate_max": rules.rate_max,
-            "senders": rules.senders, "connections_max": rules.connections_max,
-            "timeout_ms": rules.timeout_ms, "format": each.format, **each.more,
-        }  # fmt: skip
-        settings: dict[str, object] = {
-            "mode": rules.mode, "start": "earliest", "redeliveries_max": rules.failures_max - 1,
-            "backoff_ms": [20, 200], "poison": rules.poison, "push": push,
-        }  # fmt: skip
-        if rules.dead_letters:
-            settings["dead_letter_topic"] = rules.dead_letters
-        answer = daemon.json("PUT", _path_of(rules), settings)
+def settings_of(each: Wanted, receiver: ReceiverProcess, judged: str) -> dict[str, object]:
+    """What a push subscription is created with; each life has an endpoint of its own."""
+    rules = each.rules
+    push: dict[str, object] = {
+        "endpoint": receiver.url(judged.replace("#", "-life-")), "rate_max": rules.rate_max,
+        "senders": rules.senders, "connections_max": rules.connections_max,
+        "timeout_ms": rules.timeout_ms, "format": each.format, **each.more,
+    }  # fmt: skip
+    settings: dict[str, object] = {
+        "mode": rules.mode, "start": "earliest", "redeliveries_max": rules.failures_max - 1,
+        "backoff_ms": [20, 200], "poison": rules.poison, "push": push,
+    }  # fmt: skip
+    if rules.dead_letters:
+        settings["dead_letter_topic"] = rules.dead_letters
+    return settings
+
+
+def create(
+    daemon: Daemon, written: History, receiver: ReceiverProcess, wanted: Sequence[Wanted]
+) -> None:
+    """Creates push subscriptions; their topics are there."""
+    for each in wanted:
+        settings = settings_of(each, receiver, each.rules.subscription)
+        answer = daemon.json("PUT", path_of(each.rules), settings)
         assert answer.status == 201, answer.body
-        written.add(rules)
+        written.add(each.rules)
 
 
-def wait_until_drained(port: Port, written: History) -> None:
+def wait_until_drained(
+    port: Port, written: History, wanted: Sequence[Wanted], lives: Lives
+) -> None:
     """Waits until everything is delivered, or no more than before for a long while. Nobody
     produces any more, and the receiver is well. The judge names what is left."""
     lags: dict[str, int] = {}
 
     def moved() -> bool:
         before = dict(lags)
-        lags.update({each.rules.subscription: _lag(port, each.rules) for each in WANTED})
+        lags.update({each.rules.subscription: _lag(port, each.rules) for each in wanted})
         return lags != before or not any(lags.values())
 
     with contextlib.suppress(AssertionError):
         wait_until(moved, "push subscriptions to be asked")
         while any(lags.values()):
             wait_until(moved, "push subscriptions to have less lag", STALL_S)
-    for each in WANTED:
-        written.add(Drained(each.rules.subscription, lags[each.rules.subscription]))
+    for each in wanted:
+        name = each.rules.subscription
+        written.add(Drained(lives.judged(name), lags[name]))
 
 
-def undone(port: Port) -> list[str]:
+def undone(port: Port, wanted: Sequence[Wanted]) -> list[str]:
     """What is to be sent again after the daemon stopped in good order, though all was done."""
-    lags = {each.rules.subscription: _lag(port, each.rules) for each in WANTED}
+    lags = {each.rules.subscription: _lag(port, each.rules) for each in wanted}
     return [
         f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
     ]
@@ -229,14 +241,14 @@ def told(lines: Sequence[Line]) -> Counter[str]:
     return +found
 
 
-def _path_of(rules: Pushes) -> str:
+def path_of(rules: Pushes) -> str:
     return f"/v0/topics/{rules.topic}/subscriptions/{rules.subscription}"
 
 
 def _lag(port: Port, rules: Pushes) -> int:
     """Its lag; 1 if it cannot be asked now."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        answer = ask_consumer(port(), "GET", _path_of(rules))
+        answer = ask_consumer(port(), "GET", path_of(rules))
         if answer is not None:
             return int(answer["lag"])
     return 1

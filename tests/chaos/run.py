@@ -20,13 +20,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shards.clock import monotonic_ns
-from tests.chaos import history, plan, pressure, pushes, routers, subscriptions
+from tests.chaos import history, plan, pressure, pushes, renewing, routers, subscriptions
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.consumers import Consumer, Operator
-from tests.chaos.history import Capped, History, Lossy, Place
+from tests.chaos.history import Capped, History, Lossy, Place, Subscribed
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.known import COLD
+from tests.chaos.lives import Lives
 from tests.chaos.watchers import CLICKS, WANTED, Watcher, wait_until_seen
 from tests.chaos.world import Options, World
 from tests.e2e.daemon import HANG_S, wait_until
@@ -87,12 +88,20 @@ def only_push(options: Options) -> Options:
     )  # fmt: skip
 
 
+def with_recreation(options: Options) -> Options:
+    """The same run, in which most of what is used is deleted and created again."""
+    return replace(only_push(options), subscribe=True, renew=True)
+
+
 def run(options: Options) -> Report:
     """Runs and checks. Raises the error of a client or of a start of the daemon."""
     path = options.folder / "history.jsonl"
     with History(path) as written:
         world = World(options, written)
-        spoiler = pushes.Spoiler(options.folder, written, options.seed) if options.push else None
+        pushed = renewing.PUSHED if options.renew else pushes.WANTED
+        spoiler = (
+            pushes.Spoiler(options.folder, written, options.seed, pushed) if options.push else None
+        )
         try:
             report = _live(options, world, written, spoiler)
         finally:
@@ -120,24 +129,42 @@ def _live(
     options: Options, world: World, written: History, spoiler: pushes.Spoiler | None
 ) -> Report:
     world.start()
-    topic_ids = _create_topics(world, written)
+    places = [*PLACES, *renewing.PLACES] if options.renew else PLACES
+    all_places = [*ALL_PLACES, *([*renewing.PLACES, *renewing.ALL_PLACES] if options.renew else [])]
+    subscribed = renewing.SUBSCRIPTIONS if options.renew else subscriptions.SUBSCRIPTIONS
+    pushed = renewing.PUSHED if options.renew else pushes.WANTED
+    topic_ids = _create_topics(world, written, all_places)
     numbers = Numbers()
+    lives = Lives(ends=options.renew)
     producers = [
-        Producer(number, world.port, written, numbers, PLACES, keyed=bool(number % 2),
+        Producer(number, world.port, written, numbers, places, keyed=bool(number % 2),
                  pause_s=options.pause_s, pad_bytes=options.pad_bytes,
                  waits=options.waits[number % len(options.waits)])
         for number in range(options.producers)
     ]  # fmt: skip
     readers, rereaders, watchers = _readers(options, world, written, topic_ids)
-    consumers = _consumers(options, world, written)
+    consumers = _consumers(options, world, written, subscribed, lives)
     governor = pressure.GovernorWatch(world.port)
     spoilers = [spoiler] if spoiler is not None else []
     for each in spoilers:
         assert world.daemon is not None
         each.begin()
-        pushes.create(world.daemon, written, each.receiver)
+        pushes.create(world.daemon, written, each.receiver, pushed)
     keeper = world.keeper
-    clients = [*producers, *readers, *rereaders, *watchers, *consumers, *spoilers, governor]
+    renewers: list[renewing.Renewer] = []
+    passers: list[renewing.Sink | renewing.Intruder] = []
+    if options.renew:
+        assert spoiler is not None and world.daemon is not None
+        renewers.append(
+            renewing.Renewer(world.port, written, lives, options.seed, spoiler.receiver)
+        )
+        renewers[0].create(world.daemon)
+        passers.append(renewing.Sink(world.port, written, numbers, options.seed))
+        passers.append(renewing.Intruder(world.port, options.seed))
+    clients = [
+        *producers, *readers, *rereaders, *watchers, *consumers, *spoilers, *renewers, *passers,
+        governor,
+    ]  # fmt: skip
 
     def is_met() -> bool:
         """Whether the run has met what it is about."""
@@ -153,29 +180,36 @@ def _live(
             _steps(options, world, is_met)
             if keeper is not None:
                 _stop([keeper], KEEPER_HANG_S)
+        _stop(renewers)
+        _stop(passers)
         # Producers with keys go on until the answer; the others read what is outstanding.
         _stop(producers)
         if options.read:
             routers.wait_until_copied(world.port)
             wait_until_seen(watchers, world.port)
         if options.subscribe:
-            subscriptions.wait_until_drained(world.port, written)
+            subscriptions.wait_until_drained(world.port, written, subscribed, lives)
         if options.push:
             _stop(spoilers)
-            pushes.wait_until_drained(world.port, written)
+            pushes.wait_until_drained(world.port, written, pushed, lives)
+        for renewer in renewers:
+            renewing.wait_until_routed(world.port)
+            renewer.end()
         _stop([*watchers, *readers, *rereaders, *consumers, governor])
-    for place in ALL_PLACES:
+    for place in all_places:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
     world.calm()
     world.restart()
-    contradictions = subscriptions.undone(world.port) if options.subscribe else []
-    contradictions += pushes.undone(world.port) if options.push else []
+    contradictions = subscriptions.undone(world.port, subscribed) if options.subscribe else []
+    contradictions += pushes.undone(world.port, pushed) if options.push else []
+    for passer in passers:
+        contradictions += passer.contradictions
     if keeper is not None:
         keeper.once()
         world.restart()  # and no cache has what is in the lake now
         contradictions += keeper.contradictions
-    for place in ALL_PLACES:
+    for place in all_places:
         for page in read_whole(world.port, place, COLD):
             written.add(page)
     world.end()
@@ -184,7 +218,7 @@ def _live(
         refused.update(producer.refused)
     return Report(
         seed=options.seed,
-        acts=world.acts,
+        acts=sum((renewer.acts for renewer in renewers), world.acts),
         kills=world.kills,
         requests=sum(producer.answered for producer in producers),
         acknowledged=sum(producer.acknowledged for producer in producers),
@@ -203,10 +237,10 @@ def _live(
     )
 
 
-def _create_topics(world: World, written: History) -> dict[str, int]:
+def _create_topics(world: World, written: History, places: Sequence[Place]) -> dict[str, int]:
     """Creates all topics; returns their ids."""
     assert world.daemon is not None
-    partitions = {topic: 1 + max(p for t, p in ALL_PLACES if t == topic) for topic, _ in ALL_PLACES}
+    partitions = {topic: 1 + max(p for t, p in places if t == topic) for topic, _ in places}
     topic_ids: dict[str, int] = {}
     for topic, count in partitions.items():
         wanted: dict[str, object] = {"partitions": count}
@@ -238,12 +272,18 @@ def _readers(
     )
 
 
-def _consumers(options: Options, world: World, written: History) -> list[Consumer | Operator]:
+def _consumers(
+    options: Options, world: World, written: History, subscribed: Sequence[Subscribed],
+    lives: Lives,
+) -> list[Consumer | Operator]:  # fmt: skip
     if not options.subscribe:
         return []
     assert world.daemon is not None
-    subscriptions.create(world.daemon, written)
-    return subscriptions.consumers(world.port, world.era, written, options.seed)
+    subscriptions.create(world.daemon, written, subscribed)
+    consumes = renewing.CONSUMES if options.renew else subscriptions.CONSUMES
+    return subscriptions.consumers(
+        subscribed, consumes, world.port, world.era, written, options.seed, lives
+    )
 
 
 def _wait_for_records(world: World) -> None:

@@ -2,7 +2,7 @@
 
 Of each reliable subscription:
 
-- undrained: in the end it has no lag.
+- undrained: in the end it has no lag, unless it was deleted.
 - unserved: each record of its topic was acknowledged by a consumer, or went the way of the poison
   policy after enough deliveries, or was evicted.
 - redone: what was acknowledged, and accepted, is not sent again. Only if all processes were killed
@@ -48,6 +48,8 @@ Rule = Callable[[Known, Handings], Iterator[str]]
 
 def _unserved(known: Known, served: Handings) -> Iterator[str]:
     name = served.rules.subscription
+    if served.ended:
+        return
     if served.lag != 0:
         yield f"undrained: {name} has a lag of {served.lag} in the end"
         return

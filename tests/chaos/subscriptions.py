@@ -18,6 +18,7 @@ from tests.chaos.consumers import (
     ask_consumer,
 )
 from tests.chaos.history import Drained, History, Place, Subscribed
+from tests.chaos.lives import Lives
 from tests.chaos.watchers import Form
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 
@@ -61,39 +62,49 @@ CONSUMES = [
 ]
 
 
-def create(daemon: Daemon, written: History) -> None:
-    """Creates all subscriptions; their topics are there."""
-    for each in SUBSCRIPTIONS:
-        settings: dict[str, object] = {
-            "mode": each.mode, "reliable": each.reliable, "start": "earliest",
-            "ack_timeout_ms": each.ack_timeout_ms, "redeliveries_max": each.failures_max - 1,
-            "backoff_ms": [20, 200], "poison": each.poison,
-        }  # fmt: skip
-        if each.dead_letters:
-            settings["dead_letter_topic"] = each.dead_letters
-        answer = daemon.json("PUT", path_of(each), settings)
+def settings_of(each: Subscribed) -> dict[str, object]:
+    """What a subscription is created with."""
+    settings: dict[str, object] = {
+        "mode": each.mode, "reliable": each.reliable, "start": "earliest",
+        "ack_timeout_ms": each.ack_timeout_ms, "redeliveries_max": each.failures_max - 1,
+        "backoff_ms": [20, 200], "poison": each.poison,
+    }  # fmt: skip
+    if each.dead_letters:
+        settings["dead_letter_topic"] = each.dead_letters
+    return settings
+
+
+def create(daemon: Daemon, written: History, wanted: Sequence[Subscribed]) -> None:
+    """Creates subscriptions; their topics are there."""
+    for each in wanted:
+        answer = daemon.json("PUT", path_of(each), settings_of(each))
         assert answer.status == 201, answer.body
         written.add(each)
 
 
-def consumers(port: Port, era: Era, written: History, seed: int) -> list[Consumer | Operator]:
+def consumers(
+    wanted: Sequence[Subscribed], consumes: Sequence[Consumes], port: Port, era: Era,
+    written: History, seed: int, lives: Lives,
+) -> list[Consumer | Operator]:  # fmt: skip
     """All consumers, and who looks after blocked keys."""
     made: list[Consumer | Operator] = [
-        (StreamConsumer if wanted.form else Poller)(wanted, place, port, era, written, seed)
-        for place, wanted in enumerate(CONSUMES, 1)
+        (StreamConsumer if each.form else Poller)(each, place, port, era, written, seed, lives)
+        for place, each in enumerate(consumes, 1)
     ]
     made += [
-        Operator(each.topic, each.subscription, port, era, written)
-        for each in SUBSCRIPTIONS
+        Operator(each.topic, each.subscription, port, era, written, lives)
+        for each in wanted
         if each.poison == "block"
     ]
     return made
 
 
-def wait_until_drained(port: Port, written: History) -> None:
+def wait_until_drained(
+    port: Port, written: History, wanted: Sequence[Subscribed], lives: Lives
+) -> None:
     """Waits until nothing is left for consumers, or no less than before for a long while. Nobody
     produces any more. The judge names what is left."""
-    reliable = [each for each in SUBSCRIPTIONS if each.reliable]
+    reliable = [each for each in wanted if each.reliable]
     lags: dict[str, int] = {}
 
     def moved() -> bool:
@@ -106,12 +117,12 @@ def wait_until_drained(port: Port, written: History) -> None:
         while any(lags.values()):
             wait_until(moved, "subscriptions to have less lag", STALL_S)
     for each in reliable:
-        written.add(Drained(each.subscription, lags[each.subscription]))
+        written.add(Drained(lives.judged(each.subscription), lags[each.subscription]))
 
 
-def undone(port: Port) -> list[str]:
+def undone(port: Port, wanted: Sequence[Subscribed]) -> list[str]:
     """What is to be sent again after the daemon stopped in good order, though all was done."""
-    lags = {each.subscription: _lag(port, each) for each in SUBSCRIPTIONS if each.reliable}
+    lags = {each.subscription: _lag(port, each) for each in wanted if each.reliable}
     return [
         f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
     ]

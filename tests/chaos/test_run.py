@@ -8,7 +8,13 @@ import pytest
 
 from tests.chaos.pressure import RUNGS
 from tests.chaos.pushes import KINDS
-from tests.chaos.run import only_push, only_subscriptions, run, under_pressure
+from tests.chaos.run import (
+    only_push,
+    only_subscriptions,
+    run,
+    under_pressure,
+    with_recreation,
+)
 from tests.chaos.watchers import WANTED
 from tests.chaos.world import Options
 
@@ -63,3 +69,16 @@ def test_kills_while_pushing_lose_and_reorder_nothing(tmp_path: Path) -> None:
     pushed = report.pushed
     assert pushed["answered 200"] > report.records_kept / 2, "little was pushed"
     assert set(pushed) >= KINDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_is_deleted_and_created_again_while_it_is_used_keeps_its_promises(
+    tmp_path: Path,
+) -> None:
+    """Each life of a topic, subscription, router or cursor is judged as if it were the first."""
+    report = run(with_recreation(Options(tmp_path, seed=5, seconds=60)))
+    assert report.contradictions == []
+    for what in ("subscription", "push", "router", "topic"):
+        assert report.acts[f"{what} renewed"], f"no {what} was deleted"
+    assert report.consumed["acknowledged"] and report.pushed["answered 200"]

@@ -37,7 +37,7 @@ class Options(Struct, frozen=True):
     """Options of a run. It ends after ``seconds``, or after this many ``kills`` (0: no limit) if it
     has met by then what it is about: all ``rungs``, and each kind of answer to a push. ``read``:
     there are readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push
-    subscriptions."""
+    subscriptions; ``renew``: names are deleted and created again."""
 
     folder: Path
     seed: int
@@ -50,6 +50,7 @@ class Options(Struct, frozen=True):
     read: bool = True
     subscribe: bool = False
     push: bool = False
+    renew: bool = False
     producers: int = 6
     pause_s: float = 0.005
     pad_bytes: int = 0
