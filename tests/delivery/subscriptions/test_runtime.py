@@ -388,8 +388,9 @@ def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answere
 ) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(ack_timeout_ms=10_000)
+        await owner.ask(Describe(made.subscription_id))
         long = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 60_000)))
-        await owner.until(lambda: len(owner.subscriptions) == 1)
+        await asyncio.sleep(0)
         await owner.later(25)
         owner.produce(record(1, "k"))
         await owner.rest()
@@ -407,8 +408,9 @@ def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answere
 def test_a_client_that_goes_while_its_poll_waits_is_gone_after_the_timeout(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(ack_timeout_ms=10_000)
+        await owner.ask(Describe(made.subscription_id))
         asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 60_000)))
-        await owner.until(lambda: len(owner.subscriptions) == 1)
+        await asyncio.sleep(0)
         await owner.later(5)
         asked.cancel()
         for after_s, present in ((0, 1), (9, 1), (2, 0)):
