@@ -26,7 +26,6 @@ from delivery.subscriptions.batches import (
     REFUSALS_MAX,
     Batch,
     Blocked,
-    DeadLetter,
     Outcome,
     Place,
     RefusedPlace,
@@ -39,6 +38,7 @@ from delivery.subscriptions.loose import LooseMessages
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.rests import Rests
+from delivery.subscriptions.waiting_letters import WaitingLetters
 
 # Nobody knows whether what is blocked ever goes on, so it is limited apart from what is in flight.
 BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 30 MB
@@ -60,9 +60,8 @@ class Deliveries(ABC):
         self.in_flight = 0
         self.batches: dict[int, Batch] = {}
         self.stuck: dict[Place, Blocked] = {}
-        self.dead_letters: list[DeadLetter] = []
+        self.dead_letters = WaitingLetters()
         self.counts = WindowCounts()
-        self._moving_away: set[Place] = set()  # dead letters that the caller has taken
         self._rests = Rests()
         self._numbers = 0
         self._unanswered: OrderedDict[int, Batch] = OrderedDict()  # sent, oldest first
@@ -472,26 +471,20 @@ class Deliveries(ABC):
         return self._numbers
 
     def _stick(self, blocked: Blocked) -> None:
-        place = blocked.message.place
-        self.stuck[place] = blocked
+        self.stuck[blocked.message.place] = blocked
         if self.policy.poison == "dead_letter":
-            self.dead_letters.append(DeadLetter(*place, blocked.attempts, blocked.why))
+            self.dead_letters.add(blocked)
 
-    def take_dead_letters(self) -> list[DeadLetter]:
-        """The messages that are to be moved away; each ends with ``moved``, or ``retry``."""
-        letters = [each for each in self.dead_letters if each[:2] in self.stuck]
-        self.dead_letters = []
-        self._moving_away.update((each.partition, each.offset) for each in letters)
-        return letters
+    def not_moved(self, place: Place) -> None:
+        """The copy of a message was not stored: it is judged again, by the policy as it is now."""
+        self.dead_letters.forget(place)
+        found = self.stuck.get(place)
+        if found is not None:
+            self._judge(place, found)
 
     def _unblock(self, place: Place) -> Blocked | None:
-        found = self.stuck.pop(place, None)
-        if found is None:
-            return self._rests.pop(place)
-        self._moving_away.discard(place)
-        if self.dead_letters:
-            self.dead_letters = [each for each in self.dead_letters if each[:2] != place]
-        return found
+        self.dead_letters.forget(place)
+        return self.stuck.pop(place, None) or self._rests.pop(place)
 
     # Time
 
@@ -535,29 +528,33 @@ class Deliveries(ABC):
 
     def set_policy(self, policy: WindowPolicy) -> None:
         """Changes the settings. Timeouts and limits hold for what is in flight, too; messages that
-        are stuck are judged again, except dead letters that the caller has taken."""
+        are stuck are judged again, except dead letters whose copies are on their way."""
         self.policy = policy
-        self.dead_letters = []
+        self.dead_letters.waiting.clear()
         for place, blocked in list(self.stuck.items()):
-            if place in self._moving_away:
-                continue
-            if blocked.attempts <= policy.redeliveries_max:
-                del self.stuck[place]
-                self._again(blocked.message)
-            elif policy.poison == "drop":
-                del self.stuck[place]
-                self.counts.dropped += 1
-                self._done((blocked.message,))
-            else:
-                self._stick(blocked)
+            if place not in self.dead_letters.moving:
+                self._judge(place, blocked)
+
+    def _judge(self, place: Place, blocked: Blocked) -> None:
+        if blocked.attempts <= self.policy.redeliveries_max:
+            del self.stuck[place]
+            self._again(blocked.message)
+        elif self.policy.poison == "drop":
+            del self.stuck[place]
+            self.counts.dropped += 1
+            self._done((blocked.message,))
+        else:
+            self._stick(blocked)
 
     def retry(self, partition: int, offset: int) -> bool:
-        """Sends a blocked message again, as if it had never failed; False if it is not blocked."""
-        found = self._unblock((partition, offset))
+        """Sends a blocked message again, as if it had never failed; False if it is not blocked, or
+        its copy is on its way."""
+        place = partition, offset
+        found = None if place in self.dead_letters.moving else self._unblock(place)
         if found is None:
             return False
         if found.message.queue is None:
-            self.loose.attempts.pop((partition, offset), None)
+            self.loose.attempts.pop(place, None)
         else:
             found.message.queue.attempts = 0
         self._again(found.message)
@@ -592,7 +589,8 @@ class Deliveries(ABC):
         for place, blocked in [*self.stuck.items(), *self.resting.items()]:
             assert place not in sent and not self.lanes[place[0]].is_done(place[1])
             assert (blocked.due_ns is None) == (place in self.stuck)
-        assert self._moving_away <= self.stuck.keys()
+        are_moved = self.policy.poison == "dead_letter"
+        self.dead_letters.check_invariants(self.stuck.keys(), are_moved=are_moved)
         self._rests.check_invariants()
         for lane in self.lanes.values():
             lane.check_invariants()

@@ -186,6 +186,13 @@ def unblock(
             404, "not_blocked", f"{what} is not blocked; GET .../keys lists those that are",
             {"key": key},
         )  # fmt: skip
+    if (found.partition, found.seq) in running.window.dead_letters.moving:
+        dest = running.view.subscription.config.dead_letter_topic
+        raise OwnerRefused(
+            409, "moving", f"the copy of message {found.seq} of partition {found.partition} is on"
+            f" its way to {dest}; ask again when it is stored or has failed",
+            {"partition": found.partition, "seq": found.seq},
+        )  # fmt: skip
     if isinstance(request, RetryKey):
         running.window.retry(found.partition, found.seq)
     else:

@@ -16,6 +16,7 @@ from delivery.routers.outbox import Outbox
 from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.blocks import MISSING, Blocks
 from delivery.subscriptions.running import RunningSubscription, Wanted
+from delivery.subscriptions.windows import SubscriptionWindow
 from ledger import progress
 from ledger.errors import LedgerError
 from ledger.types import Topic
@@ -49,7 +50,7 @@ class DeadLetterMover:
     def send(self, running: RunningSubscription) -> None:
         """Sends what can be sent now."""
         dest = running.view.dead_letter
-        must_learn = running.letters.send(running.view)
+        must_learn = running.letters.send(running.view, running.window)
         if must_learn and dest is not None and dest.topic_id not in self._learning:
             self._learning.add(dest.topic_id)
             self._start(self._learn(running, dest))
@@ -75,15 +76,21 @@ class DeadLetterMover:
             running.window.counts.evicted += running.window.moved(partition, offset)
         return found
 
-    def settled(self, running: RunningSubscription, letter: DeadLetter, stored: bool) -> None:
-        """The commit of a copy is followed."""
+    def settled(
+        self, running: RunningSubscription, window: SubscriptionWindow, letter: DeadLetter,
+        stored: bool,
+    ) -> None:  # fmt: skip
+        """The commit of a copy is followed. What it means is a matter of the window that named it:
+        after a seek, the message of the same place is another one."""
         if stored:
-            running.dead_lettered += running.window.moved(letter.partition, letter.offset)
+            running.dead_lettered += window.moved(letter.partition, letter.offset)
             self._moved(running)
         else:
-            self._start(self._void(running, letter))
+            self._start(self._void(running, window, letter))
 
-    async def _void(self, running: RunningSubscription, letter: DeadLetter) -> None:
+    async def _void(
+        self, running: RunningSubscription, window: SubscriptionWindow, letter: DeadLetter
+    ) -> None:
         """A former owner's copy was stored, or the topic or the subscription is gone."""
         subscription_id = running.view.subscription.subscription_id
         try:
@@ -97,8 +104,8 @@ class DeadLetterMover:
             )  # fmt: skip
             is_finished = False
         if is_finished:
-            running.window.moved(letter.partition, letter.offset)
+            window.moved(letter.partition, letter.offset)
             self._moved(running)
         else:
-            running.letters.add([letter])
+            window.not_moved((letter.partition, letter.offset))
             self._reload(subscription_id)

@@ -147,8 +147,14 @@ class RunningSubscription:
     @property
     def why_held(self) -> str:
         """Why nothing is sent, or dead letters wait; otherwise empty."""
-        window, letters = self.window, self.letters
-        return self.held or self.sender_held or self.unreadable or window.why_held or letters.reason
+        window = self.window
+        why = self.held or self.sender_held or self.unreadable or window.why_held
+        return why or self.why_letters_wait
+
+    @property
+    def why_letters_wait(self) -> str:
+        """Why dead letters cannot be stored now; otherwise empty."""
+        return self.letters.reason if self.window.dead_letters.waiting else ""
 
     @property
     def drainable_lag(self) -> int:

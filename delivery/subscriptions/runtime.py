@@ -199,7 +199,7 @@ class Subscriptions:
             if running.tick():
                 self._record(running)
                 self._wake(running)
-            if running.letters:
+            if running.window.dead_letters.waiting:
                 self._mover.send(running)
         for topic_id, there in self._by_topic.items():
             seen = self._evictions(topic_id)
@@ -493,9 +493,7 @@ class Subscriptions:
         """Makes durable what was finished, and takes what is to be moved away. Returns what an
         answer must wait for, if anything."""
         self._touched[running] = None
-        letters = running.window.take_dead_letters()
-        if letters:
-            running.letters.add(letters)
+        if running.window.dead_letters.is_new:
             self._mover.send(running)
         self.progress.touched(running.tracked)
         return self.progress.record(running.tracked)

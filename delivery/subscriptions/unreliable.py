@@ -19,7 +19,6 @@ from delivery.subscriptions.batches import (
     REFUSALS_MAX,
     Batch,
     Blocked,
-    DeadLetter,
     Outcome,
     Place,
     RefusedPlace,
@@ -30,6 +29,7 @@ from delivery.subscriptions.key_queue import KeyQueue
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.waiting_letters import WaitingLetters
 
 WAITING_BYTES = 120
 
@@ -48,6 +48,7 @@ class UnreliableWindow:
         self.batches: dict[int, Batch] = {}  # taken, and not written yet
         self.stuck: dict[Place, Blocked] = {}
         self.resting: dict[Place, Blocked] = {}
+        self.dead_letters = WaitingLetters()
         self._mode = mode
         self._waiting: dict[Consumer, deque[SentMessage]] = {}
         self._for_any: deque[SentMessage] = deque()
@@ -299,9 +300,8 @@ class UnreliableWindow:
         """Nothing has to be made durable: floors say all."""
         return {}
 
-    def take_dead_letters(self) -> list[DeadLetter]:
+    def not_moved(self, place: Place) -> None:
         """No message is moved away."""
-        return []
 
     def tick(self, now_ns: int) -> list[str]:
         """Nothing is ever due."""

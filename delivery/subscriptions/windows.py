@@ -6,7 +6,7 @@ written to, reads their payloads, and says what came of it. It loops over such c
 reliable it admits all there is, whether a consumer has room or not; else not before one has.
 
 After any call the owner looks at ``take_news``, to make durable what is finished before it answers,
-and at ``take_dead_letters``. ``tick`` is due at ``next_due_ns``.
+and at ``dead_letters``, to send those that are new. ``tick`` is due at ``next_due_ns``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Protocol
 from delivery.subscriptions.batches import (
     Batch,
     Blocked,
-    DeadLetter,
     Outcome,
     Place,
     WindowCounts,
@@ -30,6 +29,7 @@ from delivery.subscriptions.members import Members
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.shared import SharedWindow
 from delivery.subscriptions.unreliable import UnreliableWindow
+from delivery.subscriptions.waiting_letters import WaitingLetters
 from delivery.subscriptions.window import DeliveryWindow
 
 
@@ -42,6 +42,7 @@ class SubscriptionWindow(Protocol):
     members: Members
     lanes: dict[int, LookAhead]
     counts: WindowCounts
+    dead_letters: WaitingLetters
 
     @property
     def in_flight(self) -> int: ...
@@ -98,7 +99,7 @@ class SubscriptionWindow(Protocol):
     ) -> Outcome: ...  # fmt: skip
     def is_finished(self, partition: int, offset: int) -> bool: ...
     def take_news(self) -> dict[int, list[int]]: ...
-    def take_dead_letters(self) -> list[DeadLetter]: ...
+    def not_moved(self, place: Place) -> None: ...
 
     def tick(self, now_ns: int) -> list[str]: ...
     def next_due_ns(self) -> int | None: ...

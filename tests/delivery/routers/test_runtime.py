@@ -47,6 +47,7 @@ class RingOutbox:
         self.shard = shard
         self.room = 1 << 20
         self.full = False
+        self.full_partitions: set[int] = set()
         self.appended = 0
         self.on_their_way: dict[int, Callable[[bool], None]] = {}
 
@@ -66,6 +67,8 @@ class RingOutbox:
             raise RingShareUsed(1)
         if self.full and sum(part.record_count for part in parts) > 2:
             raise DestinationFull("it takes two records at a time")
+        if self.full_partitions & {part.partition for part in parts}:
+            raise DestinationFull("a partition is full")
         conditions = encode_conditions(None, None, advance)
         writer = self._node._writers[self.shard]
         self.on_their_way[writer.append(0, 0, conditions, parts, FLAG_WAITS)] = settled

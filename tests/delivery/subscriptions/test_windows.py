@@ -250,23 +250,31 @@ class WindowsMachine(RuleBasedStateMachine):
             self.model.set_policy(policy, self.taken_letters)
             self.window.set_policy(policy)
 
-    @rule()
-    def take_dead_letters(self) -> None:
-        letters = self.window.take_dead_letters()
-        for letter in letters:
-            place = (letter.partition, letter.offset)
-            assert place in self.model.stuck and place not in self.taken_letters
-            assert letter.attempts == self.model.attempts[place]
-            self.taken_letters.add(place)
-        if self.model.policy.poison == "dead_letter":
-            assert self.model.stuck == self.taken_letters, "each one is moved"
-        else:
-            assert not letters
+    @precondition(lambda self: self.window.dead_letters.waiting)
+    @rule(data=st.data())
+    def send_a_dead_letter(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.window.dead_letters.waiting)))
+        self.window.dead_letters.move_away(place)
+        self.taken_letters.add(place)
 
-    @precondition(lambda self: self.model.stuck or self.model.rests)
+    @precondition(lambda self: self.taken_letters)
+    @rule(data=st.data(), stored=st.booleans())
+    def settle_a_dead_letter(self, data: st.DataObject, stored: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(self.taken_letters)))
+        assert not self.window.retry(*place)
+        self.taken_letters.discard(place)
+        if stored:
+            self.model.finish(place)
+            assert self.window.moved(*place)
+        else:
+            self.model.set_policy(self.model.policy, self.model.stuck - {place})
+            self.window.not_moved(place)
+
+    @precondition(lambda self: self.model.stuck - self.taken_letters or self.model.rests)
     @rule(data=st.data(), again=st.booleans())
     def settle(self, data: st.DataObject, again: bool) -> None:
-        place = data.draw(st.sampled_from(sorted([*self.model.stuck, *self.model.rests])))
+        stuck = self.model.stuck - self.taken_letters
+        place = data.draw(st.sampled_from(sorted([*stuck, *self.model.rests])))
         (self.model.retry if again else self.model.finish)(place)
         assert (self.window.retry if again else self.window.moved)(*place)
         assert not self.window.moved(*place) and not self.window.retry(*place)
@@ -331,6 +339,8 @@ class WindowsMachine(RuleBasedStateMachine):
             return
         window, model = self.window, self.model
         window.check_invariants()
+        for place, letter in window.dead_letters.waiting.items():
+            assert letter.attempts == model.attempts[place]
         self.look()
         news = window.take_news()
         places = [(partition, offset) for partition, offsets in news.items() for offset in offsets]
