@@ -2,7 +2,7 @@
 
 A message is acknowledged after it was printed, or when its command has ended with 0. On Ctrl-C and
 on SIGTERM the consumer leaves: others get what it had, and no failure is counted. What is being
-worked on may end first; a second Ctrl-C does not wait for it.
+worked on may end first; a second Ctrl-C kills it.
 """
 
 from __future__ import annotations
@@ -10,29 +10,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-import msgspec
-from msgspec import UNSET
+from msgspec import Struct
 
-from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
-from commands.client.reader import data_line
+from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, decoded
 from commands.consuming.batches import ConsumerSpec, ConsumerStream, Outcomes, polled
-from commands.shell.exits import failure
+from commands.consuming.executing import PARALLEL_MAX, MessageCommands, message_line
+from commands.shell.exits import CommandFailed, failure
 from commands.shell.options import (
     client_option,
     reader_wait_option,
     records_option,
     topic_argument,
 )
-from commands.shell.output import print_lines, say
-from delivery.subscriptions.schemas import ConsumedMessage
-
-REASON_CHARACTERS_MAX = 200
+from commands.shell.output import counted_text, print_lines, say
 
 
 @click.command()
@@ -49,6 +43,10 @@ REASON_CHARACTERS_MAX = 200
     "--exec", "command", metavar="COMMAND",
     help="Run a command of the shell for each message, with the message as its input; exit code 0"
     " acknowledges.",
+)  # fmt: skip
+@click.option(
+    "--parallel", type=click.IntRange(1, PARALLEL_MAX), default=1, show_default=True, metavar="N",
+    help="How many commands run at a time; each key in order.",
 )  # fmt: skip
 @click.option(
     "--ack", type=click.Choice(["auto", "none"]), default="auto", show_default=True,
@@ -71,6 +69,7 @@ def consume(
     name: str | None,
     filters: tuple[str, ...],
     command: str | None,
+    parallel: int,
     ack: str,
     records: int | None,
     output: str,
@@ -79,29 +78,43 @@ def consume(
 ) -> None:
     """Print or work on the messages of a subscription, and acknowledge them.
 
-    With --exec one message is worked on at a time; run it several times for more. The command gets
+    With --exec, --parallel says how many messages are worked on at a time. The command gets
     HEADGATE_TOPIC, HEADGATE_PARTITION, HEADGATE_SEQ, HEADGATE_KEY and HEADGATE_ATTEMPT in its
     environment. Unless it ends with 0, the message is sent again later.
 
     \b
     Examples:
       headgate consume orders billing
-      headgate consume orders billing --exec './charge --fast' --name worker-1
+      headgate consume orders billing --exec './charge --fast' --parallel 8
       headgate consume orders billing --ack none -n 10 -o json
     """
     if command is not None and ack == "none":
         raise click.UsageError("--exec acknowledges by the exit code: leave --ack none out")
+    if command is None and parallel > 1:
+        raise click.UsageError("--parallel is how many commands run: it needs --exec")
     client.say = say
     consumer = ConsumerSpec(
         topic, subscription, name or f"{socket.gethostname()}-{os.getpid()}", filters,
         patience_ms=(60 if wait_s is None else wait_s) * 1000, reach_ms=(wait_s or 0) * 1000,
     )  # fmt: skip
     outcomes = Outcomes(client, consumer, say)
-    work = _Work(consumer, outcomes, command, ack == "auto", output == "json", records)
+    as_json = output == "json"
     try:
-        with _stopped_by_signals(work):
+        if parallel > 1:
+            _check_order(client, consumer)
+        with _Signals() as signals:
             try:
-                work.run(client)
+                if command is None:
+                    shown = outcomes if ack == "auto" else None
+                    _print(client, consumer, shown, signals, records, as_json=as_json)
+                else:
+                    with Client(client.url) as teller:  # `client` waits for messages meanwhile
+                        teller.say = say
+                        commands = MessageCommands(
+                            command, topic, Outcomes(teller, consumer, say), say,
+                            parallel=parallel, as_json=as_json,
+                        )  # fmt: skip
+                        _execute(client, consumer, commands, signals, records)
             finally:
                 outcomes.leave()
     except KeyboardInterrupt:
@@ -110,92 +123,104 @@ def consume(
         raise failure(error) or error from error
 
 
-class _Work:
-    """What is done with messages. ``is_busy``: messages are worked on, which ends before a stop."""
-
-    def __init__(
-        self, consumer: ConsumerSpec, outcomes: Outcomes, command: str | None, acks: bool,
-        as_json: bool, records: int | None,
-    ) -> None:  # fmt: skip
-        self._consumer = consumer
-        self._outcomes = outcomes
-        self._command = command
-        self._acks = acks
-        self._as_json = as_json
-        self._left = records
-        self.is_busy = False
-        self.must_stop = False
-
-    def run(self, client: Client) -> None:
-        """Works until as many were worked on as asked for, or an exception."""
-        for messages in self._batches(client):
-            self.is_busy = True
-            if self._command is None:
-                self._print(messages)
-            else:
-                self._execute(self._command, messages[0])
-            self.is_busy = False
-            if self.must_stop:
-                raise KeyboardInterrupt
-            if self._left is not None and self._left <= 0:
-                return
-
-    def _batches(self, client: Client) -> Iterator[list[ConsumedMessage]]:
-        # A stream has a thousand messages on their way, which others could work on.
-        if self._command is not None:
-            return polled(client, self._consumer, lambda: 1, say)
-        if self._left is not None:
-            return polled(client, self._consumer, lambda: self._left or 0, say)
-        return ConsumerStream(client, self._consumer, say).batches()
-
-    def _print(self, messages: list[ConsumedMessage]) -> None:
-        print_lines([self._line(each) for each in messages])
-        if self._acks:
-            self._outcomes.ack(messages)
-        self._done(len(messages))
-
-    def _line(self, message: ConsumedMessage) -> bytes:
-        return msgspec.json.encode(message) if self._as_json else data_line(message)
-
-    def _input(self, message: ConsumedMessage) -> bytes:
-        if message.data_b64 is not UNSET and not self._as_json:
-            return b64decode(message.data_b64)
-        return self._line(message) + b"\n"
-
-    def _execute(self, command: str, message: ConsumedMessage) -> None:
-        told = {
-            "TOPIC": self._consumer.topic, "PARTITION": message.partition, "SEQ": message.seq,
-            "KEY": "" if message.key is UNSET else message.key, "ATTEMPT": message.attempt,
-        }  # fmt: skip
-        environ = os.environ | {f"HEADGATE_{name}": str(value) for name, value in told.items()}
-        code = subprocess.run(
-            command, shell=True, input=self._input(message), env=environ, check=False
-        ).returncode
-        if code == 0:
-            self._outcomes.ack([message])
-        elif not self.must_stop:  # otherwise Ctrl-C, which goes to the command too, has ended it
-            why = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-            say(f"message {message.seq} of partition {message.partition}: {why}")
-            self._outcomes.nack(message, f"{command[:REASON_CHARACTERS_MAX]}: {why}")
-        self._done(1)
-
-    def _done(self, count: int) -> None:
-        if self._left is not None:
-            self._left -= count
+class _Config(Struct):
+    mode: str
 
 
-@contextmanager
-def _stopped_by_signals(work: _Work) -> Iterator[None]:
-    """SIGINT and SIGTERM end the work between messages; a second SIGINT ends it anywhere."""
+class _Shown(Struct):
+    config: _Config
 
-    def stop(number: int, _: object) -> None:
-        if not work.is_busy or (work.must_stop and number == signal.SIGINT):
-            raise KeyboardInterrupt
-        work.must_stop = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def _check_order(client: Client, consumer: ConsumerSpec) -> None:
+    """Raises CommandFailed if messages must be worked on one after the other."""
+    waits_ms = consumer.waits_ms(client)
+    body = client.call("GET", consumer.path(), patience_ms=waits_ms)
+    if decoded(client, body, _Shown).config.mode == "exclusive":
+        raise CommandFailed(
+            f"subscription {consumer.subscription} is exclusive: one message is worked on after the"
+            " other",
+            hint="leave --parallel out, or set the mode key_shared, which keeps each key in order",
+        )
+
+
+def _print(
+    client: Client, consumer: ConsumerSpec, outcomes: Outcomes | None, signals: _Signals,
+    left: int | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Prints messages until ``left`` were printed, and tells ``outcomes`` of them."""
+    if left is None:
+        batches = ConsumerStream(client, consumer, say).batches()
+    else:  # a stream has a thousand messages on their way, which others could work on
+        batches = polled(client, consumer, lambda: left or 0, say)
+    for messages in batches:
+        with signals.busy():
+            print_lines([message_line(each, as_json=as_json) for each in messages])
+            if outcomes is not None:
+                outcomes.ack(messages)
+        if left is not None:
+            left -= len(messages)
+
+
+def _execute(
+    client: Client,
+    consumer: ConsumerSpec,
+    commands: MessageCommands,
+    signals: _Signals,
+    left: int | None,
+) -> None:
+    """Starts commands until ``left`` messages were taken, and waits for them."""
+
+    def wanted() -> int:
+        return commands.room(left)
+
     try:
-        yield
+        for messages in polled(client, consumer, wanted, say):
+            with signals.busy():
+                taken = sum(map(commands.start, messages))
+            if left is not None:
+                left -= taken
+        commands.finish()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.is_busy = True  # only a second Ctrl-C ends what follows
+        running = commands.stop()
+        if running:
+            say(f"waits for {counted_text(running, 'command')}; a second Ctrl-C kills what runs")
+        try:
+            commands.wait()
+        except KeyboardInterrupt:
+            commands.kill()
+            commands.wait()
+        commands.close()
+
+
+class _Signals:
+    """SIGINT and SIGTERM end the work: while ``is_busy`` only a second SIGINT does."""
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        self._must_stop = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _received(self, number: int, _: object) -> None:
+        is_second = self._must_stop and number == signal.SIGINT
+        self._must_stop = True
+        if is_second or not self.is_busy:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Ends before a stop."""
+        self.is_busy = True
+        yield
+        self.is_busy = False
+        if self._must_stop:
+            raise KeyboardInterrupt

@@ -141,7 +141,13 @@ class SubscriptionScaling(Struct, frozen=True):
     in_flight: int
     blocked_keys: int
     consumers: int
-    consumer_max: Annotated[int, Meta(description="how many messages a consumer may have")]
+    consumer_max: Annotated[
+        int,
+        Meta(
+            description="how many messages a consumer works on at a time: the largest `max` of"
+            " those that poll; for streams, and without consumers, the subscription's setting"
+        ),
+    ]
     held: Annotated[str, Meta(description="why nothing is delivered now; empty if it is")]
 
 

@@ -78,6 +78,12 @@ class Consumers:
             self._with_room[session] = None
             self.wake()
 
+    def most_at_a_time(self, limit: int) -> int:
+        """How many messages a consumer works on simultaneously, as far as it shows: one that polls
+        asks for as many; all others may have up to ``limit``."""
+        asked = (s.asked_most if s.kind == "poll" else limit for s in self.by_name.values())
+        return min(limit, max(asked, default=limit))
+
     def check(self, asked: Consume | Poll) -> None:
         """Raises OwnerRefused if a consumer cannot come."""
         name = self.view.subscription.name
@@ -153,6 +159,7 @@ class Consumers:
         session.asker = asker
         session.poll = asyncio.get_running_loop().create_future()
         session.poll_max = min(asked.max, BATCH_MESSAGES)
+        session.asked_most = max(session.asked_most, asked.max)
         session.poll_ends_ns = self._now_ns() + asked.wait_ms * 1_000_000
         self._has_room(session)
         return session.poll

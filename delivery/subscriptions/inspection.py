@@ -88,7 +88,7 @@ def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
         phase=phase,
         reason=held,
         consumers=len(running.consumers),
-        consumer_max=running.window.policy.member_max,
+        consumer_max=running.consumers.most_at_a_time(running.window.policy.member_max),
         **_numbers(running, now_ns),
     )
 

@@ -30,11 +30,12 @@ class Session:
     """A consumer that is present. ``parked`` is a batch whose records must be loaded first; it was
     taken and not sent. ``ends_ns`` is when the consumer is taken for gone, 0: not by time.
     ``is_sender``: it is one of the daemon's own, which sends on what it gets. ``answered`` is the
-    batch that answered ``asker``, with the number of its messages; epoch 0: none."""
+    batch that answered ``asker``, with the number of its messages; epoch 0: none. ``asked_most`` is
+    the most that a poll of it has asked for."""
 
     __slots__ = (
-        "answered", "asker", "ends_ns", "filters", "format", "is_sender", "name", "outlet",
-        "parked", "poll", "poll_ends_ns", "poll_max", "written_ns",
+        "answered", "asked_most", "asker", "ends_ns", "filters", "format", "is_sender", "name",
+        "outlet", "parked", "poll", "poll_ends_ns", "poll_max", "written_ns",
     )  # fmt: skip
 
     def __init__(self, name: str, filters: tuple[str, ...]) -> None:
@@ -49,6 +50,7 @@ class Session:
         self.asker: Asker | None = None
         self.answered = (0, 0)
         self.poll_max = 0
+        self.asked_most = 0
         self.poll_ends_ns = 0
         self.written_ns = 0
 

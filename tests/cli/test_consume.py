@@ -6,6 +6,10 @@ That the daemon sends them is tested with the daemon (tests/e2e/test_consumers.p
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -37,13 +41,16 @@ class Consumed:
     """A subscription: the connections and polls of a consumer, one after the other, and what it is
     told about messages."""
 
-    def __init__(self, *answers: Answer, told: Answer = DONE) -> None:
+    def __init__(self, *answers: Answer, told: Answer = DONE, mode: str = "key_shared") -> None:
         self.left = list(answers)
         self.told_answer = told
+        self.mode = mode
         self.told: list[tuple[str, Any]] = []
         self.queries: list[dict[str, list[str]]] = []
 
     def __call__(self, call: Call) -> Answer:
+        if call.path == AT:
+            return Answer(200, {"config": {"mode": self.mode}})
         if call.method == "GET":
             self.queries.append(parse_qs(urlsplit(call.path).query))
             return self.left.pop(0) if self.left else refusal(404, "unknown_subscription")
@@ -174,3 +181,108 @@ def test_an_acknowledgment_that_comes_too_late_is_told_and_does_not_end_the_work
 
 def test_a_command_acknowledges_by_its_exit_code_only() -> None:
     assert consume(Consumed(), "--exec", "true", "--ack", "none").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("a\0b", "the key cannot be handed to a command: embedded null byte"),
+        ("k" * 200_000, "the key of 200,000 characters is too long for a command"),
+    ],
+    ids=["with NUL", "long"],
+)
+def test_a_key_that_no_command_can_be_told_is_a_failure_of_its_message_and_not_of_the_consumer(
+    key: str, why: str
+) -> None:
+    script = Consumed(polls(message(1, key=key)), polls(message(2)))
+    assert consume(script, "--exec", "true", "-n", "2").exit_code == 0
+    assert script.told == [
+        ("nack", {"messages": named(1), "reason": f"true: {why}"}),
+        ("ack", {"messages": named(2)}), ("leave", {}),
+    ]  # fmt: skip
+
+
+def fifo(folder: Path, name: str = "fifo") -> Path:
+    """What a command waits at until another one has come to the other end."""
+    os.mkfifo(folder / name)
+    return folder / name
+
+
+def test_as_many_commands_run_at_a_time_as_asked_for(tmp_path: Path) -> None:
+    met = fifo(tmp_path)
+    command = f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; *) echo > {met};; esac"
+    script = Consumed(polls(message(1, key="a"), message(2, key="b")))
+    result = consume(script, "--exec", command, "--parallel", "2", "-n", "2")
+    assert (result.exit_code, script.queries[0]["max"]) == (0, ["2"])
+    assert sorted(seq for _, told in script.told[:2] for seq in seqs(told)) == [1, 2]
+    assert {action for action, _ in script.told[:2]} == {"ack"}
+
+
+def seqs(told: Any) -> list[int]:
+    return [each["seq"] for each in told["messages"]]
+
+
+def test_messages_of_a_key_that_come_together_are_worked_on_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    met, seen = fifo(tmp_path), tmp_path / "seen"
+    command = (
+        f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; 9) echo > {met};; esac;"
+        f" echo $HEADGATE_SEQ >> {seen}"
+    )
+    together = [message(1, key="a"), message(2, key="a"), message(3, key="a"), message(9)]
+    script = Consumed(polls(*together))
+    assert consume(script, "--exec", command, "--parallel", "4", "-n", "4").exit_code == 0
+    assert [each for each in seen.read_text().split() if each != "9"] == ["1", "2", "3"]
+
+
+def test_a_message_that_is_sent_again_while_its_command_runs_is_not_run_twice(
+    tmp_path: Path,
+) -> None:
+    met, seen = fifo(tmp_path), tmp_path / "seen"
+    command = (
+        f"echo $HEADGATE_SEQ >> {seen}; case $HEADGATE_SEQ in 1) timeout 20 cat {met};;"
+        f" 9) echo > {met};; esac"
+    )
+    again = polls(message(1, epoch=11, attempt=2), message(9, epoch=11))
+    script = Consumed(polls(message(1)), again)
+    assert consume(script, "--exec", command, "--parallel", "3", "-n", "2").exit_code == 0
+    assert sorted(seen.read_text().split()) == ["1", "9"]
+    acked = {
+        told["messages"][0]["seq"]: told["messages"][0]["epoch"] for _, told in script.told[:2]
+    }
+    assert acked == {1: 11, 9: 11}
+
+
+def test_only_commands_of_messages_without_an_order_of_all_run_in_parallel() -> None:
+    assert consume(Consumed(), "--parallel", "2").exit_code == 2
+    exclusive = Consumed(polls(message(1)), mode="exclusive")
+    result = consume(exclusive, "--exec", "true", "--parallel", "2")
+    assert (result.exit_code, exclusive.told, exclusive.queries) == (1, [], [])
+    assert "subscription s is exclusive" in result.stderr
+    assert consume(exclusive, "--exec", "true", "-n", "1").exit_code == 0
+
+
+@pytest.mark.parametrize("ends", ["its command ends", "a second Ctrl-C comes"])
+def test_a_stop_waits_for_commands_unless_it_is_asked_for_twice(tmp_path: Path, ends: str) -> None:
+    begun, may_end = fifo(tmp_path, "begun"), fifo(tmp_path, "may_end")
+    script = Consumed(polls(message(1)), Answer(200, Lasting(lambda: b"")))
+    command = f"echo > {begun}; timeout 60 cat {may_end}"
+    with scripted(script) as server:
+        arguments = ["consume", "orders", "s", "--exec", command, "--parallel", "2"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli", *arguments, "--url", server.url], text=True,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        begun.read_bytes()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "waits for 1 command" in process.stderr.readline()
+        if ends == "its command ends":
+            may_end.write_bytes(b"")
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, process.stderr.read()
+        process.stderr.close()
+    done = [("ack", {"messages": named(1)})] if ends == "its command ends" else []
+    assert script.told == [*done, ("leave", {})]

@@ -6,11 +6,14 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+import cli
 from commands.client.events import EventParser
 from tests.e2e.consuming import acknowledgment, subscribe
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
@@ -165,3 +168,29 @@ def test_a_stream_ends_with_the_reason_when_its_subscription_is_deleted(
         assert shared_daemon.ask("DELETE", path).status == 200
         *_, last = of_lines(answer.read())
     assert (last["event"], last["code"]) == ("error", "deleted")
+
+
+def test_commands_of_one_consumer_work_on_keys_in_parallel_and_on_each_in_order(
+    shared_daemon: Daemon, path: str, tmp_path: Path
+) -> None:
+    keys = [f"k{number % 7}" for number in range(42)]
+    topic = path.split("/")[3]
+    records = [{"data": number, "key": key} for number, key in enumerate(keys)]
+    assert shared_daemon.json("POST", f"{path}/seek", {"to": "latest"}).status == 200
+    assert shared_daemon.json("POST", f"/v0/topics/{topic}", {"records": records}).status == 200
+    # The first message of each key fails once, so what follows it has a chance to overtake it.
+    command = (
+        f'echo "$HEADGATE_KEY $HEADGATE_SEQ" >> {tmp_path}/$HEADGATE_KEY;'
+        f" [ $HEADGATE_ATTEMPT != 1 ] || [ $HEADGATE_SEQ -gt {len(RECORDS) + 7} ]"
+    )
+    result = CliRunner().invoke(cli.headgate, [
+        "consume", topic, "s", "--exec", command, "--parallel", "5", "-n", "49", "--url",
+        shared_daemon.url,
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    wait_until(lambda: shared_daemon.get(path).json["lag"] == 0, "all to be finished")
+    for first in range(7):
+        key = f"k{first}"
+        offsets = [len(RECORDS) + 1 + n for n, each in enumerate(keys) if each == key]
+        seen = [int(line.split()[1]) for line in (tmp_path / key).read_text().splitlines()]
+        assert seen == [offsets[0], *offsets]

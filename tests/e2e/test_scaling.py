@@ -165,6 +165,19 @@ def test_json_metrics_and_keda_say_the_same(daemon: Daemon, scaler: Scaler) -> N
     assert row(found)["consumer_max"] == 4
 
 
+def test_consumers_that_poll_for_few_messages_are_wanted_accordingly(
+    daemon: Daemon, scaler: Scaler
+) -> None:
+    found = subscribed(daemon, "slow-work", consumer_max=8)
+    found.produce(*"abcdef")
+    sent = found.take("worker", 3)
+    all_say(scaler, found, 6, 50)  # another one like it would help; one of eight has room for all
+    assert scaler.target(found) == row(found)["consumer_max"] == 3
+    found.ack("worker", sent)
+    found.leave("worker")
+    wait_until(lambda: row(found)["consumer_max"] == 8, "the setting to count again")
+
+
 @pytest.mark.slow
 def test_lag_that_more_consumers_cannot_drain_asks_for_none(daemon: Daemon, scaler: Scaler) -> None:
     found = subscribed(daemon, "events", redeliveries_max=0)

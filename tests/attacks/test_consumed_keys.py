@@ -1,0 +1,33 @@
+"""Keys that were chosen to hurt who consumes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import cli
+from tests.e2e.daemon import running, wait_until
+from tests.e2e.subscribing import Subscription
+
+
+@pytest.mark.parametrize("key", ["a\0b", "k" * 200_000], ids=["with NUL", "long"])
+def test_a_message_whose_key_no_command_can_be_told_is_poison_and_others_go_on(
+    tmp_path: Path, key: str
+) -> None:
+    seen = tmp_path / "seen"
+    with running(tmp_path / "data") as daemon:
+        assert daemon.json("PUT", "/v0/topics/orders", {}).status == 201
+        made = Subscription(daemon, "orders", poison="drop", redeliveries_max=1, backoff_ms=[1, 1])
+        made.produce(key, "good")
+        for _ in range(2):  # a worker and its successor
+            result = CliRunner().invoke(cli.headgate, [
+                "consume", "orders", "s", "--exec", f"echo $HEADGATE_KEY >> {seen}", "-n", "2",
+                "--url", daemon.url,
+            ])  # fmt: skip
+            assert result.exit_code == 0, result.output
+            made.produce("good")
+        wait_until(lambda: made.state["dropped"] == 1, "the policy to drop it")
+        assert made.state["lag"] == 1
+    assert seen.read_text() == "good\ngood\n"
