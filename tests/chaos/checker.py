@@ -173,6 +173,7 @@ def _reads(known: Known) -> Iterator[str]:
         filters = watcher.filters if watcher is not None else {}
         for seq in range(page.from_seq + 1, page.next_from_seq + 1):
             missing = seq in kept and seq not in seen and not _told(page, seq)
+            missing = missing and seq > known.trimmed[page.place]
             if missing and passes(filters, kept[seq]):
                 yield (
                     f"skipped: {page.reader} was led from {page.from_seq} to {page.next_from_seq}"
@@ -195,7 +196,7 @@ def _evicted(known: Known) -> Iterator[str]:
             yield f"damaged: {page.reader} was told {page.reason} of {page.place}, {page.gap}"
     for place, evicted in known.evicted.items():
         end = max([known.ends.get(place, 0), *known.kept[place]], default=0)
-        if evicted and evicted > end - known.caps.get(place, end):
+        if evicted > max(known.trimmed[place], end - known.caps.get(place, end)):
             yield (
                 f"evicted: {place} is evicted up to {evicted} of {end}, its cap is"
                 f" {known.caps.get(place)} records"

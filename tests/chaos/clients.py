@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shards.clock import monotonic_ns
 from tests.chaos.history import Answered, History, Page, Place, Sent, fields_of
-from tests.e2e.daemon import HANG_S
+from tests.e2e.daemon import HANG_S, wait_until
 from tests.e2e.load import HalfAnswer, read_answer
 
 RETRY_S = 0.02
@@ -264,6 +264,31 @@ def ask(port: int, method: str, path: str, document: object = None) -> Any:
     finally:
         connection.close()
     return json.loads(found) if 200 <= answer.status < 300 else None
+
+
+def answer_of(port: int, method: str, path: str, document: object) -> tuple[int, Any]:
+    """The status and the JSON of an answer; the status 0 if there is none."""
+    body = None if document is None else json.dumps(document)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"null")
+    except (OSError, http.client.HTTPException):
+        return 0, None
+    finally:
+        connection.close()
+
+
+def until_answered(
+    port: Port, method: str, path: str, document: object, statuses: Sequence[int]
+) -> None:
+    """Asks until it is done: by this request, or by one whose answer was lost."""
+
+    def is_done() -> bool:
+        return answer_of(port(), method, path, document)[0] in statuses
+
+    wait_until(is_done, f"{method} {path} to be answered {statuses}")
 
 
 def ask_page(port: int, place: Place, reader: str, from_seq: int, wait_ms: int = 0) -> Page | None:

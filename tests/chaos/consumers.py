@@ -66,10 +66,10 @@ class Fate(Enum):
     POISON = "refuses it always"
 
 
-def fate(record: str) -> Fate:
+def fate(record: str, poison_every: int = 400) -> Fate:
     """What becomes of a record."""
     number = zlib.crc32(record.encode())
-    if number % 400 == 0:
+    if number % poison_every == 0:
         return Fate.POISON
     if number % 60 == 1:
         return Fate.REFUSED_ONCE
@@ -90,6 +90,7 @@ class Consumes(msgspec.Struct, frozen=True):
     slow: bool = False
     wanders: bool = False
     mute: bool = False
+    poison_every: int = 400
 
     @property
     def path(self) -> str:
@@ -162,7 +163,9 @@ class Consumer(Client):
         bad: list[Spot] = []
         silent: list[Spot] = []
         for spot, message in spots.items():
-            what = fate(message.record)
+            what = fate(message.record, self.wanted.poison_every)
+            if (self.wanted.subscription, spot) in self._lives.pardoned:
+                what = Fate.GOOD
             is_again = message.attempt > 1 or spot in known
             if what is Fate.GOOD or (what is not Fate.POISON and is_again):
                 good.append(spot)

@@ -223,6 +223,13 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     with_topic: bool = False
 
 
+class Trimmed(msgspec.Struct, frozen=True, tag="trimmed"):
+    """What is up to ``seq`` was read, and is about to be trimmed."""
+
+    place: Place
+    seq: int
+
+
 class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
     """A topic is about to be deleted, or (``done``) was deleted and created again."""
 
@@ -298,7 +305,7 @@ OfPush = Posted | Replied
 OfSubscription = Consuming | Handed | Settling | Settled | Parted | Missed | Drained
 Line = (
     Sent | Answered | Page | Watching | Routed | Lossy | Capped | Subscribed | OfSubscription
-    | Ended | Renewed | Pushes | OfPush | Unheard | Harmed | Did
+    | Ended | Trimmed | Renewed | Pushes | OfPush | Unheard | Harmed | Did
 )  # fmt: skip
 
 

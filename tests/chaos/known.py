@@ -23,6 +23,7 @@ from tests.chaos.history import (
     Routed,
     Sent,
     Subscribed,
+    Trimmed,
     Unheard,
     Watching,
 )
@@ -44,6 +45,8 @@ class Known:
         self.gaps: dict[Place, list[tuple[int, int]]] = defaultdict(list)
         self.ends: dict[Place, int] = {}
         self.evicted: dict[Place, int] = defaultdict(int)
+        self.trimmed: dict[Place, int] = defaultdict(int)  # of these, by request
+        self.renewed: set[str] = set()  # topics of which only the last life can be read
         self.caps: dict[Place, int] = {}
         self.watchers: dict[str, Watching] = {}
         self.lossy: set[str] = set()
@@ -72,6 +75,9 @@ class Known:
                 if line.reader == COLD:
                     self.kept[line.place].update(line.records)
                     self.ends[line.place] = line.next_from_seq
+            elif isinstance(line, Trimmed):
+                self.trimmed[line.place] = max(self.trimmed[line.place], line.seq)
+                self.evicted[line.place] = max(self.evicted[line.place], line.seq)
             elif isinstance(line, Capped):
                 self.caps[line.place] = line.records
             elif isinstance(line, Watching):
@@ -116,6 +122,7 @@ class Known:
     def _renew(self, line: Renewed) -> None:
         """What was stored before a topic was deleted is gone; what was on its way is here or not.
         Until the topic is there again, attempts are on their way."""
+        self.renewed.add(line.topic)
         for attempt, sent in list(self.sent.items()):
             if sent.place[0] != line.topic or attempt in self._straddling:
                 continue

@@ -12,12 +12,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.chaos.history import Spot
+
 
 class Lives:
-    """The lives of all names. ``ends``: names may be deleted in this run."""
+    """The lives of all names. ``ends``: names may be deleted in this run. ``pardoned``: messages,
+    by subscription, that an operator sends again; consumers that refused them take them then."""
 
     def __init__(self, *, ends: bool = False) -> None:
         self.ends = ends
+        self.pardoned: set[tuple[str, Spot]] = set()
         self._changed = threading.Condition()
         self._numbers: Counter[str] = Counter()
         self._inside: Counter[str] = Counter()
@@ -31,6 +35,10 @@ class Lives:
         """What the judge calls its present life."""
         number = self.number(name)
         return name if number == 1 else f"{name}#{number}"
+
+    def following(self, name: str) -> str:
+        """What the judge calls its next life."""
+        return f"{name}#{self.number(name) + 1}"
 
     @contextmanager
     def present(self, name: str) -> Iterator[str]:
@@ -50,6 +58,7 @@ class Lives:
         """The present life ends within, and another one begins; gives what the judge calls the
         present one."""
         with self._changed:
+            self._changed.wait_for(lambda: name not in self._ending)
             self._ending.add(name)
             self._changed.wait_for(lambda: not self._inside[name])
         yield self.judged(name)

@@ -8,17 +8,14 @@ lives. An *intruder* connects while names are deleted, and says nothing of what 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import random
 import socket
 from collections import Counter
-from typing import Any
 
 import msgspec
 
-from tests.chaos import pushes, subscriptions
-from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Numbers, Port
+from tests.chaos import letters, pushes, subscriptions
+from tests.chaos.clients import RETRY_S, Client, Numbers, Port, answer_of, until_answered
 from tests.chaos.consumers import Consumes, now_ms
 from tests.chaos.history import (
     Answered,
@@ -41,7 +38,7 @@ SUNK: Place = ("sunk", 0)
 ROUTER = "renewed-router"
 ROUTED = Routed("orders", "routed")
 PLACES: list[Place] = [(RENEWED, 0)]
-ALL_PLACES: list[Place] = [SUNK, (ROUTED.destination, 0)]
+ALL_PLACES: list[Place] = [SUNK, (ROUTED.destination, 0), letters.FULL, letters.LOST]
 PAUSE_S = (0.1, 2.0)
 NAMELESS_S = 0.3  # how long a name may be nobody's
 SINK_PAUSE_S = 0.05
@@ -52,11 +49,13 @@ SUBSCRIPTIONS = [
     *(each for each in subscriptions.SUBSCRIPTIONS if each.poison != "dead_letter"),
     Subscribed("renewing", RENEWED, "key_shared", "drop", subscriptions.FAILURES_MAX,
                subscriptions.ACK_TIMEOUT_MS),
+    *letters.SUBSCRIPTIONS,
 ]  # fmt: skip
 CONSUMES = [
     *(each for each in subscriptions.CONSUMES if each.subscription != "by-key"),
     Consumes(RENEWED, "renewing", "anna", Form.NDJSON, wanders=True),
     Consumes(RENEWED, "renewing", "bert"),
+    *letters.CONSUMES,
 ]
 PUSHED = [
     pushes.Wanted(Pushes("pushed", "clicks", "key_shared", "drop", pushes.FAILURES_MAX, 200, 2, 8,
@@ -114,13 +113,13 @@ class Renewer(Client):
             self._begins(each)
 
     def _begins(self, each: Subscribed) -> None:
-        following = f"{each.subscription}#{self._lives.number(each.subscription) + 1}"
+        following = self._lives.following(each.subscription)
         self._written.add(msgspec.structs.replace(each, subscription=following))
 
     def _push(self, each: pushes.Wanted) -> None:
         name = each.rules.subscription
         with self._lives.renewed(name) as former:
-            following = f"{name}#{self._lives.number(name) + 1}"
+            following = self._lives.following(name)
             self._written.add(Ended(former, now_ms()))
             settings = pushes.settings_of(each, self._receiver, following)
             # The judge knows the life before its first POST, whose lines come last of all.
@@ -134,23 +133,15 @@ class Renewer(Client):
             self._written.add(Renewed(RENEWED, done=False))
             self._replace(f"/v0/topics/{RENEWED}", {"partitions": 1})
             self._written.add(Renewed(RENEWED, done=True))
-            self._until("PUT", subscriptions.path_of(each), subscriptions.settings_of(each))
+            settings = subscriptions.settings_of(each)
+            until_answered(self._port, "PUT", subscriptions.path_of(each), settings, (200, 201))
             self._begins(each)
 
     def _replace(self, path: str, settings: object) -> None:
-        self._until("DELETE", path, None)
+        until_answered(self._port, "DELETE", path, None, (200, 404))
         if self._rng.random() < 0.5:
             self.stopping.wait(self._rng.uniform(0, NAMELESS_S))
-        self._until("PUT", path, settings)
-
-    def _until(self, method: str, path: str, document: object) -> None:
-        """Asks until it is done: by this request or by one whose answer was lost."""
-
-        def is_done() -> bool:
-            status, _ = answer_of(self._port(), method, path, document)
-            return status in ((200, 404) if method == "DELETE" else (200, 201))
-
-        wait_until(is_done, f"{method} {path} to be answered")
+        until_answered(self._port, "PUT", path, settings, (200, 201))
 
 
 class Sink(Client):
@@ -246,20 +237,6 @@ def wait_until_routed(port: Port) -> None:
         return status == 200 and answer["lag"] == 0
 
     wait_until(is_done, f"router {ROUTER} to have copied everything")
-
-
-def answer_of(port: int, method: str, path: str, document: object) -> tuple[int, Any]:
-    """The status and the JSON of an answer; the status 0 if there is none."""
-    body = None if document is None else json.dumps(document)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read() or b"null")
-    except (OSError, http.client.HTTPException):
-        return 0, None
-    finally:
-        connection.close()
 
 
 _ROUTER_SETTINGS = {"source": ROUTED.source, "dest": ROUTED.destination, "from": "earliest"}

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shards.clock import monotonic_ns
-from tests.chaos import history, plan, pressure, pushes, renewing, routers, subscriptions
+from tests.chaos import history, letters, plan, pressure, pushes, renewing, routers, subscriptions
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.consumers import Consumer, Operator
@@ -152,6 +152,7 @@ def _live(
         pushes.create(world.daemon, written, each.receiver, pushed)
     keeper = world.keeper
     renewers: list[renewing.Renewer] = []
+    operators: list[letters.LettersOperator] = []
     passers: list[renewing.Sink | renewing.Intruder] = []
     if options.renew:
         assert spoiler is not None and world.daemon is not None
@@ -159,11 +160,12 @@ def _live(
             renewing.Renewer(world.port, written, lives, options.seed, spoiler.receiver)
         )
         renewers[0].create(world.daemon)
+        operators.append(letters.LettersOperator(world.port, written, lives, options.seed))
         passers.append(renewing.Sink(world.port, written, numbers, options.seed))
         passers.append(renewing.Intruder(world.port, options.seed))
     clients = [
         *producers, *readers, *rereaders, *watchers, *consumers, *spoilers, *renewers, *passers,
-        governor,
+        *operators, governor,
     ]  # fmt: skip
 
     def is_met() -> bool:
@@ -180,6 +182,8 @@ def _live(
             _steps(options, world, is_met)
             if keeper is not None:
                 _stop([keeper], KEEPER_HANG_S)
+        for operator in operators:
+            operator.calm.set()
         _stop(renewers)
         _stop(passers)
         # Producers with keys go on until the answer; the others read what is outstanding.
@@ -195,7 +199,7 @@ def _live(
         for renewer in renewers:
             renewing.wait_until_routed(world.port)
             renewer.end()
-        _stop([*watchers, *readers, *rereaders, *consumers, governor])
+        _stop([*watchers, *readers, *rereaders, *consumers, *operators, governor])
     for place in all_places:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
@@ -213,12 +217,15 @@ def _live(
         for page in read_whole(world.port, place, COLD):
             written.add(page)
     world.end()
+    acts = world.acts.copy()
+    for done in [each.acts for each in renewers] + [each.acts for each in operators]:
+        acts.update(done)
     refused: Counter[int] = Counter()
     for producer in producers:
         refused.update(producer.refused)
     return Report(
         seed=options.seed,
-        acts=sum((renewer.acts for renewer in renewers), world.acts),
+        acts=acts,
         kills=world.kills,
         requests=sum(producer.answered for producer in producers),
         acknowledged=sum(producer.acknowledged for producer in producers),
@@ -246,6 +253,8 @@ def _create_topics(world: World, written: History, places: Sequence[Place]) -> d
         wanted: dict[str, object] = {"partitions": count}
         if topic == CAPPED[0]:
             wanted["cap_records"] = CAP_RECORDS
+        if topic == letters.FULL[0]:
+            wanted |= {"cap_records": letters.FULL_RECORDS, "discard": "reject"}
         wanted["lossy"] = topic == LOSSY
         answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
         assert answer.status == 201, answer.body

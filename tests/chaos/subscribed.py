@@ -18,7 +18,8 @@ Of each reliable subscription:
   unless it is evicted.
 - reordered: with ``key_shared``, what follows a message in the order of its key is not sent before
   it again, not even after a failure. With ``exclusive``, messages are sent first in their order.
-- reburied: a dead letter is stored once; misburied: after enough failures, and never accepted.
+- reburied: a dead letter is stored once; misburied: after enough failures, and never accepted. Each
+  life of a subscription may store one.
 
 Of every subscription:
 
@@ -53,12 +54,12 @@ def _unserved(known: Known, served: Handings) -> Iterator[str]:
     if served.lag != 0:
         yield f"undrained: {name} has a lag of {served.lag} in the end"
         return
-    buried = _buried(known, served)
+    buried, is_only = _buried(known, served), len(_lives(known, served)) == 1
+    is_lost = served.rules.poison == "drop" or served.rules.dead_letters in known.renewed
     for spot, record in _kept(known, served):
-        if spot in served.done or record in buried:
-            continue
-        times = len(served.of(spot))
-        if served.rules.poison != "drop" or times < served.rules.failures_max:
+        times, has_failed = len(served.of(spot)), _has_failed(served, spot)
+        is_buried = record in buried and (has_failed or is_only)
+        if spot not in served.done and not is_buried and not (is_lost and has_failed):
             yield (
                 f"unserved: {record} at {spot} was never acknowledged to {name}, and was sent"
                 f" {times} times"
@@ -180,16 +181,42 @@ def _reordered(known: Known, served: Handings) -> Iterator[str]:
 
 def _dead_letters(known: Known, served: Handings) -> Iterator[str]:
     name = served.rules.subscription
+    lives = _lives(known, served)
+    if served is not lives[-1]:
+        return  # the last life is judged with all before it
     spots = {record: spot for spot, record in _kept(known, served)}
     for record, places in _buried(known, served).items():
-        if len(places) > 1:
-            yield f"reburied: {record} of {name} is a dead letter at {places}"
         spot = spots.get(record)
-        times = len(served.of(spot)) if spot is not None else 0
-        if spot is None or times < served.rules.failures_max:
-            yield f"misburied: {record} of {name} is a dead letter after {times} deliveries"
-        elif any(not _forgotten(known, served, said) for said in served.accepted[spot]):
+        failed = [life for life in lives if spot is not None and _has_failed(life, spot)]
+        able = [life for life in failed if spot is not None and not _taken(known, life, spot)]
+        if len(places) <= len(able):
+            continue
+        if able:
+            yield f"reburied: {record} of {name} is a dead letter at {places}"
+        elif failed:
             yield f"misburied: {record} of {name} is a dead letter, and was acknowledged"
+        else:
+            times = [len(life.of(spot)) if spot is not None else 0 for life in lives]
+            yield f"misburied: {record} of {name} is a dead letter after {times} deliveries"
+
+
+def _lives(known: Known, served: Handings) -> list[Handings]:
+    """All lives of the name of a subscription, in their order."""
+    name = served.rules.subscription.partition("#")[0]
+    return [
+        life
+        for life in known.subscriptions.values()
+        if life.rules.subscription.partition("#")[0] == name
+    ]
+
+
+def _has_failed(served: Handings, spot: Spot) -> bool:
+    return len(served.of(spot)) >= served.rules.failures_max
+
+
+def _taken(known: Known, served: Handings, spot: Spot) -> bool:
+    """Whether a message was acknowledged, and nothing may have undone that."""
+    return any(not _forgotten(known, served, said) for said in served.accepted[spot])
 
 
 def _mistold(known: Known, served: Handings) -> Iterator[str]:

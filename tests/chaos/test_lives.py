@@ -7,10 +7,13 @@ import threading
 from tests.chaos.checker import check
 from tests.chaos.history import (
     Answered,
+    Consuming,
     Drained,
     Ended,
+    Handed,
     Harmed,
     Line,
+    Message,
     Page,
     Place,
     Posted,
@@ -20,7 +23,10 @@ from tests.chaos.history import (
     Replied,
     Routed,
     Sent,
+    Settled,
+    Settling,
     Subscribed,
+    Trimmed,
 )
 from tests.chaos.known import COLD
 from tests.chaos.lives import Lives
@@ -29,6 +35,7 @@ from tests.chaos.pushed import HELD_MS
 T: Place = ("t", 0)
 AGAIN: list[Line] = [Renewed("t", done=False), Renewed("t", done=True)]
 SUBSCRIBED = Subscribed("s", "t", "shared", "drop", 3, 8_000)
+_FIRST = Message(0, 1, "1.1.0")
 PUSHES = Pushes("p", "t", "shared", "drop", 3, 10.0, 1, 4, 4_000)
 
 
@@ -63,6 +70,40 @@ def test_only_the_last_life_of_a_subscription_has_to_serve_everything() -> None:
     assert names(lines) == set()
     assert names([*lines, last, Drained("s#2", 0)]) == {"unserved"}
     assert names([SUBSCRIBED, Ended("s", 1, with_topic=True), last, *lines[2:]]) == {"undrained"}
+
+
+def test_each_life_may_store_a_dead_letter_of_what_it_could_not_deliver() -> None:
+    rules = Subscribed("s", "t", "shared", "dead_letter", 1, 8_000, dead_letters="buried")
+    sought = Subscribed("s#2", "t", "shared", "dead_letter", 1, 8_000, dead_letters="buried")
+
+    def refused(name: str, epoch: int, *, failed: bool = True) -> list[Line]:
+        return [
+            Consuming(name, "a", epoch, 0), Handed(name, epoch, epoch, (_FIRST,), 1, 1),
+            Settling(name, epoch, epoch, ((0, 1),), 0, failed=failed),
+            Settled(name, epoch, ((0, 1),), 1),
+        ]  # fmt: skip
+
+    def lines(second: list[Line], letters: int) -> list[Line]:
+        copies = tuple(enumerate(["1.1.0"] * letters, 1))
+        return [
+            Sent(1, 1, T, ("1.1.0",)), rules, *refused("s", 1), Ended("s", 1), sought, *second,
+            Drained("s#2", 0), page("1.1.0"), Page(COLD, ("buried", 0), 0, letters, copies),
+        ]  # fmt: skip
+
+    both, accepted = refused("s#2", 2), refused("s#2", 2, failed=False)
+    assert names(lines(both, 1)) == names(lines(both, 2)) == names(lines(accepted, 1)) == set()
+    assert names(lines(both, 3)) == names(lines(accepted, 2)) == {"reburied"}
+    assert names(lines([], 1)) == {"unserved"}, "a letter of a former life finished it"
+    assert names([*lines(both, 0), *AGAIN]) == {"unserved"}
+    assert names([*lines(both, 0), Renewed("buried", done=True)]) == set()
+
+
+def test_what_was_read_and_trimmed_counts_as_kept() -> None:
+    seen = Page("operator", T, 0, 1, ((1, "1.1.0"),))
+    lines: list[Line] = [Sent(1, 1, T, ("1.1.0", "1.1.1")), Answered(1, 200, 1), seen]
+    rest = Page(COLD, T, 0, 2, ((2, "1.1.1"),))
+    assert names([*lines, Trimmed(T, 1), rest]) == set()
+    assert names([*lines, rest]) == {"hole", "changed", "lost", "torn"}
 
 
 def test_nothing_is_pushed_for_long_after_a_deletion() -> None:
