@@ -1,8 +1,8 @@
 """Subscriptions whose dead letters meet trouble, and what operators do, for ``--recreate``.
 
-One topic of dead letters is full most of the time: letters wait until somebody has read and trimmed
-it. Another one is deleted and created again. Meanwhile blocked messages are retried, and then
-acknowledged, and subscriptions are sought to their beginning. A seek begins another life
+One topic of dead letters is full most of the time: letters wait until an operator has read and
+trimmed it. Another one is deleted and created again. Meanwhile blocked messages are retried, and
+then acknowledged, and subscriptions are sought to their beginning. A seek begins another life
 (``lives.py``); consumers poll, so the life of each batch is known.
 """
 
