@@ -72,7 +72,8 @@ class AnswerOutcome(StrEnum):
     """What an answer means for the records of its POST."""
 
     SUCCESS = "success"  # delivered
-    RECEIVER = "receiver"  # the receiver failed: again later, as often as it takes
+    # The receiver failed: again later, as often as it takes, unless it is the record's doing.
+    RECEIVER = "receiver"
     RECORD = "record"  # the receiver refuses these records: counts for the poison policy
     HELD = "held"  # the receiver asks for a pause: again after it
     GONE = "gone"  # the receiver wants no more: the subscription is paused
@@ -81,7 +82,8 @@ class AnswerOutcome(StrEnum):
 class AnswerKind(Struct, frozen=True):
     """A row of the table. ``statuses`` are inclusive ranges; a status belongs to the first row
     that has it. A row that ``needs_retry_after`` has only answers with ``Retry-After``. The board
-    counts an answer as ``counted_as``."""
+    counts an answer as ``counted_as``. A failure of the receiver ``may_be_of_record`` if a record
+    may have made it fail: others say whether it has (``failing_records.py``)."""
 
     what: str
     outcome: AnswerOutcome
@@ -90,6 +92,7 @@ class AnswerKind(Struct, frozen=True):
     statuses: tuple[tuple[int, int], ...] = ()
     failures: tuple[PushFailure, ...] = ()
     needs_retry_after: bool = False
+    may_be_of_record: bool = False
 
 
 class PushVerdict(Struct, frozen=True):
@@ -100,6 +103,7 @@ class PushVerdict(Struct, frozen=True):
     sentence: str
     # How long the endpoint is held: always given with HELD, and with nothing else.
     retry_after_ms: int | None = None
+    may_be_of_record: bool = False
 
     @property
     def is_failure(self) -> bool:
@@ -136,13 +140,15 @@ TABLE: tuple[AnswerKind, ...] = (
         PushOutcome.REDIRECTED,
         "redirects are not followed: change `endpoint`",
         ((300, 399),),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "401, 402, 403, 404, 405, 407, 421, 426",
         AnswerOutcome.RECEIVER,
         PushOutcome.RECEIVER_REFUSED,
-        "it would say the same of any record: the endpoint or its credentials are wrong",
+        "mostly the endpoint or its credentials are wrong",
         _each(401, 402, 403, 404, 405, 407, 421, 426),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "408, 423, 425, 429",
@@ -164,6 +170,7 @@ TABLE: tuple[AnswerKind, ...] = (
         PushOutcome.SERVER_ERROR,
         "the receiver failed",
         ((500, 599),),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "any other status",
@@ -171,6 +178,7 @@ TABLE: tuple[AnswerKind, ...] = (
         PushOutcome.ANSWER_BROKEN,
         "that is not an answer to a POST",
         ((0, 999),),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "the name has no address (`dns`)",
@@ -206,6 +214,7 @@ TABLE: tuple[AnswerKind, ...] = (
         PushOutcome.TIMED_OUT,
         "the receiver is too slow; it may have the records",
         failures=(PushFailure.TIMEOUT,),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "no answer, or half of one, and the connection closed (`closed`)",
@@ -213,6 +222,7 @@ TABLE: tuple[AnswerKind, ...] = (
         PushOutcome.ANSWER_BROKEN,
         "the receiver may have the records",
         failures=(PushFailure.CLOSED,),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "more than 64 headers, or one of more than 8 KiB (`too_large`), or what is not HTTP"
@@ -221,6 +231,7 @@ TABLE: tuple[AnswerKind, ...] = (
         PushOutcome.ANSWER_BROKEN,
         "the receiver may have the records",
         failures=(PushFailure.TOO_LARGE, PushFailure.NOT_HTTP),
+        may_be_of_record=True,
     ),
     AnswerKind(
         "a request that cannot be made (`request`)",
@@ -283,7 +294,7 @@ def judge(answer: PushAnswer) -> PushVerdict:
     pause_ms = None
     if row.outcome is AnswerOutcome.HELD:
         pause_ms = answer.retry_after_ms or LOCAL_HOLD_MS
-    return PushVerdict(row.outcome, row.counted_as, sentence, pause_ms)
+    return PushVerdict(row.outcome, row.counted_as, sentence, pause_ms, row.may_be_of_record)
 
 
 def excerpt(head: bytes) -> str:
@@ -334,5 +345,7 @@ _OUTCOME_TEXT: Mapping[AnswerOutcome, str] = {
 def markdown(table: Iterable[AnswerKind] = TABLE) -> str:
     """The table as docs/push.md has it."""
     lines = ["| answer | what it is | why |", "|---|---|---|"]
-    lines += [f"| {row.what} | {_OUTCOME_TEXT[row.outcome]} | {row.why} |" for row in table]
+    for row in table:
+        means = _OUTCOME_TEXT[row.outcome] + (", or of the record" if row.may_be_of_record else "")
+        lines.append(f"| {row.what} | {means} | {row.why} |")
     return "\n".join(lines) + "\n"

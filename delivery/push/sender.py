@@ -2,7 +2,8 @@
 
     connect (as consumer ``push/N`` at the owner) -> messages -> queue -> the limiter lets one go ->
     POST -> delivered: acknowledged
-         -> the receiver failed, or asks for a pause: given back, to be sent again after a rest
+         -> the receiver failed, or asks for a pause: given back, to be sent again after a rest;
+            counted if it is the record that makes it fail (``failing_records.py``)
          -> the record was refused: given back, counted as a failed delivery
          -> gone: given back, and the subscription is paused
 
@@ -26,6 +27,7 @@ from msgspec import Struct
 from delivery.push.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
 from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
+from delivery.push.failing_records import FailingRecords
 from delivery.push.hiding import Hiding
 from delivery.push.learned import LearnedRates
 from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
@@ -67,7 +69,6 @@ DEFERRING_PART = 0.5  # of the rate, while the daemon defers
 # data, as measured.
 QUEUED_BYTES_MAX = 32 << 20
 QUEUED_MESSAGE_BYTES = 1_200
-TRIES_MAX = 2_000  # messages whose failed attempts are counted, at 150 bytes each
 
 
 class SenderTools(NamedTuple):
@@ -139,7 +140,7 @@ class PushSender:
         )
         self._generation = -1
         self._due_ns = 0  # of the limiter's tick
-        self._tries: dict[Place, int] = {}
+        self.failing = FailingRecords()
         self._outlet: SenderOutlet | None = None
         self._posts: set[asyncio.Task[None]] = set()
         self._told: LimiterState | None = None
@@ -173,7 +174,7 @@ class PushSender:
         if is_other or now.config.paused != then.config.paused:
             self.limiter.release()
             self._asked_ns = 0
-            self._tries.clear()
+            self.failing.clear()
         self._tell_next()
         self.job = job
         self.queue.set_settings(job.push)
@@ -266,7 +267,7 @@ class PushSender:
                 if event.generation != self._generation:
                     self._generation = event.generation
                     self.reports.forget()
-                    self._tries.clear()
+                    self.failing.clear()
             elif isinstance(event, StreamEnded):
                 log.debug("the owner ended the stream of %s: %s", self.consumer, event.message)
 
@@ -395,8 +396,9 @@ class PushSender:
         if answer.failure is not None or not 200 <= (answer.status or 0) <= 299:
             answer = job.hiding.shown(msgspec.structs.replace(answer, headers=()))
         verdict = self.count(answer, began_ns, len(unit.messages))
-        self._judged(unit, verdict)
-        if verdict.outcome is AnswerOutcome.GONE and self.limiter.is_of_this_receiver(began_ns):
+        is_current = self.limiter.is_of_this_receiver(began_ns)
+        self._judged(unit, verdict, is_current=is_current)
+        if verdict.outcome is AnswerOutcome.GONE and is_current:
             self._gone(push.endpoint, verdict.sentence)
 
     def count(self, answer: PushAnswer, began_ns: int, records: int) -> PushVerdict:
@@ -416,25 +418,30 @@ class PushSender:
             self._tell_next()
         return verdict
 
-    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict) -> None:
-        outcome, reports = verdict.outcome, self.reports
+    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, *, is_current: bool) -> None:
+        outcome, reports, is_reliable = verdict.outcome, self.reports, self.job.config.reliable
+        places = [(each.partition, each.seq) for each in unit.messages]
         if outcome is AnswerOutcome.SUCCESS:
+            if is_current:
+                self.failing.delivered(places)
             self._delivered(unit)
             return
-        self._last_failure = verdict.sentence
-        if outcome is AnswerOutcome.RECORD:
-            refused = self.queue.refused(unit)
-            is_counted = self.job.config.reliable  # else what failed is dropped, and counted so
-            reports.give_back(refused, Failing(0, verdict.sentence, is_counted))
-            return
-        for each in self.queue.failed(unit):
-            rest_ms = self._rest_ms(each) if self.job.config.reliable else 0
-            reports.give_back((each,), Failing(rest_ms, verdict.sentence, False))
+        why = self._last_failure = verdict.sentence
+        is_counted = outcome is AnswerOutcome.RECORD
+        if not is_counted and is_current and is_reliable:
+            is_counted = self.failing.failed(places, may_be_theirs=verdict.may_be_of_record)
+            why += "; other records were delivered meanwhile" if is_counted else ""
+        # Of an unreliable subscription what failed is dropped, and counted so.
+        failed = self.queue.refused(unit) if is_counted else self.queue.failed(unit)
+        for each in failed:
+            rest_ms = 0
+            if is_reliable and outcome is not AnswerOutcome.RECORD:
+                place = each.partition, each.seq
+                rest_ms = self.failing.rest_ms(place, self.job.config.backoff_ms)
+            reports.give_back((each,), Failing(rest_ms, why, is_counted and is_reliable))
 
     def _delivered(self, unit: Unit[PushedMessage]) -> None:
         current = self.queue.done(unit)
-        for each in unit.messages if self._tries else ():
-            self._tries.pop((each.partition, each.seq), None)
         if not self.job.config.reliable:
             return
         self.reports.delivered(current)
@@ -453,16 +460,6 @@ class PushSender:
         """The receiver wants no more: an operator has to resume the subscription."""
         self.reports.pause(endpoint, why)
         self.limiter.hold(self._now_ns() + GONE_NS)  # until the settings say so
-
-    def _rest_ms(self, message: PushedMessage) -> int:
-        """How long a message rests after an attempt that does not count: doubling, as after those
-        that do."""
-        first_ms, last_ms = self.job.config.backoff_ms
-        place = message.partition, message.seq
-        tries = self._tries[place] = self._tries.pop(place, 0) + 1
-        if len(self._tries) > TRIES_MAX:
-            del self._tries[next(iter(self._tries))]
-        return min(first_ms << min(tries - 1, 40), last_ms)
 
 
 def _limiter_state(learned: PushState | PushRate | None) -> LimiterState | None:

@@ -6,6 +6,7 @@ is written.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class Posts:
         self.posts: dict[str, list[Post]] = defaultdict(list)
         self.replies: dict[int, Reply] = {}  # by the number of the POST
         self.times_ms: list[int] = []  # when POSTs arrived
+        self._successes: list[int] = []  # lines
         self.lag: int | None = None
         self.ended_ms: int | None = None  # when it was about to be deleted
 
@@ -57,7 +59,10 @@ class Posts:
                     Post(number, place, pushed.id, len(line.records), line.number, line.at_ms)
                 )
         elif isinstance(line, Replied):
-            self.replies[line.number] = Reply(number, line.status, line.at_ms, line.whole)
+            reply = Reply(number, line.status, line.at_ms, line.whole)
+            self.replies[line.number] = reply
+            if reply.is_success:
+                self._successes.append(number)
         elif isinstance(line, Ended):
             self.ended_ms = line.at_ms
         else:
@@ -84,5 +89,25 @@ class Posts:
             if reply.whole and reply.status == REFUSED and reply.line < line
         ]
 
+    def counted_max(self, record: str, line: int) -> int:
+        """How many attempts before a line may have counted: refusals, and failures between which
+        others were answered 2xx."""
+        failures, since = 0, None  # the first POST, or the last one in which it was alone
+        for post in self.of(record):
+            if since is None:
+                since = post.line
+                continue
+            reply = self.replies.get(post.number)
+            is_other = reply is not None and reply.whole and reply.status in NEVER_OWN
+            if post.line < line and post.size == 1 and not is_other:
+                stop = line if reply is None else reply.line
+                failures += bisect(self._successes, since) < bisect(self._successes, stop)
+                since = post.line
+        return len(self.refusals(record, line)) + failures
 
-REFUSED = 400  # what the receiver of a chaos run says of a record; all else is a failure of its own
+
+REFUSED = (
+    400  # what the receiver of a chaos run says of a record; all else is a failure of its own,
+)
+# and may be that of a record, but for these.
+NEVER_OWN = (200, 204, REFUSED, 429)

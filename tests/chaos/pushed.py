@@ -2,7 +2,8 @@
 
 - undrained: in the end it has no lag, unless it was deleted.
 - undelivered: each record of its topic was in a POST that the receiver answered 2xx, or was refused
-  often enough for the poison policy, or was evicted. Failures of the receiver end nothing.
+  often enough for the poison policy, or was evicted. Failures of the receiver end nothing; one of a
+  record alone may be the record's if another POST was answered 2xx since the record's last one.
 - renamed: all POSTs of a record have the same ``ce-id``; confused: no other record has it.
 - outrun: with ``key_shared``, a record arrives first when the one before it that has the same key
   and partition was answered 2xx, or refused often enough. With ``exclusive``, the one before it in
@@ -48,8 +49,8 @@ def _undelivered(known: Known, posts: Posts) -> Iterator[str]:
     for spot, record in _kept(known, posts):
         if posts.succeeded(record, END) or record in buried:
             continue
-        refusals = len(posts.refusals(record, END))
-        if posts.rules.poison != "drop" or refusals < posts.rules.failures_max:
+        counted = posts.counted_max(record, END)
+        if posts.rules.poison != "drop" or counted < posts.rules.failures_max:
             statuses = [
                 reply.status if (reply := posts.replies.get(post.number)) is not None else 0
                 for post in posts.of(record)
@@ -174,9 +175,9 @@ def _dead_letters(known: Known, posts: Posts) -> Iterator[str]:
     for record, places in _buried(known, posts).items():
         if len(places) > 1:
             yield f"reburied: {record} of {name} is a dead letter at {places}"
-        refusals = len(posts.refusals(record, END))
-        if refusals < posts.rules.failures_max:
-            yield f"misburied: {record} of {name} is a dead letter after {refusals} refusals"
+        counted = posts.counted_max(record, END)
+        if counted < posts.rules.failures_max:
+            yield f"misburied: {record} of {name} is a dead letter after {counted} that may count"
 
 
 def _kept(known: Known, posts: Posts) -> Iterator[tuple[Spot, str]]:
@@ -192,8 +193,8 @@ def _dealt_with(posts: Posts, record: str, line: int) -> bool:
     """Whether a record was delivered before a line, or may have gone the way of its policy."""
     if posts.succeeded(record, line):
         return True
-    refusals = posts.refusals(record, line)
-    return posts.rules.poison != "block" and len(refusals) >= posts.rules.failures_max
+    counted = posts.counted_max(record, line)
+    return posts.rules.poison != "block" and counted >= posts.rules.failures_max
 
 
 def _harms_ms(known: Known) -> list[int]:

@@ -78,6 +78,18 @@ def test_failures_of_the_receiver_end_nothing() -> None:
     assert check(world(*lines, *posted(3), *REST)) == []
 
 
+def test_failures_of_a_record_between_which_others_were_taken_may_end_it() -> None:
+    dropping = replace(RULES, poison="drop", dead_letters="")
+    failures = [line for _ in range(3) for line in [*posted(3, status=500), *posted(4)]]
+    last = posted(3, status=500)
+    lines = [*posted(1), *posted(2), *failures, Drained("p", 0)]
+    shared = replace(dropping, mode="shared")
+    assert names(world(*lines, rules=shared)) == {"undelivered", "repeated"}
+    assert names(world(*lines[:-1], *last, lines[-1], rules=shared)) == {"repeated"}
+    busy = [line for _ in range(5) for line in [*posted(3, status=429), *posted(4)]]
+    assert "undelivered" in names(world(*lines[:4], *busy, lines[-1], rules=shared))
+
+
 @pytest.mark.parametrize("status", [200, 204])
 def test_an_answer_that_did_not_come_whole_is_no_success(status: int) -> None:
     lines = [*posted(1), *posted(2), *posted(3, status=status, whole=False)]

@@ -96,7 +96,11 @@ def test_a_row_that_a_former_owner_wrote_over_is_written_again(node: Node, tmp_p
         them.owner.produce(record(1, "a"))
         await them.until_finished(made, 1)
         board, place = them.owner.board, (made.slot, made.subscription_id)
-        await them.until(lambda: board.read(*place) is not None, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        for _ in range(2):  # nothing changes any more
+            await them.owner.later(2)
+            await them.until(lambda: running not in them.owner.subscriptions._touched, made)
+        assert board.read(*place) is not None
         board.free(*place)
         board.write(made.slot, made.subscription_id - 1, SubscriptionRow())
         await them.owner.later(2)

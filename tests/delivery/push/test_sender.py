@@ -12,6 +12,7 @@ from delivery.push.secrets import PushSecrets, SecretsFile
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import Consume, Seek
 from delivery.watch.outlet import Outlet
+from ledger.subscriptions import Subscription
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
@@ -99,6 +100,51 @@ def test_a_failure_of_the_receiver_is_tried_again_and_never_counts(
         ids = {headers["ce-id"] for headers, _ in them.receiver.posts if headers["ce-seq"] == "1"}
         assert len(ids) == 1
         assert running[made.subscription_id].window.counts.dropped == 0
+
+    sending(node, tmp_path, use)
+
+
+async def until_only_failing_ones_are_left(them: Sending, made: Subscription) -> None:
+    running = them.owner.subscriptions._running
+    await them.until(
+        lambda: made.subscription_id in running
+        and running[made.subscription_id].lag
+        == len(running[made.subscription_id].window.resting),
+        made,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ["500 No", "403 No", "503 No"])
+def test_a_record_that_makes_its_receiver_fail_counts_while_others_are_delivered(
+    node: Node, tmp_path: Path, answer: str
+) -> None:
+    async def use(them: Sending) -> None:
+        failing(them.receiver, answer, 2, times=100)
+        made = them.create({"connections_max": 1}, poison="drop", redeliveries_max=1)
+        for n in range(20):
+            them.owner.produce(record(n, f"k{n}"))
+            await until_only_failing_ones_are_left(them, made)
+            await them.owner.later(1)
+        window = them.owner.subscriptions._running[made.subscription_id].window
+        assert window.counts.dropped == 1 and window.lanes[0].floor == 20
+        assert 3 <= them.receiver.seqs().count(2) <= 5, "two that count, and what makes them known"
+
+    sending(node, tmp_path, use)
+
+
+def test_a_record_in_a_batch_that_makes_its_receiver_fail_is_found_by_halves(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.answer = lambda _, body: "500 No" if b'"seq":"6"' in body else "200 OK"
+        push = {"format": "batch", "batch_max": 4, "batch_wait_ms": 10, "connections_max": 1}
+        made = them.create(push, poison="drop", redeliveries_max=0)
+        for first in range(0, 80, 4):
+            them.owner.produce(*(record(n, f"k{n}") for n in range(first, first + 4)))
+            await until_only_failing_ones_are_left(them, made)
+            await them.owner.later(1)
+        window = them.owner.subscriptions._running[made.subscription_id].window
+        assert window.counts.dropped == 1 and window.lanes[0].floor == 80
 
     sending(node, tmp_path, use)
 
