@@ -195,18 +195,20 @@ def topics_trim(
 
 @topics.command("delete")
 @topic_argument
+@click.option("--force", is_flag=True, help="Also if it takes dead letters, which then wait.")
 @yes_option
 @client_option
-def topics_delete(topic: str, yes: bool, client: Client) -> None:
+def topics_delete(topic: str, force: bool, yes: bool, client: Client) -> None:
     """Delete a topic with all its records.
 
     \b
-    Example:
+    Examples:
       headgate topics delete orders --yes
+      headgate topics delete bad --force --yes
     """
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete {topic} with all its records?", abort=True, err=True)
-    client.call("DELETE", topic_path(topic))
+    client.call("DELETE", topic_path(topic), query={"force": "true"} if force else {})
 
 
 def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:

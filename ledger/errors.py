@@ -157,6 +157,23 @@ class TopicMissing(LedgerError):
         self.name = name
 
 
+class TopicHoldsDeadLetters(LedgerError):
+    """The topic takes the dead letters of live subscriptions of other topics."""
+
+    NAMED_MAX = 10
+
+    def __init__(self, name: str, subscriptions: list[str]) -> None:
+        more = len(subscriptions) - self.NAMED_MAX
+        named = ", ".join(subscriptions[: self.NAMED_MAX])
+        named += f" and {more} more" if more > 0 else ""
+        super().__init__(
+            f"topic {name!r} takes the dead letters of {named}, which would wait; give these"
+            " another dead_letter_topic first, or force the deletion"
+        )
+        self.name = name
+        self.subscriptions = subscriptions
+
+
 class TableNameTaken(LedgerError):
     """The topic's table would have the same name as that of another live topic."""
 

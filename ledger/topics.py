@@ -9,8 +9,14 @@ from typing import Any
 
 import msgspec
 
-from ledger import progress, table_names
-from ledger.errors import ColumnsRefused, PartitionsRefused, TableNameTaken, TopicMissing
+from ledger import changes, progress, table_names
+from ledger.errors import (
+    ColumnsRefused,
+    PartitionsRefused,
+    TableNameTaken,
+    TopicHoldsDeadLetters,
+    TopicMissing,
+)
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import PARTITIONS_MAX, Topic, TopicConfig
 
@@ -49,6 +55,7 @@ def create(tx: WriteTx, name: str, config: TopicConfig, now_ms: int) -> tuple[To
     )
     touch(tx, topic_id)
     _add_partitions(tx, topic_id, 0, config.partitions)
+    _take_dead_letters(tx, topic_id, name)
     return Topic(topic_id, name, config, now_ms, table=table), True
 
 
@@ -78,12 +85,18 @@ def alter(tx: WriteTx, name: str, config: TopicConfig) -> Topic:
     return msgspec.structs.replace(present, config=config)
 
 
-def delete(tx: WriteTx, name: str, now_ms: int) -> Topic:
+def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic:
     """The deleted topic. Its rows stay; extents that are committed later are void. Its
-    subscriptions are deleted with it. Raises TopicMissing."""
+    subscriptions are deleted with it.
+
+    Raises TopicMissing and, unless it is forced, TopicHoldsDeadLetters.
+    """
     present = find(tx, name)
     if present is None:
         raise TopicMissing(name)
+    senders = [] if force else _senders_of_dead_letters(tx, present.topic_id)
+    if senders:
+        raise TopicHoldsDeadLetters(name, senders)
     tx.execute("UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id))
     tx.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
     progress.end_all(tx, present.topic_id, now_ms)
@@ -98,7 +111,7 @@ def restore(tx: WriteTx, topic_id: int, name: str, config: TopicConfig, created_
     """
     present = find(tx, name)
     if present is not None and present.topic_id < topic_id:
-        delete(tx, name, created_ms)
+        delete(tx, name, created_ms, force=True)
         present = None
     deleted_ms = None if present is None else present.created_ms
     table = table_names.free_name(tx, name)
@@ -110,7 +123,35 @@ def restore(tx: WriteTx, topic_id: int, name: str, config: TopicConfig, created_
     _add_partitions(tx, topic_id, 0, config.partitions)
     if deleted_ms is not None:
         tx.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (topic_id,))
+    else:
+        _take_dead_letters(tx, topic_id, name)
     touch(tx, topic_id)
+
+
+def _senders_of_dead_letters(tx: ReadTx, topic_id: int) -> list[str]:
+    """The live subscriptions whose dead letters go to a topic, each with its own topic."""
+    rows = tx.execute(
+        "SELECT s.name, t.name FROM subscriptions AS s JOIN topics AS t ON t.topic_id = s.topic_id"
+        " WHERE s.dead_letter_id = ? AND s.deleted_ms IS NULL ORDER BY t.name, s.name",
+        (topic_id,),
+    )
+    return [f"{name} of {topic}" for name, topic in rows.fetchall()]
+
+
+def _take_dead_letters(tx: WriteTx, topic_id: int, name: str) -> None:
+    """A new topic takes the dead letters that went to a deleted one of its name. It has no way out
+    yet, so it closes no cycle."""
+    rows = tx.execute(
+        "SELECT s.subscription_id FROM subscriptions AS s"
+        " JOIN topics AS d ON d.topic_id = s.dead_letter_id"
+        " WHERE s.deleted_ms IS NULL AND d.deleted_ms IS NOT NULL AND d.name = ?",
+        (name,),
+    )
+    for (subscription_id,) in rows.fetchall():
+        tx.execute(
+            "UPDATE subscriptions SET dead_letter_id = ?, changed = ? WHERE subscription_id = ?",
+            (topic_id, changes.following(tx), subscription_id),
+        )
 
 
 def decide_tables(tx: WriteTx) -> None:

@@ -52,6 +52,8 @@ def show_text(state: SubscriptionStatus) -> str:
         lines.append(f"  paused by the daemon: {config.paused_because}")
     if state.held:
         lines.append(f"  held: {state.held}")
+    if state.blocked_letters:
+        lines.append(f"  blocked letters: {state.blocked_letters}")
     lines += push_lines(state)
     counts = {
         "lag": state.lag, "in flight": state.in_flight, "waiting": state.waiting,

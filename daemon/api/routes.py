@@ -39,6 +39,7 @@ from daemon.api.schemas import (
     Scaling,
     Status,
     TopicDeleted,
+    TopicDeleteQuery,
     TopicPage,
     TopicSettings,
     TopicsQuery,
@@ -142,8 +143,9 @@ ROUTES = (
         path="/v0/topics/{topic}",
         summary="delete a topic",
         handler=lambda handlers: handlers.topics.delete,
+        query=TopicDeleteQuery,
         answers={200: TopicDeleted},
-        errors=(400, 404, 503),
+        errors=(400, 404, 409, 503),
     ),
     Route(
         method="POST",

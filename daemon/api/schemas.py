@@ -127,6 +127,7 @@ __all__ = [
     "StoreCost",
     "StoreStatus",
     "TopicConfig",
+    "TopicDeleteQuery",
     "TopicDeleted",
     "TopicPage",
     "TopicSettings",
@@ -231,6 +232,14 @@ class TopicPage(Struct, frozen=True):
 
     topics: list[TopicState]
     next_cursor: Annotated[str | None, Meta(description="asks for the next page; null: no more")]
+
+
+class TopicDeleteQuery(Struct, frozen=True):
+    """What must not stop a deletion."""
+
+    force: Annotated[
+        bool, Meta(description="true: also if the topic takes dead letters, which then wait")
+    ] = False
 
 
 class TopicDeleted(Struct, frozen=True):

@@ -195,7 +195,7 @@ class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
     topic: str
     subscription: str
     state: Annotated[str, Meta(description="running, paused, held or stopped")]
-    reason: Annotated[str, Meta(description="why it does not run")]
+    reason: Annotated[str, Meta(description="why it does not run, or why dead letters wait")]
 
 
 class SubscriptionsStatus(SubscriptionCounters, frozen=True, kw_only=True):

@@ -96,7 +96,10 @@ class SubscriptionSummary(SubscriptionCounts, frozen=True, kw_only=True):
             " cannot go on"
         ),
     ]
-    reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]
+    reason: Annotated[
+        str,
+        Meta(description="why it is held or stopped, or why dead letters wait; otherwise empty"),
+    ]
     consumers: Annotated[int, Meta(description="how many are present")]
     partitions: list[PartitionProgress]
     push: Annotated[

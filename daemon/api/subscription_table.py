@@ -141,7 +141,7 @@ SUBSCRIPTION_ROUTES = (
         handler=lambda handlers: handlers.consumers.retry,
         body=BlockedMessageRequest,
         answers={200: BlockedKey},
-        errors=(400, 404, 413, 415, 503),
+        errors=(400, 404, 409, 413, 415, 503),
     ),
     Route(
         method="POST",
@@ -150,7 +150,7 @@ SUBSCRIPTION_ROUTES = (
         handler=lambda handlers: handlers.consumers.skip,
         body=BlockedMessageRequest,
         answers={200: BlockedKey},
-        errors=(400, 404, 413, 415, 503),
+        errors=(400, 404, 409, 413, 415, 503),
     ),
     Route(
         method="POST",

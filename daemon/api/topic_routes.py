@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct
 from daemon.api.names import check_columns
 from daemon.api.schemas import (
     TopicDeleted,
+    TopicDeleteQuery,
     TopicPage,
     TopicsQuery,
     TopicState,
@@ -73,9 +74,9 @@ class TopicRoutes:
         more = len(topics) > query.limit
         return TopicPage(states, topics[query.limit - 1].name if more else None)
 
-    async def delete(self, name: str) -> TopicDeleted:
+    async def delete(self, name: str, query: TopicDeleteQuery) -> TopicDeleted:
         """Deletes a topic. Its name may be used again; the new topic has another id."""
-        return TopicDeleted((await self._topics.delete(name)).name)
+        return TopicDeleted((await self._topics.delete(name, force=query.force)).name)
 
     async def trim(self, name: str, asked: TrimRequest) -> Trimmed:
         """Raises a partition's first offset; one that is lower already changes nothing."""

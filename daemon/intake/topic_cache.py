@@ -22,6 +22,7 @@ from ledger.errors import (
     PartitionMissing,
     PartitionsRefused,
     TableNameTaken,
+    TopicHoldsDeadLetters,
     TopicMissing,
     TrimBeyondHead,
 )
@@ -34,6 +35,7 @@ from shards.segment import Segment
 from shards.topiccounts import TopicTally
 
 NAMES_MAX = 100_000  # about 1 KB each; the cache is cleared when it is full
+REFUSING_NAMED = 100  # subscriptions in the detail of a refused deletion
 T = TypeVar("T")
 
 
@@ -166,12 +168,17 @@ class TopicCache:
         except ColumnsRefused as error:
             raise invalid(str(error), field="columns", column=error.column) from error
 
-    async def delete(self, name: str) -> Topic:
-        """Deletes a topic. Raises ApiError 404."""
+    async def delete(self, name: str, *, force: bool = False) -> Topic:
+        """Deletes a topic. Raises ApiError 404, and 409 if it takes dead letters, unless forced."""
         try:
-            topic = await self._change(lambda ledger: ledger.write(topics.delete, name, wall_ms()))
+            topic = await self._change(
+                lambda ledger: ledger.write(topics.delete, name, wall_ms(), force=force)
+            )
         except TopicMissing as error:
             raise unknown_topic(name) from error
+        except TopicHoldsDeadLetters as error:
+            detail = {"topic": name, "subscriptions": error.subscriptions[:REFUSING_NAMED]}
+            raise ApiError(409, "dead_letter_topic", str(error), detail) from error
         self._entries.pop(name, None)
         return topic
 

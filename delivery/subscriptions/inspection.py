@@ -43,6 +43,7 @@ def state_of(
         owner_shard=shard,
         **_numbers(running, now_ns),
         held=running.why_held or _why_crowded(running),
+        blocked_letters=running.why_letters_wait,
         partitions=progress_of(running),
         consumers=[
             _consumer(running, session, shares.get(name, 0.0))
@@ -77,7 +78,7 @@ def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
 def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
     """What any shard can report of it."""
     view, held = running.view, running.why_held
-    phase = SubscriptionPhase.RUNNING
+    phase, letters = SubscriptionPhase.RUNNING, running.why_letters_wait
     if view.subscription.config.paused:
         phase = SubscriptionPhase.PAUSED
     elif held:
@@ -86,7 +87,7 @@ def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
         topic=view.topic.name,
         subscription=view.subscription.name,
         phase=phase,
-        reason=held,
+        reason=held or (letters and f"blocked letters: {letters}"),
         consumers=len(running.consumers),
         consumer_max=running.consumers.most_at_a_time(running.window.policy.member_max),
         **_numbers(running, now_ns),

@@ -146,14 +146,17 @@ class RunningSubscription:
 
     @property
     def why_held(self) -> str:
-        """Why nothing is sent, or dead letters wait; otherwise empty."""
+        """Why nothing is sent; otherwise empty."""
         window = self.window
         why = self.held or self.sender_held or self.unreadable or window.why_held
-        return why or self.why_letters_wait
+        if why or not self.why_letters_wait or window.drainable:
+            return why
+        is_all_seen = not any(self._unseen(partition) for partition in window.lanes)
+        return self.why_letters_wait if is_all_seen else ""
 
     @property
     def why_letters_wait(self) -> str:
-        """Why dead letters cannot be stored now; otherwise empty."""
+        """Why dead letters cannot be stored now, while other keys may go on; otherwise empty."""
         return self.letters.reason if self.window.dead_letters.waiting else ""
 
     @property

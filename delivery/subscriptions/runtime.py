@@ -218,12 +218,11 @@ class Subscriptions:
                 self._dirty(keys, published_ns)
 
     def topic_changed(self, topic: Topic) -> None:
-        """A topic has other settings, or was deleted."""
+        """A topic is new, has other settings, or was deleted."""
         for subscription_id, running in self._running.items():
             view = running.view
-            if topic.topic_id == view.topic.topic_id or (
-                view.dead_letter is not None and topic.topic_id == view.dead_letter.topic_id
-            ):
+            dead_letter_topic = view.subscription.config.dead_letter_topic
+            if topic.topic_id == view.topic.topic_id or topic.name == dead_letter_topic:
                 self._stale.add(subscription_id)
 
     def close(self) -> None:

@@ -150,6 +150,10 @@ class SubscriptionState(SubscriptionCounts, frozen=True, kw_only=True):
     topic: str
     owner_shard: Annotated[int, Meta(description="the shard that decides")]
     held: Annotated[str, Meta(description="why nothing is sent now; otherwise empty")]
+    blocked_letters: Annotated[
+        str,
+        Meta(description="why dead letters cannot be stored now; their keys wait, others go on"),
+    ]
     partitions: list[PartitionProgress]
     consumers: list[ConsumerState]
     blocked: Annotated[list[BlockedKey], Meta(description="the first of the blocked keys")]

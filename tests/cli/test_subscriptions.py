@@ -43,7 +43,7 @@ def state(name: str, **more: Any) -> dict[str, Any]:
     """A subscription as GET has it."""
     return COUNTS | {
         "subscription": name, "topic": "orders", "owner_shard": 0, "held": "",
-        "partitions": PARTITIONS, "consumers": [], "blocked": [], "gaps": [],
+        "blocked_letters": "", "partitions": PARTITIONS, "consumers": [], "blocked": [], "gaps": [],
         "subscription_id": 1, "topic_id": 1, "config": config(), "created_ms": 5, **more,
     }  # fmt: skip
 
@@ -74,7 +74,8 @@ def test_show_prints_rules_counts_gaps_consumers_and_blocked_keys() -> None:
         "ready": 1, "active": True, "connected": True,
     }  # fmt: skip
     told = state(
-        "s", held="the store is down", consumers=[consumer], blocked=[BLOCKED],
+        "s", held="the store is down", blocked_letters="bad is full",
+        consumers=[consumer], blocked=[BLOCKED],
         gaps=[{"partition": 0, "gap_from": 2, "gap_to": 5, "reason": "ttl"}],
         config=config(poison="dead_letter", dead_letter_topic="bad"),
     )  # fmt: skip
@@ -84,6 +85,7 @@ def test_show_prints_rules_counts_gaps_consumers_and_blocked_keys() -> None:
         "subscription s of orders\n"
         "  key_shared, after 5 redeliveries dead_letter to bad, time-out 30.0 s\n"
         "  held: the store is down\n"
+        "  blocked letters: bad is full\n"
         "  lag 1,200, in flight 3, waiting 6, blocked keys 1\n"
         "  delivered 9, acknowledged 8, redelivered 1, refused 2, dropped 0, dead letters 0,"
         " evicted 4, unmatched 0\n"

@@ -106,4 +106,9 @@ def test_altering_deleting_and_showing_a_topic_that_is_not_there_is_1() -> None:
 def test_topics_delete_does_not_ask_a_script() -> None:
     with scripted(Topics(state("t"))) as server:
         assert run(server, "topics", "delete", "t").exit_code == 0
-        assert server.calls == [Call("DELETE", "/v0/topics/t", None)]
+
+
+def test_topics_delete_forces_only_what_is_asked_for() -> None:
+    with says(Answer(200, {"topic": "t"})) as server:
+        assert run(server, "topics", "delete", "t", "--force").exit_code == 0
+        assert server.calls == [Call("DELETE", "/v0/topics/t?force=true", None)]

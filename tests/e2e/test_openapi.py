@@ -144,6 +144,10 @@ def subscriptions(api: Checked) -> None:
     assert api.ask("PUT", one, {"backoff_ms": [1, 5], "redeliveries_max": 0}).status == 200
     circle = {"poison": "dead_letter", "dead_letter_topic": "t"}
     assert api.ask("PUT", other, circle).status == 409
+    assert api.ask("PUT", "/v0/topics/buried").status == 201
+    assert api.ask("PUT", one, {"dead_letter_topic": "buried"}).status == 200
+    assert api.ask("DELETE", "/v0/topics/buried").status == 409
+    assert api.ask("PUT", one, {"dead_letter_topic": None}).status == 200
     assert api.ask("PUT", other, {"mode": "fifo"}).status == 400
     assert api.ask("GET", at).status == 200
     assert api.ask("GET", f"{at}?limit=0").status == 400
@@ -338,10 +342,12 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/")}
     # A thousand simultaneous plans: tests/e2e/test_plans.py. 100,000 cursors:
     # tests/daemon/intake/test_cursor_cache.py. A thousand consumers:
-    # tests/e2e/test_bad_consumers.py.
-    consume = "/v0/topics/{topic}/subscriptions/{subscription}/consume"
+    # tests/e2e/test_bad_consumers.py. A dead letter that is on its way:
+    # tests/delivery/subscriptions/test_dead_letters.py.
+    at = "/v0/topics/{topic}/subscriptions/{subscription}"
     assert left - failing == {
-        ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409), ("GET", consume, 429),
+        ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409),
+        ("GET", f"{at}/consume", 429), ("POST", f"{at}/retry", 409), ("POST", f"{at}/skip", 409),
     }  # fmt: skip
 
 

@@ -40,6 +40,19 @@ def test_a_topic_is_created_once_and_then_unchanged(shared_daemon: Daemon) -> No
     assert shared_daemon.get("/v0/topics/made").json == created.json
 
 
+def test_a_topic_that_takes_dead_letters_is_deleted_only_by_force(shared_daemon: Daemon) -> None:
+    for topic in ("mourned", "mourners"):
+        assert shared_daemon.json("PUT", f"/v0/topics/{topic}", {}).status == 201
+    path = "/v0/topics/mourners/subscriptions/s"
+    assert shared_daemon.json("PUT", path, {"dead_letter_topic": "mourned"}).status == 201
+    refused = shared_daemon.ask("DELETE", "/v0/topics/mourned")
+    assert (refused.status, refused.code) == (409, "dead_letter_topic")
+    assert refused.json["error"]["detail"] == {
+        "topic": "mourned", "subscriptions": ["s of mourners"],
+    }  # fmt: skip
+    assert shared_daemon.ask("DELETE", "/v0/topics/mourned?force=true").status == 200
+
+
 def test_settings_that_are_not_given_are_kept(shared_daemon: Daemon) -> None:
     assert shared_daemon.json("PUT", "/v0/topics/stays", {"partitions": 3}).status == 201
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger import changes, cursors, progress, routers, subscriptions, topics
-from ledger.errors import RouterCycle, TopicMissing
+from ledger.errors import RouterCycle, TopicHoldsDeadLetters, TopicMissing
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.routers import NO_FILTER
@@ -147,16 +147,51 @@ def test_a_topic_of_dead_letters_that_is_named_again_is_looked_up_again(
 ) -> None:
     (dead,) = add_topics(ledger, "dead")
     made = add(ledger, config=DEAD_LETTERS)
+    assert made.dead_letter_id == dead.topic_id
+    add_topics(ledger, "other")
+    ledger.write(subscriptions.alter, "orders", "s", {"dead_letter_topic": "other"})
     ledger.write(topics.delete, "dead", 6)
-    view = ledger.read(subscriptions.view, topic.topic_id, "s")
-    assert view is not None and view.dead_letter is not None
-    assert view.dead_letter.deleted_ms == 6
     (another,) = add_topics(ledger, "dead")
-    assert ledger.write(subscriptions.alter, "orders", "s", {"paused": True}).dead_letter_id == (
-        made.dead_letter_id
-    )
     again = ledger.write(subscriptions.alter, "orders", "s", {"dead_letter_topic": "dead"})
     assert again.dead_letter_id == another.topic_id != dead.topic_id
+
+
+def test_a_topic_that_takes_dead_letters_is_deleted_only_by_force(
+    ledger: Ledger, topic: Topic
+) -> None:
+    add_topics(ledger, "dead", "third")
+    for name, source in (("b", "orders"), ("a", "third")):
+        add(ledger, name, topic=source, config=DEAD_LETTERS)
+    add(ledger, "gone", topic="third", config=DEAD_LETTERS)
+    ledger.write(subscriptions.delete, "third", "gone", 6)
+    with pytest.raises(TopicHoldsDeadLetters, match="of b of orders, a of third, which") as refused:
+        ledger.write(topics.delete, "dead", 6)
+    assert refused.value.subscriptions == ["b of orders", "a of third"]
+    ledger.write(topics.delete, "third", 6)
+    with pytest.raises(TopicHoldsDeadLetters, match="of b of orders, which"):
+        ledger.write(topics.delete, "dead", 6)
+    assert ledger.write(topics.delete, "dead", 6, force=True).deleted_ms == 6
+
+
+def test_a_topic_that_is_created_again_takes_the_dead_letters_of_the_former_one(
+    ledger: Ledger, topic: Topic
+) -> None:
+    add_topics(ledger, "dead")
+    add(ledger, config=DEAD_LETTERS)
+    number = ledger.read(changes.latest)
+    for _ in range(2):
+        ledger.write(topics.delete, "dead", 6, force=True)
+        view = ledger.read(subscriptions.view, topic.topic_id, "s")
+        assert view is not None and view.dead_letter is not None
+        assert view.dead_letter.deleted_ms == 6
+        add_topics(ledger, "another")
+        (again,) = add_topics(ledger, "dead")
+        view = ledger.read(subscriptions.view, topic.topic_id, "s")
+        assert view is not None and view.dead_letter == again
+    _, changed = ledger.read(subscriptions.changed, number)
+    assert [each.dead_letter_id for each, _ in changed] == [again.topic_id]
+    with pytest.raises(RouterCycle, match="dead -> orders -> dead;"):
+        ledger.write(routers.create, "r", "dead", "orders", NO_FILTER, "now", True, 5)
 
 
 def test_dead_letters_and_routers_close_no_cycle_together(ledger: Ledger, topic: Topic) -> None:

@@ -17,6 +17,7 @@ from ledger import subscriptions, topics
 from ledger.space import retention
 from ledger.subscriptions import Subscription
 from ledger.types import Topic, TopicConfig
+from shards.subscriptionboard import SubscriptionPhase
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
 from tests.delivery.watch.watching import Client
@@ -190,7 +191,7 @@ def test_a_letter_to_a_deleted_topic_is_not_moved(node: Node, dest: Topic) -> No
     async def use(owner: Owner) -> None:
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         assert owner.outbox.appended == 1
-        owner.subscriptions.topic_changed(node.ledger.write(topics.delete, "dead", 2))
+        owner.subscriptions.topic_changed(node.ledger.write(topics.delete, "dead", 2, force=True))
         for _ in range(3):
             await committed(owner)
         state = await owner.ask(Describe(made.subscription_id))
@@ -200,6 +201,58 @@ def test_a_letter_to_a_deleted_topic_is_not_moved(node: Node, dest: Topic) -> No
         alter(owner, redeliveries_max=9)
         await owner.later(0.1)
         assert data(client) == [1, 1], "and nothing of it is lost"
+
+    run(node, use)
+
+
+def test_letters_wait_for_a_deleted_topic_until_one_of_its_name_is_created(
+    node: Node, dest: Topic
+) -> None:
+    async def use(owner: Owner) -> None:
+        full(owner)
+        made, client = await failed(owner, record(1, "k"), record(2, "k"))
+        deleted = node.ledger.write(topics.delete, "dead", 2, force=True)
+        owner.subscriptions.topic_changed(deleted)
+        owner.outbox.full_partitions.clear()
+        for _ in range(2):
+            await committed(owner)
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "create it again" in state["blocked_letters"]
+        again, _ = node.ledger.write(topics.create, "dead", TopicConfig(), 3)
+        owner.subscriptions.topic_changed(again)
+        await committed(owner)
+        await committed(owner)
+        assert (copies(node, again), data(client)) == (["1"], [1, 2])
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["dead_lettered"], state["blocked_letters"], state["held"]) == (1, "", "")
+
+    run(node, use)
+
+
+def test_a_subscription_is_held_by_dead_letters_only_if_nothing_else_can_be_delivered(
+    node: Node, dest: Topic
+) -> None:
+    async def use(owner: Owner) -> None:
+        full(owner)
+        made, client = await failed(owner, record(1, "k"))
+
+        async def seen() -> tuple[str, str, SubscriptionPhase, str]:
+            await owner.later(1.1)
+            state = await owner.ask(Describe(made.subscription_id))
+            row = owner.board.read(made.slot, made.subscription_id)
+            assert row is not None
+            return state["held"], state["blocked_letters"], row.phase, row.reason
+
+        why = "dead letters cannot be stored: a partition is full"
+        assert await seen() == (why, why, SubscriptionPhase.HELD, why)
+        owner.produce(record(2, "other"))
+        await owner.rest()
+        assert data(client) == [1, 2]
+        running = SubscriptionPhase.RUNNING
+        assert await seen() == ("", why, running, f"blocked letters: {why}")
+        owner.outbox.full_partitions.clear()
+        await committed(owner)
+        assert await seen() == ("", "", running, "")
 
     run(node, use)
 
