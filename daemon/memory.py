@@ -5,6 +5,7 @@ It is logged at the start and shown by ``status``. Each part is a limit that som
 
 from __future__ import annotations
 
+from daemon.api.request_budget import REQUESTS_BYTES_MAX
 from daemon.config import Config
 from daemon.governor.billing import target_max_bytes
 from daemon.governor.cgroup import CgroupMemory
@@ -40,6 +41,7 @@ BUSY_BYTES = 48 << 20
 STREAM_BYTES = 12 << 10
 ANSWERS_BYTES_MAX = HttpLimits().answers_unsent_bytes_max
 ANSWERS_BYTES_MIN = 2 * BYTES_MAX
+READ_BYTES = 256 << 10  # most that the loop reads from a connection in a turn
 READERS_AT_ONCE = 4  # threads that read the store, each with an extent and an answer
 
 
@@ -114,12 +116,17 @@ def bounds(config: Config) -> dict[str, int]:
         + lake_reader.FETCHES_AT_ONCE * lake_reader.FETCH_BYTES
     )
     limits = http_limits(config)
-    # Bodies on their way and requests held back are within promises of ring space; what was
-    # received of those that wait for one has its own limit (daemon/intake/admission.py).
+    # Bodies to produce on their way and requests held back are within promises of ring space; what
+    # was received of those that wait for one has its own limit (daemon/intake/admission.py).
     return {
         "segment": layout_of(config).size_bytes,
         "bodies": shards * config.ring_bytes,
         "queued": shards * (config.ring_bytes // admission.QUEUED_SHARE),
+        # All other requests: their bodies, what these are decoded to, and the tasks that wait.
+        "requests": shards * REQUESTS_BYTES_MAX,
+        # Beginnings of heads, and what was received after a request that holds its connection back.
+        # One more read is there before it is counted, twice while it is joined.
+        "unread": shards * (limits.unread_bytes_max + 2 * READ_BYTES),
         "uploads": _uploads_bytes(config),
         "reads": shards * reads,
         "lake": shards * lake_reads,

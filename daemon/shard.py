@@ -383,7 +383,7 @@ class Shard:
         words[base + at.S_SEEN] = self._feed.seen
         words[base + at.S_CONNECTIONS] = self._server.connections
         words[base + at.S_STREAMS] = len(self._server.streams)
-        self._server.unsent.limit_bytes = answers_bytes(int(words[at.G_BODIES_BYTES]))
+        self._server.limit_memory(answers_bytes(int(words[at.G_BODIES_BYTES])))
         words[base + at.S_QUEUED] = self._admission.queued
         self.segment.follow_epoch(self.shard)
         self._routers_gate.look(monotonic_ns())

@@ -18,6 +18,7 @@ from daemon.api.decoding import read_body, read_headers, read_query
 from daemon.api.errors import ApiError
 from daemon.api.names import check_topic_name
 from daemon.api.refusals import refusal_of
+from daemon.api.request_budget import Promise, RequestBudget
 from daemon.api.route import Handler, Handlers, Route
 from daemon.api.schemas import ProduceQuery
 from daemon.api.streaming import EncodedJson, Streaming, Text
@@ -161,6 +162,7 @@ class Api:
         self._producer = producer
         self._waiters = waiters
         self._tasks: set[asyncio.Task[None]] = set()
+        self._budget = RequestBudget()
 
     def route(self, head: Head) -> Found:
         """Finds the handler. Raises ApiError 404, 405, 400."""
@@ -182,11 +184,15 @@ class Api:
                 {"limit_bytes": limit},
                 close=True,
             )
-        return None
+        if found.route.is_probe:
+            return Promise(0)
+        return self._budget.promise(request.head.target_bytes, body_bytes)
 
     def release(self, token: object) -> None:
         """Gives promised space back."""
-        if isinstance(token, int):
+        if isinstance(token, Promise):
+            self._budget.release(token)
+        elif isinstance(token, int):
             self._producer.admission.release(token)
 
     def handle(self, request: Request, token: object | None) -> None:
@@ -199,10 +205,12 @@ class Api:
         if found.methods:
             request.respond(204, headers=preflight_headers(found.methods))
             return
+        assert isinstance(token, Promise)
         task = asyncio.get_running_loop().create_task(self._serve(request, found))
         self._tasks.add(task)
+        self._budget.promise_again(token)
         request.on_close = partial(_cancel, task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._served, token))
 
     def take(self, request: Request, body_bytes: int) -> None:
         """Serves a request whose body came with its head."""
@@ -210,7 +218,15 @@ class Api:
         if name is not None:
             self._producer.take(request, name, body_bytes)
         else:
-            self.handle(request, self.admit(request, body_bytes))
+            token = self.admit(request, body_bytes)
+            try:
+                self.handle(request, token)
+            finally:
+                self.release(token)
+
+    def _served(self, token: Promise, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.release(token)
 
     async def _serve(self, request: Request, found: Found) -> None:
         try:

@@ -66,5 +66,8 @@ class Route(Struct, frozen=True, kw_only=True):
     texts: Mapping[str, str] = {}
     # A GET that gives the client what nobody else gets then: HEAD, which has no body, is refused.
     takes: bool = False
+    # How others see whether the daemon works: answered when it refuses other requests for want of
+    # memory or connections.
+    is_probe: bool = False
     # For this version's own commands: not in openapi.json, since it may change with any release.
     is_internal: bool = False

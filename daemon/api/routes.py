@@ -69,6 +69,7 @@ ROUTES = (
         summary="200 while a shard's loop turns",
         handler=lambda handlers: handlers.daemon.live,
         answers={200: Live},
+        is_probe=True,
     ),
     Route(
         method="GET",
@@ -77,6 +78,7 @@ ROUTES = (
         " the 503 `not_ready` says why",
         handler=lambda handlers: handlers.daemon.ready,
         answers={200: Ready},
+        is_probe=True,
         errors=(503,),
     ),
     Route(
@@ -91,6 +93,7 @@ ROUTES = (
         path="/metrics",
         summary="metrics of all shards for Prometheus",
         handler=lambda handlers: handlers.daemon.metrics,
+        is_probe=True,
         headers=MetricsHeaders,
         texts={
             "text/plain": "Prometheus' text format (the default)",
@@ -103,6 +106,7 @@ ROUTES = (
         summary="what the daemon is doing",
         handler=lambda handlers: handlers.daemon.status,
         answers={200: Status},
+        is_probe=True,
     ),
     Route(
         method="GET",

@@ -84,11 +84,12 @@ class Connection(Receiver, asyncio.Protocol):
             else:
                 self._feed(data)
         elif self.buffer:
-            data = self.buffer + data
-            self.buffer = b""
+            # Until it is used, so that a head that grows slowly keeps its place among the longest.
+            kept, self.buffer = self.buffer, b""
             self._resumed = True
-            self._feed(data)
+            self._feed(kept + data)
             self._resumed = False
+            self.server.unread.took(self, kept)
         else:
             self._feed(data)
 
@@ -110,7 +111,7 @@ class Connection(Receiver, asyncio.Protocol):
         self.server.connection_lost(self)
         self._drop_taking()
         self.drop_queue()
-        self.buffer = b""
+        self._take_kept()
         if self.stream is not None:
             self.stream.lost()
             self.stream = None  # the two would keep each other until the collector runs
@@ -163,7 +164,7 @@ class Connection(Receiver, asyncio.Protocol):
         self._phase = STREAM
         self._drop_taking()
         self.drop_queue()
-        self.buffer = b""
+        self._take_kept()
         self.queue = _NO_REQUESTS
         self.stream = stream
         self.server.streams.add(stream)
@@ -204,8 +205,7 @@ class Connection(Receiver, asyncio.Protocol):
         self.last_ns = monotonic_ns()
         self._since_ns = self.last_ns
         if self.buffer and not self._feeding:  # ``_feed`` continues with its data by itself
-            data, self.buffer = self.buffer, b""
-            self._feed(data)
+            self._feed(self._take_kept())
         if self._may_read():
             self.transport.resume_reading()
 
@@ -250,7 +250,7 @@ class Connection(Receiver, asyncio.Protocol):
             self._phase = IGNORE
         self._drop_taking()
         self.drop_queue()
-        self.buffer = b""
+        self._take_kept()
         if self._phase == CLOSED or self.transport.is_closing() or self.shut_ns:
             return
         if self._eof or not self.transport.can_write_eof():

@@ -49,16 +49,18 @@ def bad_request(message: str, **detail: Any) -> ApiError:
 
 class Head:
     """A parsed head, shared by all requests that sent the same bytes. Nothing in it changes after
-    ``route`` was set, which happens before the head goes into the cache.
+    ``route`` was set and ``headers`` were cut down to the Origin, which happens before the head
+    goes into the cache.
 
     ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
     that an encoded slash stays inside its segment, and ``raw_segments`` the same as they were
-    sent. ``authority`` is that of an absolute target, None without one. ``query`` has decoded
-    values; one that may be repeated has them joined by REPEATED. ``headers`` have lower-case
-    names; repeated fields are joined by ``", "``. ``body_bytes`` is the length of the body that
-    follows: 0 without one, LENGTH_UNKNOWN if it is chunked. ``content_encoding`` is "" or a
-    supported name. ``is_local``: it came through the Unix socket. ``is_followed_link``: a link
-    on a page of another origin led here (``guard.py``).
+    sent; ``target_bytes`` is how long the target was. ``authority`` is that of an absolute target,
+    None without one. ``query`` has decoded values; one that may be repeated has them joined by
+    REPEATED. ``headers`` have lower-case names; repeated fields are joined by ``", "``.
+    ``body_bytes`` is the length of the body that follows: 0 without one, LENGTH_UNKNOWN if it is
+    chunked. ``content_encoding`` is "" or a supported name. ``is_local``: it came through
+    the Unix socket. ``is_followed_link``: a link on a page of another origin led here
+    (``guard.py``).
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do.
     """
@@ -83,6 +85,7 @@ class Head:
         "raw_segments",
         "route",
         "segments",
+        "target_bytes",
     )
 
     def __init__(
@@ -102,6 +105,7 @@ class Head:
         content_encoding: str,
         raw_segments: tuple[bytes, ...] = (),
         authority: str | None = None,
+        target_bytes: int = 0,
     ) -> None:
         self.method = method
         self.path = path
@@ -117,11 +121,18 @@ class Head:
         self.content_encoding = content_encoding
         self.raw_segments = raw_segments
         self.authority = authority
+        self.target_bytes = target_bytes
         self.is_local = False
         self.is_followed_link = False
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
         self.route: Any = None
+
+    def forget_fields(self) -> None:
+        """Lets go of what nobody reads once there is a route: a request may wait for its answer
+        with a head of 32 KiB."""
+        origin = self.headers.get("origin")
+        self.headers = {} if origin is None else {"origin": origin}
 
 
 def unreadable_head() -> Head:
@@ -214,6 +225,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         content_encoding=_content_encoding(headers),
         raw_segments=tuple(target.partition(b"?")[0][1:].split(b"/")),
         authority=authority,
+        target_bytes=len(sink.target),
     )
 
 

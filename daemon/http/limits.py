@@ -43,6 +43,10 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     # From half of it on, answers are shorter; over it, connections are closed. The daemon lowers it
     # where memory is limited.
     answers_unsent_bytes_max: int = 64 * MIB
+    # What connections have received and cannot use yet, but for bodies: beginnings of heads, and
+    # what came after a request that holds its connection back, mostly one read of up to 256 KiB.
+    # Over it, those are closed that have kept something for the longest time.
+    unread_bytes_max: int = 64 * MIB
     # Longer than the 60 s for which load balancers and agents keep idle connections.
     idle_timeout_ms: int = 75_000
     head_timeout_ms: int = 20_000

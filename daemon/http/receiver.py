@@ -39,6 +39,7 @@ from daemon.http.head import (
 )
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request, Sender, Shared
+from daemon.http.unsent import Unsent
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Service(Shared, Protocol):
     application: Application
     limits: HttpLimits
     guard: Guard | None
+    unread: Unsent[Sender]
     tcp_heads: HeadCache
     local_heads: HeadCache
     tick_ns: int
@@ -131,7 +133,7 @@ class Receiver(Sender):
     def _feed(self, data: bytes) -> None:
         """Consumes ``data``; what must wait stays in ``buffer``."""
         if self._phase == HEAD and self._hold:
-            self.buffer = data
+            self._keep(data)
             return
         known_head = self._known_head
         body_bytes_max = self._body_bytes_max
@@ -142,12 +144,12 @@ class Receiver(Sender):
             while position < size:
                 if self._phase != HEAD:
                     if self._phase == WAIT:
-                        self.buffer = data[position:]
+                        self._keep(data[position:])
                         break
                     position = self._feed_body(data, position)
                     continue
                 if self._hold:
-                    self.buffer = data[position:]
+                    self._keep(data[position:])
                     break
                 end = data.find(b"\r\n\r\n", position) + 4
                 if end == 3:
@@ -203,7 +205,23 @@ class Receiver(Sender):
             return
         if fresh:
             self._since_ns = self.last_ns
+        self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Keeps what was received and is not used yet. What comes with a request that waits for its
+        admission is counted there."""
         self.buffer = data
+        if self._phase != WAIT and not self._hold & HOLD_ADMISSION:
+            unread = self.server.unread
+            unread.hold(self, data)
+            for longest in unread.shed():
+                longest.transport.abort()
+
+    def _take_kept(self) -> bytes:
+        """What was kept, which is not kept any longer."""
+        data, self.buffer = self.buffer, b""
+        self.server.unread.release(self)
+        return data
 
     def _new_head(self, raw: bytes) -> Head | None:
         """A head that is not in the cache; None if ``raw`` has no request, or was refused here."""
@@ -222,14 +240,16 @@ class Receiver(Sender):
         except ApiError as error:
             self._refuse_and_end(unreadable_head(), error)
             return None
+        head.is_local = self._heads is server.local_heads
         try:
-            head.is_local = self._heads is server.local_heads
             if server.guard is not None and not head.is_local:
                 server.guard.check(head)
             head.route = server.application.route(head)
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             head.route = error  # raised again when the request has its place in the queue
             return head
+        finally:
+            head.forget_fields()
         self._heads.add(key, head)
         return head
 

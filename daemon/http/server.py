@@ -41,7 +41,12 @@ def streams_of(limits: HttpLimits) -> Streams:
 
 def unsent_of(limits: HttpLimits) -> Unsent[Sender]:
     """No answer that waits for its client yet."""
-    return Unsent(limits.answers_unsent_bytes_max, "connections")
+    return Unsent(limits.answers_unsent_bytes_max, "connections whose clients took nothing")
+
+
+def unread_of(limits: HttpLimits) -> Unsent[Sender]:
+    """Nothing yet that was received and cannot be used."""
+    return Unsent(limits.unread_bytes_max, "connections that left their requests unfinished")
 
 
 class Server:
@@ -52,6 +57,7 @@ class Server:
         self._limits = HttpLimits()
         self.streams = streams_of(self._limits)
         self.unsent = unsent_of(self._limits)
+        self.unread = unread_of(self._limits)
         self.tcp_heads = HeadCache()
         self.local_heads = HeadCache()
         self.guard: Guard | None = None
@@ -76,6 +82,12 @@ class Server:
         self._limits = limits
         self.streams = streams_of(limits)
         self.unsent = unsent_of(limits)
+        self.unread = unread_of(limits)
+
+    def limit_memory(self, size_bytes: int) -> None:
+        """What clients do not take, and what they do not finish, may each take this much."""
+        self.unsent.limit_bytes = min(size_bytes, self._limits.answers_unsent_bytes_max)
+        self.unread.limit_bytes = min(size_bytes, self._limits.unread_bytes_max)
 
     @property
     def connections(self) -> int:

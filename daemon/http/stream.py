@@ -166,7 +166,7 @@ class Streams:
     def __init__(self, limit: int, bytes_max: int) -> None:
         self._limit = limit
         self._open: set[Stream] = set()
-        self.unsent: Unsent[Stream] = Unsent(bytes_max, "streams")
+        self.unsent: Unsent[Stream] = Unsent(bytes_max, "streams whose clients took nothing")
 
     def __len__(self) -> int:
         return len(self._open)

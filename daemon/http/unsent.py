@@ -1,5 +1,5 @@
-"""What is kept in memory because clients have not taken it: a budget per shard for streams, and one
-for answers.
+"""What is kept in memory because clients have not taken it, or have not sent the rest of it: a
+budget per shard for streams, one for answers, and one for what was received and cannot be used.
 
     hold (a write was not taken whole) -> moved (the client took something)* -> release (it has
     taken all, or is gone)
@@ -66,8 +66,8 @@ class Unsent(Generic[Holder]):
             self._shed += 1
             if not self._shed & (self._shed - 1):  # the log must not grow as fast
                 log.warning(
-                    "closed %d %s whose clients took nothing, because what is held for them is"
-                    " over its limit of %d bytes", self._shed, self._what, self.limit_bytes,
+                    "closed %d %s, because what is held for them is over its limit of %d bytes",
+                    self._shed, self._what, self.limit_bytes,
                 )  # fmt: skip
         return found
 

@@ -29,7 +29,16 @@ def test_the_segment_is_counted_as_large_as_it_is() -> None:
 
 def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:
     one, four = memory.bounds(config(shards=1)), memory.bounds(config(shards=4))
-    for part in ("bodies", "uploads", "reads", "lake", "scheduler", "streams"):
+    for part in (
+        "bodies",
+        "requests",
+        "unread",
+        "uploads",
+        "reads",
+        "lake",
+        "scheduler",
+        "streams",
+    ):
         assert four[part] == 4 * one[part]
     assert four["processes"] - one["processes"] == 3 * memory.PROCESS_BYTES
     assert all(size > 0 for size in four.values())

@@ -37,6 +37,7 @@ class Script:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.routed = 0
+        self.fields: dict[Head, dict[str, str]] = {}  # the headers of each head
         self.admitted: list[tuple[str, int | None]] = []
         self.tokens: set[object] = set()
         self.handled: list[tuple[str, bytes]] = []
@@ -47,6 +48,7 @@ class Script:
 
     def route(self, head: Head) -> str:
         self.routed += 1
+        self.fields[head] = head.headers
         if head.path == "/missing":
             raise ApiError(404, "not_found", "nothing here")
         if head.path == "/only-get" and head.method != "GET":
@@ -143,7 +145,7 @@ class Script:
                 "path": head.path,
                 "segments": head.segments,
                 "query": head.query,
-                "headers": head.headers,
+                "headers": self.fields[head],
                 "content_type": head.content_type,
                 "content_encoding": head.content_encoding,
                 "body": request.body.decode("latin-1"),

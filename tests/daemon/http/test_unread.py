@@ -1,0 +1,99 @@
+"""What connections have received and cannot use: it is counted, and the longest kept goes first."""
+
+from __future__ import annotations
+
+from daemon.http.connection import Connection
+from daemon.http.limits import HttpLimits
+from daemon.http.server import Server
+from tests.daemon.http.front import Script, get, post
+from tests.daemon.http.memory_transport import MemoryTransport, connect
+
+LIMIT = 1_000
+HEAD = b"GET /echo HTTP/1.1\r\nHost: test\r\nX: "
+
+
+def server_with(**limits: int) -> tuple[Server, Script]:
+    server = Server()
+    server.application = script = Script()
+    server.limits = HttpLimits(unread_bytes_max=LIMIT, **limits)
+    return server, script
+
+
+def partial(server: Server, size: int) -> tuple[Connection, MemoryTransport]:
+    """A connection with the first ``size`` bytes of a head."""
+    connection, transport = connect(server)
+    connection.data_received(HEAD.ljust(size, b"x"))
+    return connection, transport
+
+
+def test_beginnings_of_heads_count_until_they_are_whole() -> None:
+    server, script = server_with()
+    first, _ = partial(server, 300)
+    second, _ = partial(server, 200)
+    assert server.unread.bytes == 500
+    first.data_received(b"y" * 50)
+    assert server.unread.bytes == 550
+    first.data_received(b"\r\n\r\n")
+    assert (server.unread.bytes, len(script.handled)) == (200, 1)
+    second.connection_lost(None)
+    assert server.unread.bytes == 0
+    server.unread.check_invariants()
+
+
+def test_the_longest_unfinished_head_goes_first_also_if_it_grows() -> None:
+    server, _ = server_with()
+    oldest, oldest_transport = partial(server, 300)
+    _, silent = partial(server, 300)
+    for _ in range(10):
+        oldest.data_received(b"x")  # it is not younger for that
+    _, young = partial(server, 300)
+    assert server.unread.bytes == 910
+    _, last = partial(server, 300)
+    assert oldest_transport.closed and not (silent.closed or young.closed or last.closed)
+    assert server.unread.bytes == 900
+    server.unread.check_invariants()
+
+
+def test_what_comes_after_requests_that_are_held_back_counts_until_it_is_used() -> None:
+    server, script = server_with(requests_outstanding_max=2)
+    connection, transport = connect(server)
+    connection.data_received(post("/later/1") + post("/later/2") + post("/echo"))
+    assert server.unread.bytes == len(post("/echo")) and transport.paused
+    for request in script.later:
+        request.respond_ok_json(b"{}")
+    assert (server.unread.bytes, len(script.handled)) == (0, 3)
+
+
+def test_what_comes_with_a_request_that_waits_for_admission_is_counted_there() -> None:
+    server, script = server_with()
+    connection, _ = connect(server)
+    connection.data_received(post("/queue") + get("/echo"))
+    assert script.queued[0].connection.unread_bytes == 0 and server.unread.bytes == 0
+    script.let_in()
+    assert len(script.handled) == 2
+
+
+def test_an_end_of_any_kind_counts_nothing_any_more() -> None:
+    server, _ = server_with()
+    connections = [partial(server, 100)[0] for _ in range(3)]
+    connections[0].eof_received()
+    connections[1].data_received(b"x" * 40_000)  # more than a head may have
+    connections[2].end()
+    assert server.unread.bytes == 0
+
+
+def test_less_memory_for_the_daemon_is_less_for_what_clients_leave_undone() -> None:
+    server = Server()
+    server.limit_memory(5_000)
+    assert server.unread.limit_bytes == server.unsent.limit_bytes == 5_000
+    server.limit_memory(1 << 40)
+    assert server.unread.limit_bytes == HttpLimits().unread_bytes_max
+    assert server.unsent.limit_bytes == HttpLimits().answers_unsent_bytes_max
+
+
+def test_of_a_head_that_waits_for_its_answer_only_the_origin_is_kept() -> None:
+    server, script = server_with()
+    connection, _ = connect(server)
+    connection.data_received(get("/later", "Origin: https://a.example", "X: " + "x" * 20_000))
+    assert script.later[0].head.headers == {"origin": "https://a.example"}
+    assert script.fields[script.later[0].head]["x"] == "x" * 20_000, "when it was routed"
