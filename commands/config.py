@@ -8,6 +8,7 @@ import click
 
 from commands.shell.options import loaded, output_option, serve_options
 from commands.shell.output import print_json, table
+from compaction.access.redaction import redacted
 from daemon.config import KEYS
 from daemon.config.docs import markdown
 from uploader.stores.prices import Prices
@@ -30,6 +31,8 @@ def config() -> None:
 def config_show(origin: bool, as_json: bool, **options: Any) -> None:
     """Print what `headgate serve` would run with, given the same options and environment.
 
+    Passwords are shown as ***.
+
     \b
     Examples:
       headgate config show --origin
@@ -37,6 +40,9 @@ def config_show(origin: bool, as_json: bool, **options: Any) -> None:
     """
     chosen = loaded(**options)
     values = {key: getattr(chosen, key) for key in KEYS}
+    values = {
+        key: redacted(value) if isinstance(value, str) else value for key, value in values.items()
+    }
     if as_json and origin:
         print_json(
             {key: {"value": value, "origin": chosen.origins[key]} for key, value in values.items()}

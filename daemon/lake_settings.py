@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
+from compaction.access.redaction import without_secrets
 from compaction.access.settings import LakeSettings
 from daemon.config import Config
 
@@ -41,7 +41,5 @@ def told_settings(config: Config, pid: int) -> LakeSettings:
     """The settings as the daemon with this pid tells them, without a password."""
     settings = lake_settings(config)
     uri = settings.catalog_uri
-    password = None if uri is None else urlsplit(uri).password
-    if uri is not None and password is not None:
-        uri = uri.replace(f":{password}@", "@", 1)
-    return msgspec.structs.replace(settings, catalog_uri=uri, pid=pid)
+    told = None if uri is None else without_secrets(uri)
+    return msgspec.structs.replace(settings, catalog_uri=told, pid=pid)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from compaction.access.ledger_access import LedgerAccess
+from compaction.access.redaction import redacted, redacted_text, secrets_of
 from compaction.place import Place
 from compaction.tables.errors import LakeUnusable
 from compaction.tables.table_state import check_properties
@@ -50,7 +51,8 @@ def open_catalog(
     from compaction.tables.fileio import LakeFileIO, properties_of
     from compaction.tables.owner_catalog import OwnerCatalog
 
-    shown = f"the catalog {name!r}" if name else f"the catalog at {_shown(properties)}"
+    uri = properties.get("uri", "")
+    shown = f"the catalog {name!r}" if name else f"the catalog at {redacted(uri) or 'no address'}"
     if owner is not None:
         shown = "the catalog of the data directory"
     given = {**properties_of(place), **_prepared(properties)}
@@ -73,7 +75,7 @@ def open_catalog(
             catalog.close()
             raise
     except refusals as error:
-        raise translated(error, shown) from error
+        raise translated(error, shown, properties) from error
     with _lock:
         global _open_catalogs
         _open_catalogs += 1
@@ -131,11 +133,14 @@ def damage_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def translated(error: BaseException, what: str) -> LakeUnusable:
-    """The error from outside as one sentence that begins with ``what``."""
+def translated(
+    error: BaseException, what: str, properties: Mapping[str, str] | None = None
+) -> LakeUnusable:
+    """The error from outside as one sentence that begins with ``what``, without secrets."""
     from pyiceberg import exceptions
 
-    said = " ".join(str(error).split())[:300] or type(error).__name__
+    said = _hide(redacted_text(" ".join(str(error).split())), properties or {})
+    said = said[:300] or type(error).__name__
     if isinstance(error, exceptions.UnauthorizedError | exceptions.OAuthError):
         return LakeUnusable(
             f"{what} refuses the credentials ({said})", "set its `token` or `credential` again"
@@ -209,13 +214,11 @@ def _prepared(properties: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _shown(properties: Mapping[str, str]) -> str:
-    """The catalog's address without its password."""
-    uri = properties.get("uri", "")
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri or "no address"
-    return uri.replace(f":{parts.password}@", ":***@", 1)
+def _hide(said: str, properties: Mapping[str, str]) -> str:
+    """An error of a catalog without the secrets among its properties."""
+    hidden = {value for key, value in properties.items() if key not in ("uri", "type", "warehouse")}
+    hidden |= secrets_of(properties.get("uri", ""))
+    return "" if any(each in said for each in hidden if each) else said
 
 
 def _end_threads() -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from compaction.access.redaction import redacted
 from daemon.config.fields import (
     BY_NAME,
     ENVIRONMENT_PREFIX,
@@ -72,7 +73,9 @@ def load(
         try:
             explicit[key] = _read(BY_NAME[key], written.value)
         except ValueError as error:
-            problems.append(f"{key} {error}, got {_SHOWN.repr(written.value)} ({written.origin})")
+            value = written.value
+            got = _SHOWN.repr(redacted(value) if isinstance(value, str) else value)
+            problems.append(f"{key} {error}, got {got} ({written.origin})")
     if problems:
         raise ConfigError(problems)
     values = _with_defaults(explicit)

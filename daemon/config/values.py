@@ -139,10 +139,14 @@ def read_endpoint_url(value: object) -> str:
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable and not (parts.username or parts.query or parts.fragment)
     except ValueError:
         usable = False
     if not usable:
-        raise ValueError("must be the URL of an S3 endpoint, like http://127.0.0.1:9000")
+        raise ValueError(
+            "must be the URL of an S3 endpoint, like http://127.0.0.1:9000, without"
+            " credentials: boto3 finds them"
+        )
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 import cli
@@ -57,3 +58,21 @@ def test_a_flag_goes_before_a_set_of_the_same_key() -> None:
 def test_config_docs_is_the_page() -> None:
     page = CliRunner().invoke(cli.headgate, ["config", "docs"]).stdout
     assert page == (CHECKOUT / "docs" / "configuration.md").read_text()
+
+
+@pytest.mark.parametrize("form", [[], ["-o", "json"], ["--origin"]])
+@pytest.mark.parametrize(
+    "uri", ["postgresql://me:se/cret@h/db", "mysql://h/db?password=secret", "x://me:se?cret@h"]
+)
+def test_no_password_is_shown(uri: str, form: list[str]) -> None:
+    options = ["config", "show", *form, "--set", f"catalog_uri={uri}"]
+    shown = CliRunner().invoke(cli.headgate, options)
+    assert shown.exit_code == 0 and "cret" not in shown.output and "***" in shown.output
+
+
+@pytest.mark.parametrize("value", ["http://me:secret@h:9000", "http://h:9000/?token=secret"])
+def test_a_refused_value_is_named_without_its_password(value: str) -> None:
+    options = ["config", "show", "--set", f"s3_endpoint_url={value}"]
+    shown = CliRunner().invoke(cli.headgate, options)
+    assert shown.exit_code == 2 and "secret" not in shown.output
+    assert "boto3 finds them, got 'http://" in shown.output

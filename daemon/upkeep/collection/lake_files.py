@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from compaction.access.ledger_access import LedgerAccess
+from compaction.access.redaction import redacted
 from compaction.tables.errors import LakeError, LakeUnusable
 from daemon.config import Config
 from daemon.lake_settings import lake_settings
@@ -227,7 +228,7 @@ def _missing_catalog(config: Config) -> str | None:
     parts = urlsplit(config.catalog_uri)
     if parts.scheme != "sqlite" or os.path.exists(unquote(parts.path)[1:]):
         return None
-    return config.catalog_uri
+    return redacted(config.catalog_uri)
 
 
 def _add(requests: Requests, more: Requests) -> None:

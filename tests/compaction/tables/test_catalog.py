@@ -97,6 +97,16 @@ def test_a_password_in_an_address_is_not_told(tmp_path: Path) -> None:
     assert "secret" not in said and "me:***@127.0.0.1" in said
 
 
+@pytest.mark.parametrize(
+    "uri",
+    ["postgresql+nodriver://me:se/cret@127.0.0.1:1/x", "postgresql+nodriver://h/x?password=se/cret",
+     "nothing://me:se/cret@h", "http://127.0.0.1:1/v1?token=se/cret"],
+)  # fmt: skip
+def test_no_secret_of_an_address_is_told(tmp_path: Path, uri: str) -> None:
+    said = refused(place_in(tmp_path), {"uri": uri})
+    assert "cret" not in said and "***" in said
+
+
 def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     # Root may write everywhere, but no user can make a folder in a file.
     (tmp_path / "store").write_text("in the way")
