@@ -47,7 +47,8 @@ class TooManyPinned(Exception):
     def __init__(self, key: Key) -> None:
         super().__init__(
             f"partition {key[1]} of topic id {key[0]} cannot be watched through this shard: it"
-            f" already keeps the tails of {PINNED_MAX} partitions for streams and routers"
+            f" already keeps the tails of {PINNED_MAX} partitions for streams, routers and"
+            " subscriptions; end or delete some, or use more shards"
         )
 
 
@@ -112,6 +113,12 @@ class FollowedPartitions:
             entry = self._followed[key]
             del self._unpinned[key]
         entry.pins += 1
+
+    def can_pin(self, keys: Iterable[Key]) -> bool:
+        """Whether all of them could be pinned now."""
+        followed = self._followed
+        new = sum((entry := followed.get(key)) is None or not entry.pins for key in keys)
+        return len(followed) - len(self._unpinned) + new <= PINNED_MAX
 
     def unpin(self, key: Key) -> None:
         """Takes one pin back."""

@@ -55,11 +55,11 @@ from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek, TryPush
 from delivery.subscriptions.schemas import (
-    PartitionProgress,
     Sought,
     SubscriptionCounts,
     SubscriptionState,
 )
+from delivery.subscriptions.unserved import stored_progress
 from ledger import start_offsets, subscriptions
 from ledger.errors import CursorsFull, TopicMissing
 from ledger.start_offsets import AtTime, SubscriptionStart
@@ -324,10 +324,7 @@ def summary_of(
     senders do."""
     subscription = view.subscription
     row = told or SubscriptionRow()
-    partitions = [
-        PartitionProgress(state.partition, floor, state.head_seq, max(0, state.head_seq - floor))
-        for floor, state in view.partitions
-    ]
+    partitions = stored_progress(view)
     return SubscriptionSummary(
         subscription=subscription.name,
         subscription_id=subscription.subscription_id,

@@ -92,6 +92,7 @@ class RunningSubscription:
         self.told: SubscriptionRow | None = None
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
+        self.unserved = ""  # why partitions that were added are not delivered, if so
         self.sender_held = ""  # why its own senders send nothing, if so: of a push subscription
         self.unreadable = ""  # why the last records could not be read, until some are
         self._parked: dict[Session, None] = {}  # with a batch that waits for records
@@ -116,6 +117,7 @@ class RunningSubscription:
         """Takes settings that may have changed, and partitions that were added, whose lanes are
         open already."""
         self.view = view
+        self.unserved = ""
         self.consumers.follow(view)
         self.window.set_policy(policy_of(view.subscription.config))
         self._lanes = sorted(self.window.lanes)
@@ -148,7 +150,7 @@ class RunningSubscription:
     def why_held(self) -> str:
         """Why nothing is sent; otherwise empty."""
         window = self.window
-        why = self.held or self.sender_held or self.unreadable or window.why_held
+        why = self.held or self.sender_held or self.unreadable or window.why_held or self.unserved
         if why or not self.why_letters_wait or window.drainable:
             return why
         is_all_seen = not any(self._unseen(partition) for partition in window.lanes)

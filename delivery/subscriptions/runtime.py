@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -35,7 +34,7 @@ from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.pipes.server import Asker
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
-from delivery.subscriptions import inspection
+from delivery.subscriptions import inspection, unserved
 from delivery.subscriptions.blocks import LOAD_RECORDS, Blocks
 from delivery.subscriptions.budget import LookAheadBudget
 from delivery.subscriptions.dead_letters import DeadLetters
@@ -59,6 +58,7 @@ from delivery.subscriptions.requests import (
     SkipKey,
     TryPush,
 )
+from delivery.subscriptions.rows import OwnedRows
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import (
     BlockedKeys,
@@ -67,6 +67,7 @@ from delivery.subscriptions.schemas import (
     Sought,
 )
 from delivery.subscriptions.starting import Starting, kind_of, moved_over
+from delivery.subscriptions.unserved import NotServed, Unserved
 from delivery.watch.outlet import Outlet
 from ledger import subscriptions
 from ledger.errors import LedgerError
@@ -82,8 +83,6 @@ from uploader.stores.base import StoreError
 log = logging.getLogger("headgate.subscriptions")
 
 LOADS_AT_ONCE = 4
-ROWS_NS = 1_000_000_000  # how often all rows of the board are due: ages grow
-ROWS_AT_ONCE = 64  # in a heartbeat, 13 us each; what is due longest comes first
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
 
 _encoder = msgspec.json.Encoder()
@@ -140,7 +139,6 @@ class Subscriptions:
         self._ledger = ledger
         self._flush = flush
         self._outbox = outbox
-        self._board = board
         self._dirty = dirty
         self._version = version
         self._evictions = evictions
@@ -167,8 +165,8 @@ class Subscriptions:
             outbox, self._blocks, ledger, self._want, self._moved, self._reload, self._start
         )
         self._is_foreign = False  # the prefix may be another daemon's
-        self._touched: dict[RunningSubscription, None] = {}  # whose rows may be out of date
-        self._rows_due_ns = 0
+        self._rows = OwnedRows(board, self._now_ns)
+        self._unserved = Unserved(self._starting.can_pin)
         self.wants_senders: Callable[[Subscription], bool] = lambda subscription: False
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -191,6 +189,7 @@ class Subscriptions:
         """To be called regularly: notices changes of settings, and what time brings."""
         if self._closed:
             return
+        self._stale.update(self._unserved.one_with_room())
         if self._asking is None and (self._version() != self._seen or self._stale):
             self._asking = self._start(self._ask())
         if self._is_foreign:
@@ -207,7 +206,7 @@ class Subscriptions:
                 self._seen_evictions[topic_id] = seen
                 for partition in range(len(there[0].window.lanes)):
                     self._start(self._look_at_evictions((topic_id, partition)))
-        self._write_rows()
+        self._rows.write(self._running)
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
@@ -254,7 +253,12 @@ class Subscriptions:
         """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
         if isinstance(request, Poll):
             return await self.poll(request, Asker())
-        running = await self._find(request)
+        try:
+            running = await self._find(request)
+        except NotServed as found:
+            if isinstance(request, Describe):
+                return _encoder.encode(unserved.state_of(found, self._shard))
+            raise
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
         if isinstance(request, TryPush):
@@ -321,6 +325,8 @@ class Subscriptions:
         # What senders have under way while the daemon ends is acknowledged still.
         if self._closed and not (running is not None and isinstance(request, Acknowledge)):
             raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
+        if running is None:
+            self._unserved.check(subscription_id)
         if running is None and self._seen != self._version():
             raise OwnerRefused(
                 503, "not_ready", "the subscriptions of this shard cannot be read now; ask again"
@@ -376,9 +382,12 @@ class Subscriptions:
     async def _take(self, view: SubscriptionView) -> None:
         subscription = view.subscription
         running = self._running.get(subscription.subscription_id)
+        self._unserved.forget(subscription.subscription_id)
         if subscription.deleted_ms is not None:
             if running is not None:
                 self._forget(running)
+            self._rows.free(subscription)
+            self._starting.unpin(view)
             return
         self._learn_topic(view.topic)
         try:
@@ -386,6 +395,11 @@ class Subscriptions:
         except TooManyPinned as error:
             log.warning("subscription %s of topic %s is not served: %s",
                         subscription.name, view.topic.name, error)  # fmt: skip
+            found = self._unserved.add(view, str(error))
+            if running is None:
+                self._rows.tell(subscription, unserved.row_of(found))
+            else:
+                running.unserved = found.why
             return
         if running is None:
             await self._begin(view)
@@ -423,7 +437,7 @@ class Subscriptions:
         )
         running.consumers.wake = partial(self._wake, running)
         running.wants_senders = lambda: self.wants_senders(running.view.subscription)
-        row = self._board.read(subscription.slot, subscription.subscription_id)
+        row = self._rows.former(subscription)
         if row is not None:
             running.count_on(row)
         self._running[subscription.subscription_id] = running
@@ -437,7 +451,7 @@ class Subscriptions:
     def _track(self, running: RunningSubscription, known: SubscriptionProgress) -> None:
         subscription_id = running.view.subscription.subscription_id
         running.tracked = self.progress.track(subscription_id, known, running.window)
-        self._touched[running] = None
+        self._rows.touch(running)
 
     def _reload(self, subscription_id: int) -> None:
         """The ledger knows it no more, or not in this generation."""
@@ -448,13 +462,11 @@ class Subscriptions:
         running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
         self.budget.forget(subscription.subscription_id)
-        self._board.free(subscription.slot, subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)
         if not self._by_topic[topic_id]:
             del self._by_topic[topic_id], self._seen_evictions[topic_id]
-        self._starting.unpin(running.view)
 
     # Work
 
@@ -491,7 +503,7 @@ class Subscriptions:
     def _record(self, running: RunningSubscription) -> Awaitable[None] | None:
         """Makes durable what was finished, and takes what is to be moved away. Returns what an
         answer must wait for, if anything."""
-        self._touched[running] = None
+        self._rows.touch(running)
         if running.window.dead_letters.is_new:
             self._mover.send(running)
         self.progress.touched(running.tracked)
@@ -563,20 +575,6 @@ class Subscriptions:
 
     def _wake_all(self) -> None:
         self._dirty([(topic_id, Kind.CONSUME) for topic_id in self._by_topic], self._now_ns())
-
-    def _write_rows(self) -> None:
-        now_ns = self._now_ns()
-        if now_ns >= self._rows_due_ns:
-            self._rows_due_ns = now_ns + ROWS_NS
-            self._touched.update(dict.fromkeys(self._running.values()))
-        for running in list(islice(self._touched, ROWS_AT_ONCE)):
-            del self._touched[running]
-            place = running.view.subscription.slot, running.view.subscription.subscription_id
-            row = inspection.row_of(running, now_ns)
-            is_told = row == running.told and self._board.is_of(*place)
-            if not is_told and place[1] in self._running:
-                self._board.write(*place, row)
-                running.told = row
 
     # Tasks
 

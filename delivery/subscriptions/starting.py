@@ -44,8 +44,12 @@ class Starting:
                 self._reader.followed.unpin(key)
             raise
         self._pinned[subscription_id] = pinned + len(new)
-        for key in new:
+        for key in _keys_of(view):  # not only of the new ones: a read may have failed
             await self._reader.head(key)
+
+    def can_pin(self, view: SubscriptionView) -> bool:
+        """Whether ``pin`` would find room now."""
+        return self._reader.followed.can_pin(_keys_of(view))
 
     def unpin(self, view: SubscriptionView) -> None:
         """Follows them no more."""
@@ -74,6 +78,11 @@ class Starting:
             for partition, row, bits in known.rows:
                 window.lanes[partition].restore(row, bits)
         return window
+
+
+def _keys_of(view: SubscriptionView) -> list[Key]:
+    topic_id = view.topic.topic_id
+    return [(topic_id, partition) for partition in range(len(view.partitions))]
 
 
 def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> SubscriptionWindow:

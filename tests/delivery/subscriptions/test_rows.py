@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from delivery.subscriptions.runtime import ROWS_AT_ONCE
+from delivery.subscriptions.rows import ROWS_AT_ONCE
 from tests.delivery.node import node_in
 from tests.delivery.subscriptions.owning import messages, owning, record
 

@@ -1,0 +1,167 @@
+"""Subscriptions that an owner cannot run, for lack of room or because the ledger cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from delivery import followed
+from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
+from ledger import reads, subscriptions, topics
+from ledger.errors import LedgerError
+from ledger.subscriptions import Subscription, SubscriptionConfig
+from ledger.types import TopicConfig
+from shards.subscriptionboard import SubscriptionPhase
+from tests.delivery.node import Node, node_in
+from tests.delivery.subscriptions.owning import Owner, messages, owning, record
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
+    async def with_owner() -> None:
+        with owning(node) as owner:
+            owner.start()
+            await use(owner)
+            await owner.stop()
+
+    asyncio.run(with_owner())
+
+
+def elsewhere(owner: Owner, partitions: int = 1) -> Subscription:
+    """A subscription of another topic."""
+    owner.node.ledger.write(topics.create, "other", TopicConfig(partitions=partitions), 1)
+    made = owner.node.ledger.write(
+        subscriptions.create, "other", "o", SubscriptionConfig(), "earliest", 1
+    )
+    owner.changes += 1
+    return made
+
+
+def delete(owner: Owner, topic: str, name: str) -> None:
+    owner.node.ledger.write(subscriptions.delete, topic, name, 2)
+    owner.changes += 1
+
+
+def phase(owner: Owner, made: Subscription) -> SubscriptionPhase | None:
+    row = owner.board.read(made.slot, made.subscription_id)
+    return None if row is None else row.phase
+
+
+def test_a_subscription_without_room_for_its_partitions_says_so_and_runs_when_there_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "PINNED_MAX", 3)
+
+    async def use(owner: Owner) -> None:
+        other = elsewhere(owner, partitions=3)
+        await owner.later(0.1)
+        owner.produce(record(1), record(2))
+        made = owner.create()
+        await owner.later(0.1)
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "already keeps the tails of 3 partitions" in state["held"]
+        assert (state["lag"], state["partitions"][0]["head_seq"]) == (2, 2)
+        row = owner.board.read(made.slot, made.subscription_id)
+        assert row is not None
+        assert (row.phase, row.reason, row.lag) == (SubscriptionPhase.HELD, state["held"], 2)
+        with pytest.raises(OwnerRefused, match="already keeps the tails") as refused:
+            await owner.ask(Poll(made.subscription_id, "p", [], 1, 0))
+        assert (refused.value.status, refused.value.code) == (503, "too_many_partitions")
+
+        delete(owner, "other", other.name)
+        for _ in range(2):
+            await owner.later(0.1)
+        client = await owner.consume(made, "c")
+        assert [each["data"] for each in messages(client)] == [1, 2]
+        assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
+        await owner.later(1.1)
+        assert phase(owner, made) is SubscriptionPhase.RUNNING
+
+    run(node, use)
+
+
+def test_partitions_that_are_added_without_room_are_told_of_and_delivered_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "PINNED_MAX", 6)
+
+    async def use(owner: Owner) -> None:
+        other = elsewhere(owner, partitions=3)
+        made = owner.create()
+        await owner.later(0.1)
+        client = await owner.consume(made, "c")
+        grown = msgspec.structs.replace(node.topic.config, partitions=4)
+        owner.subscriptions.topic_changed(node.ledger.write(topics.alter, "t", grown))
+        await owner.later(0.1)
+        owner.produce(record(1))
+        owner.produce(record(2), partition=3)
+        await owner.rest()
+        assert [each["data"] for each in messages(client)] == [1], "the others go on"
+        assert "keeps the tails" in (await owner.ask(Describe(made.subscription_id)))["held"]
+        delete(owner, "other", other.name)
+        for _ in range(2):
+            await owner.later(0.1)
+        assert [each["data"] for each in messages(client)] == [1, 2]
+        assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
+
+    run(node, use)
+
+
+def test_a_subscription_that_is_deleted_while_there_is_no_room_leaves_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "PINNED_MAX", 3)
+
+    async def use(owner: Owner) -> None:
+        elsewhere(owner, partitions=3)
+        await owner.later(0.1)
+        made = owner.create()
+        await owner.later(0.1)
+        assert phase(owner, made) is SubscriptionPhase.HELD
+        delete(owner, "t", "s")
+        await owner.later(0.1)
+        assert phase(owner, made) is None
+        with pytest.raises(OwnerRefused, match="was deleted"):
+            await owner.ask(Describe(made.subscription_id))
+        again = owner.create()
+        await owner.later(0.1)
+        assert phase(owner, again) is SubscriptionPhase.HELD
+
+    run(node, use)
+
+
+def test_a_head_that_could_not_be_read_is_read_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(owner: Owner) -> None:
+        owner.produce(record(1), record(2), tell=False)
+        monkeypatch.setattr(owner.partitions.followed, "_recent", tuple)  # only the ledger knows
+        failing = [1]
+        read = owner.ledger.read
+
+        async def fails_once(function: Callable[..., Any], *asked: Any) -> Any:
+            if function is reads.partition_state and failing:
+                failing.pop()
+                raise LedgerError("the disk is full")
+            return await read(function, *asked)
+
+        monkeypatch.setattr(owner.ledger, "read", fails_once)
+        made = owner.create()
+        for _ in range(2):
+            await owner.later(0.1)
+        assert not failing
+        assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 2
+        client = await owner.consume(made, "c")
+        assert [each["data"] for each in messages(client)] == [1, 2]
+
+    run(node, use)
