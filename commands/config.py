@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from commands.shell.options import loaded, output_option, serve_options
-from commands.shell.output import print_json, table
+from commands.shell.output import echo, print_json, table
 from compaction.access.redaction import redacted
 from daemon.config import KEYS
 from daemon.config.docs import markdown
@@ -53,9 +53,9 @@ def config_show(origin: bool, as_json: bool, **options: Any) -> None:
         texts = {key: _text(value) for key, value in values.items()}
         if origin:
             rows = [(key, text, chosen.origins[key]) for key, text in texts.items()]
-            click.echo(table(("key", "value", "origin"), rows))
+            echo(table(("key", "value", "origin"), rows))
         else:
-            click.echo(table(("key", "value"), list(texts.items())))
+            echo(table(("key", "value"), list(texts.items())))
 
 
 def _text(value: Any) -> Any:
@@ -78,4 +78,4 @@ def config_docs() -> None:
     Example:
       headgate config docs
     """
-    click.echo(markdown(), nl=False)
+    echo(markdown(), nl=False)

@@ -182,10 +182,12 @@ def _execute(
         commands.finish()
     finally:
         signals.is_busy = True  # only a second Ctrl-C ends what follows
-        running = commands.stop()
-        if running:
-            say(f"waits for {counted_text(running, 'command')}; a second Ctrl-C kills what runs")
         try:
+            running = commands.stop()
+            if running:
+                say(
+                    f"waits for {counted_text(running, 'command')}; a second Ctrl-C kills what runs"
+                )
             commands.wait()
         except KeyboardInterrupt:
             commands.kill()

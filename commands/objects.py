@@ -20,6 +20,8 @@ from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import (
     bytes_text,
     count_text,
+    echo,
+    echo_json,
     print_lines,
     progress,
     show,
@@ -71,15 +73,15 @@ def objects_ls(as_json: bool, **options: Any) -> None:
     """
     with opened_ledger(loaded(**options)) as ledger:
         if not as_json:
-            click.echo(ROW.format("key", "size", "records", "extents", "commit", "created"))
+            echo(ROW.format("key", "size", "records", "extents", "commit", "created"))
             for row in rows(ledger):
-                click.echo(row_text(row))
+                echo(row_text(row))
             return
         before = "["
         for row in rows(ledger):
-            click.echo(before + "\n  " + msgspec.json.encode(row).decode(), nl=False)
+            echo_json(before + "\n  " + msgspec.json.encode(row).decode(), nl=False)
             before = ","
-        click.echo("[]" if before == "[" else "\n]")
+        echo_json("[]" if before == "[" else "\n]")
 
 
 @objects.command("cat")

@@ -6,7 +6,7 @@ import click
 
 from commands.client.http import Client, decoded
 from commands.shell.options import client_option, output_option
-from commands.shell.output import duration_text, show, table
+from commands.shell.output import duration_text, echo, show, table
 from daemon.api.schemas import Pressure, SensorStatus, Status
 from daemon.governor.ladder import RUNGS
 
@@ -30,7 +30,7 @@ def pressure(client: Client, as_json: bool) -> None:
     if as_json:
         show(status.pressure, as_json, lambda _: "")
     else:
-        click.echo(_text(status))
+        echo(_text(status))
 
 
 def _text(status: Status) -> str:

@@ -12,7 +12,7 @@ from commands.client.records import Format, batched, records, size_of
 from commands.client.sender import BatchUnanswered, SendResume, Summary, parse_resume, send
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, parsed_by, topic_argument
-from commands.shell.output import bytes_text, counted_text, print_json, progress, say
+from commands.shell.output import bytes_text, counted_text, echo, print_json, progress, say
 
 SPANS_SHOWN_MAX = 8
 
@@ -107,7 +107,7 @@ def produce(
     if as_json:
         print_json(summary)
     elif summary.records or problem is None:
-        click.echo(_text(summary))
+        echo(_text(summary))
     if summary.error is not None:
         raise CommandFailed(
             f"{getattr(file, 'name', 'stdin')}: {problem}",

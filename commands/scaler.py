@@ -14,6 +14,7 @@ import click
 from commands.client.http import Client
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option
+from commands.shell.output import echo
 from shards.clock import monotonic_ns
 
 EXTRA = ("grpc", "google.protobuf")
@@ -79,7 +80,7 @@ async def _serve(url: str, listen: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     with Client(url, timeout_s=TIMEOUT_S) as client:
-        signals = Signals(client, monotonic_ns, lambda text: click.echo(text, err=True))
+        signals = Signals(client, monotonic_ns, lambda text: echo(text, err=True))
         server = ScalerServer(signals)
         try:
             port = await server.start(listen)
@@ -88,7 +89,7 @@ async def _serve(url: str, listen: str) -> None:
                 str(error), hint="--listen is HOST:PORT; is another program there?"
             ) from error
         host = listen.rpartition(":")[0]
-        click.echo(f"scaler listens on {host}:{port} and asks {url}", err=True)
+        echo(f"scaler listens on {host}:{port} and asks {url}", err=True)
         await stopped.wait()
         await server.stop()
         await signals.close()

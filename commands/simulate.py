@@ -17,7 +17,7 @@ import click
 
 from commands.shell.exits import CommandFailed
 from commands.shell.options import loaded, output_option, parsed_by, within
-from commands.shell.output import bytes_text, print_json, progress, say, table
+from commands.shell.output import bytes_text, echo, print_json, progress, say, table
 from daemon.config.values import read_size
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ def _show(report: SimulationReport, as_json: bool, chart_file: Path | None) -> N
         print_json(report)
     else:
         found = tables(report, _rate_text)
-        click.echo("\n\n".join(table(each.head, each.lines) for each in found))
+        echo("\n\n".join(table(each.head, each.lines) for each in found))
 
 
 def _rate_text(bytes_per_s: float) -> str:

@@ -13,6 +13,7 @@ from commands.shell.output import (
     bytes_text,
     count_text,
     duration_text,
+    say,
     show,
     table,
     usd_text,
@@ -51,7 +52,7 @@ def status(context: click.Context, client: Client, as_json: bool) -> None:
     show(found, as_json, _text)
     why = troubles(found)
     for trouble in why:
-        click.echo(f"headgate: degraded: {trouble}", err=True)
+        say(f"degraded: {trouble}")
     context.exit(DEGRADED if why else 0)
 
 

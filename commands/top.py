@@ -17,7 +17,7 @@ from commands.live.screen import Size, View, plain, screen
 from commands.live.seen import SeenStatus
 from commands.shell.exits import DEGRADED, OK, UNREACHABLE
 from commands.shell.options import client_option, output_option
-from commands.shell.output import duration_text
+from commands.shell.output import duration_text, echo, print_lines
 from shards.clock import monotonic_ns
 
 ANSWER_TIMEOUT_S = 5.0  # a daemon that takes longer is shown as one that does not answer
@@ -149,10 +149,10 @@ def _print(watched: Watched, refreshes: int | None, interval_s: float, as_json: 
     shown = 0
     while True:
         if as_json:
-            click.echo(msgspec.json.encode(watched.line()))
+            print_lines([msgspec.json.encode(watched.line())])
         else:
             text = plain(screen(watched.view(), Size(None, None)))
-            click.echo(f"\n{text}" if shown else text)
+            echo(f"\n{text}" if shown else text)
         sys.stdout.flush()
         shown += 1
         if shown == refreshes:

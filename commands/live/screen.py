@@ -17,7 +17,7 @@ from commands.live.delivering import consumed, pushed
 from commands.live.rates import Rates
 from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus
 from commands.live.spans import Line, Span, rate_text
-from commands.shell.output import bytes_text, duration_text
+from commands.shell.output import bytes_text, duration_text, printable
 
 COLUMNS_ENDLESS = 1 << 20
 BAR_WIDTH = 20
@@ -72,7 +72,7 @@ def plain(lines: Sequence[Line]) -> str:
 def _cut(line: Line, width: int) -> Line:
     kept: Line = []
     for span in line:
-        kept.append(Span(span.text[:width], span.style))
+        kept.append(Span(printable(span.text[:width]), span.style))
         width -= len(span.text)
         if width <= 0:
             break

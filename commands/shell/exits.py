@@ -35,9 +35,11 @@ class CommandFailed(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"headgate: {self.message}", err=True)
+        from commands.shell.output import echo, say  # which no help needs
+
+        say(self.message)
         if self.hint:
-            click.echo(f"  hint: {self.hint}", err=True)
+            echo(f"  hint: {self.hint}", err=True)
 
 
 def failure(error: Exception, also: str = "") -> CommandFailed | None:

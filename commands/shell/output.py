@@ -3,10 +3,15 @@
 On a terminal, rich fits tables to its width and draws progress bars. In a pipe, a table is plain
 text that can be processed with ordinary tools: no color, no frame, no cell cut short. Numbers are
 right-aligned, and a missing value is ``-``.
+
+Names, keys, reasons and records are what strangers have chosen. Whatever is printed goes through
+``echo``, ``echo_json`` or ``print_lines``, which let nothing through that a terminal obeys, such as
+escape sequences, or that changes the order in which it is read.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +26,15 @@ Cell = str | int | float | None
 T = TypeVar("T")
 NAMED_MAX = 20  # lines of a kind that a report prints for people; JSON has them all
 RICH_ROWS_MAX = 1_000  # rich takes 0.6 ms for a row
+# Characters that JSON need not escape: DEL, C1, the ends of lines and the controls of direction.
+_OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
+_OBEYED_BYTES = re.compile(rb"[\x7f\xc2\xd8\xe2]")  # each of them in UTF-8 begins with one of these
+_BOLD = re.compile("(\x1b\\[[01]m)")  # what rich writes around the head of a table
 
 
 def print_json(value: Any) -> None:
     """Indented JSON, as the only thing on stdout."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    echo_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def show(value: T, as_json: bool, text: Callable[[T], str]) -> None:
@@ -33,7 +42,7 @@ def show(value: T, as_json: bool, text: Callable[[T], str]) -> None:
     if as_json:
         print_json(value)
     else:
-        click.echo(text(value))
+        echo(text(value))
 
 
 def bytes_text(count: float | None) -> str:
@@ -98,6 +107,27 @@ def printable(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(each if each.isprintable() or each == "\t" else "\ufffd" for each in line)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Lines for people."""
+    click.echo("\n".join(map(_shown, text.split("\n"))), err=err, nl=nl)
+
+
+def _shown(line: str) -> str:
+    if "\x1b" not in line or not sys.stdout.isatty():
+        return printable(line)
+    parts = _BOLD.split(line)
+    return "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
+
+
+def echo_json(json: str, *, nl: bool = True) -> None:
+    """The same JSON, with escapes."""
+    click.echo(_escaped(json), nl=nl)
+
+
+def _escaped(json: str) -> str:
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -173,10 +203,13 @@ def progress(length: int, label: str, *, of_bytes: bool = False) -> Iterator[Cal
 
 def say(text: str) -> None:
     """One line on stderr."""
-    click.echo(f"headgate: {text}", err=True)
+    echo(f"headgate: {text}", err=True)
 
 
 def print_lines(lines: list[bytes]) -> None:
-    """Lines of output, flushed."""
-    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+    """Lines of JSON, flushed; on a terminal with escapes for what it would obey."""
+    text = b"".join(line + b"\n" for line in lines)
+    if sys.stdout.isatty() and _OBEYED_BYTES.search(text):
+        text = _escaped(text.decode()).encode()
+    sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()

@@ -192,6 +192,11 @@ def test_a_daemon_that_is_not_ready_says_so_with_the_first_reason_and_how_many_m
     assert lines[1].endswith("x (and 2 more: headgate status)") and len(lines[1]) == 79
 
 
+def test_what_a_status_says_does_nothing_to_the_terminal() -> None:
+    lines = shown(with_shards(1, 1), SSH, "a\x9b2Jb\u202ec")
+    assert any("a\ufffd2Jb\ufffdc" in line for line in lines)
+
+
 def test_a_shard_that_is_down_comes_before_the_busiest() -> None:
     document = with_shards(64, 16)
     document["shards"][5] = document["shards"][5] | {"pid": None, "restarts": 2}

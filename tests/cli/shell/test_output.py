@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from commands.shell.output import bytes_text, count_text, duration_text, progress, table, usd_text
+from commands.shell.exits import CommandFailed
+from commands.shell.output import (
+    bytes_text,
+    count_text,
+    duration_text,
+    echo,
+    print_json,
+    print_lines,
+    progress,
+    table,
+    usd_text,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -76,6 +95,75 @@ def test_a_table_in_a_pipe_is_plain_and_no_cell_is_cut() -> None:
     assert table(("name",), [(cell,), ("w",)]).splitlines() == ["name", cell, "w"]
 
 
+OBEYED = [chr(n) for n in (*range(32), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029)]
+OBEYED += [chr(n) for n in (*range(0x202A, 0x202F), *range(0x2066, 0x2070))]
+HOSTILE = st.text(st.sampled_from(OBEYED) | st.characters(codec="utf-8"), max_size=20)
+
+
+def obeys(text: str) -> list[str]:
+    """What of a text a terminal would not just show."""
+    left = text.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\t", "")
+    return [each for line in left.split("\n") for each in line.rstrip("\r") if each in OBEYED]
+
+
+@given(HOSTILE)
+@example("".join(OBEYED))
+def test_what_is_printed_has_nothing_in_it_that_a_terminal_obeys(text: str) -> None:
+    for name in ("stdout", "stderr"):
+        with redirected(name) as written:
+            echo(text, err=name == "stderr")
+        assert obeys(written()) == []
+    with redirected("stdout") as written:
+        print_json([text])
+    assert obeys(written()) == [] and json.loads(written()) == [text]
+    with redirected("stderr") as written:
+        CommandFailed(text, hint=text).show()
+    assert obeys(written()) == []
+
+
+@contextmanager
+def redirected(name: str) -> Iterator[Callable[[], str]]:
+    """What is written to stdout or stderr by then."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="utf-8", newline="", write_through=True)
+    redirect = redirect_stdout if name == "stdout" else redirect_stderr
+
+    def written() -> str:
+        file.flush()
+        return raw.getvalue().decode()
+
+    with redirect(file):
+        yield written
+
+
+@given(st.lists(HOSTILE))
+@example(OBEYED)
+def test_records_on_a_terminal_are_the_same_json_without_what_it_obeys(texts: list[str]) -> None:
+    lines = [msgspec.json.encode(text) for text in texts]
+    main, end = pty.openpty()
+    attributes = termios.tcgetattr(end)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(end, termios.TCSANOW, attributes)
+    with open(end, "w", encoding="utf-8") as terminal, redirect_stdout(terminal):
+        for line in lines:
+            print_lines([line])
+            shown = os.read(main, 65_536)
+            assert obeys(shown.decode()) == [] and json.loads(shown) == msgspec.json.decode(line)
+    os.close(main)
+    with redirected("stdout") as written:
+        print_lines(lines)
+    assert written().encode() == b"".join(line + b"\n" for line in lines)  # in a pipe: as it is
+
+
+def test_one_place_prints() -> None:
+    """Everything else goes through it, and is clean."""
+    place = CHECKOUT / "commands" / "shell" / "output.py"
+    prints = re.compile(r"click\.s?echo\(|\bprint\(|\bstd(out|err)\.(buffer|write)")
+    others = [path for path in (CHECKOUT / "commands").rglob("*.py") if path != place]
+    assert [path for path in others if prints.search(path.read_text())] == []
+    assert prints.search(place.read_text())
+
+
 def on_a_terminal(code: str, columns: int) -> str:
     """What a process writes to a terminal of this width, both stdout and stderr."""
     main, end = pty.openpty()
@@ -104,8 +192,8 @@ def on_a_terminal(code: str, columns: int) -> str:
 
 def test_a_table_on_a_terminal_has_a_bold_head_and_wraps_what_does_not_fit() -> None:
     shown = on_a_terminal(
-        "import click; from commands.shell.output import table;"
-        "click.echo(table(('topic', 'n'), [('o' * 60, 7)]))",
+        "from commands.shell.output import echo, table;"
+        "echo(table(('topic', 'n'), [('o' * 60, 7)]))",
         columns=40,
     )
     head, *lines = shown.splitlines()
