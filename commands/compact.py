@@ -126,7 +126,7 @@ def _needs() -> Needs:
 def _text(report: RunReport) -> str:
     if report.dry_run:
         return _dry_text(report)
-    if not report.objects and not report.made_up_for and report.sound:
+    if not (report.objects or report.made_up_for or report.registered) and report.sound:
         return (
             f"nothing to compact: everything acknowledged is in the tables, {report.seconds:.1f} s"
         )
@@ -145,6 +145,9 @@ def _text(report: RunReport) -> str:
             f"completed an earlier run: {name} was committed; readers are switched to it now"
             for name in report.made_up_for
         ]
+    )
+    lines += limited(
+        [f"registered {name}, which the catalog had lost, again" for name in report.registered]
     )
     lines += limited(
         [

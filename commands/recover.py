@@ -109,6 +109,11 @@ def text(report: RecoveryReport) -> str:
     )  # fmt: skip
     lines += limited([f"CORRUPT   {p.key}: {p.problem}" for p in report.corrupt])
     lines += limited([f"MISSING   {key}" for key in report.missing])
+    if report.tables_registered:
+        lines.append(
+            "tables of the lake that are registered in the catalog again: "
+            + ", ".join(limited(report.tables_registered))
+        )
     if report.kept_ledger is not None:
         lines.append(f"the previous ledger is kept as {report.kept_ledger}")
     return "\n".join(lines)

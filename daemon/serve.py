@@ -21,6 +21,7 @@ from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
 from daemon.listeners import ListenError, admin_listener, open_listeners
 from daemon.supervisor import TICK_S, Supervisor
+from daemon.upkeep.lake_catalog import register_tables
 from daemon.upkeep.owner import LOCK_NAME, OtherHistory, this_owner
 from daemon.upkeep.recover import RecoveryReport, settle, sleep_s
 from ledger.errors import LedgerError
@@ -160,6 +161,8 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         )  # fmt: skip
         if report is not None:
             say(report)
+        with contextlib.closing(Ledger(ledger_path, lock)) as ledger:
+            register_tables(config, ledger)
         told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
         kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
         stack.enter_context(contextlib.closing(kept))

@@ -30,6 +30,11 @@ def table_name(topic: str) -> str:
     return name if len(name) <= TABLE_NAME_MAX else _with_hash(name, topic)
 
 
+def former_name(table: str, topic_id: int) -> str:
+    """The name that the table of a former topic gets when another topic needs its name."""
+    return f"{table}__{topic_id}"
+
+
 def holder_of(tx: ReadTx, table: str) -> str | None:
     """The live topic whose table has this name, in any case."""
     row = tx.execute(

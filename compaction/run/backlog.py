@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from compaction.access.ledger_access import LedgerAccess
 from ledger import commits, notes, topics
-from ledger.lake import lake_tables, runs
+from ledger.lake import catalog, lake_tables, runs
 from ledger.lake.types import PlannedObject
 from ledger.log import backup
+from ledger.table_names import NAMESPACE
 from ledger.tx import Transactions
 from ledger.types import Topic
 
@@ -20,7 +22,8 @@ HISTORY_NOTE = "lake_history"  # of the ledger that was last compared with the t
 
 class Backlog(Struct, frozen=True):
     """What a run would do: objects, bytes of extents, topics by name. ``unfinished``: a former run
-    died, or the ledger was recovered, so tables and ledger must be compared."""
+    died, the ledger was recovered, or the catalog lost a table, so tables and ledger must be
+    compared."""
 
     to_commit: int
     objects: int
@@ -36,8 +39,11 @@ class UnknownTopics(ValueError):
         super().__init__(f"there is no topic {', '.join(map(repr, names))}")
 
 
-def look(ledger: Transactions, chosen: frozenset[str]) -> Backlog:
-    """What there is to do, up to the head of now. ``chosen`` are topics by name, empty for all."""
+def look(ledger: LedgerAccess, chosen: frozenset[str], own_catalog: bool = True) -> Backlog:
+    """What there is to do, up to the head of now. ``chosen`` are topics by name, empty for all.
+
+    ``own_catalog``: the owner of the ledger keeps the pointers, so a lost one is seen here.
+    """
     to_commit = ledger.read(commits.latest_number)
     names = {topic.topic_id: topic.name for topic in topics_of(ledger, chosen)}
     objects, total = 0, 0
@@ -52,6 +58,10 @@ def look(ledger: Transactions, chosen: frozenset[str]) -> Backlog:
         bool(ledger.read(lake_tables.every))
         and ledger.read(notes.get, HISTORY_NOTE) != ledger.read(backup.history)
     )
+    tables = ledger.read(lake_tables.named, False) if own_catalog and not unfinished else {}
+    if tables:
+        there = ledger.catalog(catalog.pointers, NAMESPACE)
+        unfinished = any(name.removeprefix(f"{NAMESPACE}.") not in there for name in tables)
     return Backlog(to_commit, objects, total, dict(sorted(by_topic.items())), unfinished)
 
 

@@ -61,7 +61,8 @@ class TopicFailed(Struct, frozen=True):
 class RunReport(Struct):
     """One run. ``bytes_compacted`` are those of the extents, ``bytes_read`` what was read for them;
     ``would_compact`` has bytes by topic, after a dry run. ``made_up_for`` are tables that an
-    earlier run had committed to before it died, and whose readers this run has switched.
+    earlier run had committed to before it died, and whose readers this run has switched;
+    ``registered`` are tables that the catalog had lost.
 
     ``start_up_seconds`` is the start of Java and Spark; ``spark_seconds`` reading, shuffling,
     sorting, and writing; ``commit_seconds`` preparing tables and committing to them.
@@ -87,6 +88,7 @@ class RunReport(Struct):
     requests: Requests = field(default_factory=Requests)
     usd: float = 0.0
     made_up_for: list[str] = []
+    registered: list[str] = []
     would_compact: dict[str, int] = {}
     tables: list[TableReport] = []
     quarantined: list[QuarantinedOffsets] = []

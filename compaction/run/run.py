@@ -114,10 +114,13 @@ class Run:
         self._lease.stop()
 
     def reconcile(self, lake: Lake) -> None:
-        """Completes a run that died between tables and ledger. Raises LakeUnusable."""
-        from compaction.tables.reconcile import reconcile
+        """Registers what the catalog has lost, and completes a run that died between tables and
+        ledger. Raises LakeUnusable."""
+        from compaction.tables.reconcile import reconcile, register_lost
 
         topics = topics_of(self._access)
+        self._report.registered, lost = register_lost(lake, topics, self._access)
+        self._refuse(lost)
         switches, failures = reconcile(lake, topics, self._access)
         self._refuse(failures)
         for switch in switches:

@@ -35,7 +35,8 @@ def compact(
     """
     began_ns = monotonic_ns()
     with opened() as access:
-        ready = look(access, chosen)
+        own_catalog = settings.catalog_uri is None and settings.catalog_name is None
+        ready = look(access, chosen, own_catalog)
     if report.dry_run:
         report.objects = ready.objects
         report.bytes_compacted = ready.bytes

@@ -23,11 +23,6 @@ def identifier_of(topic: Topic) -> str:
     return f"{NAMESPACE}.{topic.table}"
 
 
-def former_name(table: str, topic_id: int) -> str:
-    """The name that the table of a former topic gets."""
-    return f"{table}__{topic_id}"
-
-
 def table_location(lake: str, table: str, topic_id: int) -> str:
     """The location of a new table, without a slash at the end."""
     return f"{lake.rstrip('/')}/{table}-{topic_id}"

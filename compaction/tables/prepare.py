@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from compaction.tables.errors import ForeignTable, LakeError, TableChanged, busy
 from compaction.tables.lake import Lake
-from compaction.tables.names import former_name, identifier_of, table_location
+from compaction.tables.names import identifier_of, table_location
 from compaction.tables.schema import Column, typed_columns
 from compaction.tables.table_state import (
     NUM_RETRIES,
@@ -32,7 +32,7 @@ from compaction.tables.table_state import (
 )
 from ledger.lake import lake_tables
 from ledger.lake.types import LakeTable
-from ledger.table_names import NAMESPACE
+from ledger.table_names import NAMESPACE, former_name
 from ledger.tx import Reads
 from ledger.types import Topic
 
@@ -130,7 +130,7 @@ def _prepare(
         if known is None:
             loaded, made = _make(lake, topic, name, wanted), True
         else:
-            loaded, registered = _register(lake, topic, name, known), True
+            loaded, registered = register(lake, name, known.metadata_location), True
     state = state_of(loaded.metadata.properties, name)
     check_not_behind(state, compacted, name)
     check_not_rolled_back(loaded.metadata, state, name)
@@ -208,20 +208,20 @@ def _make(lake: Lake, topic: Topic, name: str, columns: tuple[Column, ...]) -> T
     return made
 
 
-def _register(lake: Lake, topic: Topic, name: str, known: LakeTable) -> Table:
-    """Registers the metadata that the ledger knows; the catalog has lost the table."""
+def register(lake: Lake, name: str, metadata_location: str) -> Table:
+    """Registers the metadata that the ledger knows; the catalog has lost the table. Raises
+    TableChanged, and CommitFailedException if another process has made one."""
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
     from compaction.tables.fileio import LakeFileIO, properties_of
 
     files = LakeFileIO(properties_of(lake.place))
-    if not files.new_input(known.metadata_location).exists():
+    if not files.new_input(metadata_location).exists():
         raise TableChanged(
-            f"the table {name} of topic {topic.name!r} is not in the catalog, and its metadata"
-            f" {known.metadata_location} is gone",
+            f"the table {name} is not in the catalog, and its metadata {metadata_location} is gone",
             "restore the table; its records are stored nowhere else",
         )
     try:
-        return lake.catalog.register_table(name, known.metadata_location)
+        return lake.catalog.register_table(name, metadata_location)
     except TableAlreadyExistsError as error:
         raise CommitFailedException(f"another process made {name}") from error

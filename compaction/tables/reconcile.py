@@ -1,4 +1,5 @@
-"""Completes a run that died after its Iceberg commit and before the ledger switched its readers.
+"""Compares tables with the ledger: completes a run that died after its Iceberg commit and before
+the ledger switched its readers, and registers tables that the catalog has lost.
 
 The table then has files that the ledger does not know. Their footers say what they hold; their rows
 say whether they fill holes of the quarantine (``headgate quarantine retry``). The run has rewritten
@@ -12,6 +13,7 @@ A table whose metadata is where the last switch left it is not read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ from compaction.tables.datafiles import ranges_of
 from compaction.tables.errors import ForeignTable, LakeError
 from compaction.tables.lake import Lake, live_files
 from compaction.tables.names import day_of_file, identifier_of
-from compaction.tables.prepare import TopicFailure
+from compaction.tables.prepare import TopicFailure, register
 from compaction.tables.table_state import (
     TableState,
     check_not_behind,
@@ -67,6 +69,39 @@ def reconcile(
             except LakeError as error:
                 failures.append(TopicFailure(seen.topic.topic_id, seen.topic.name, error))
     return switches, failures
+
+
+def register_lost(
+    lake: Lake, topics: Iterable[Topic], ledger: Reads
+) -> tuple[list[str], list[TopicFailure]]:
+    """Registers the tables that the catalog lacks, as the ledger knows them; returns their
+    identifiers, and topics whose table cannot be registered. Raises LakeUnusable.
+
+    Tables of deleted topics may have been dropped on purpose, so they are registered only in a
+    catalog that has lost everything.
+    """
+    there = lake.locations()
+    lost = {
+        name: location
+        for name, location in ledger.read(lake_tables.named, not there).items()
+        if name not in there
+    }
+    found = lake.attempt(lambda item: _register(lake, *item), list(lost.items()))
+    of_name = {identifier_of(topic): topic for topic in topics}
+    failures = [
+        TopicFailure(of_name[name].topic_id, of_name[name].name, error)
+        for name, error in zip(lost, found, strict=True)
+        if isinstance(error, LakeError) and name in of_name
+    ]
+    registered = [name for name, made in zip(lost, found, strict=True) if made is None]
+    return registered, failures
+
+
+def _register(lake: Lake, name: str, location: str) -> None:
+    from pyiceberg.exceptions import CommitFailedException
+
+    with lake.about(name), suppress(CommitFailedException):  # another process was quicker
+        register(lake, name, location)
 
 
 def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:

@@ -64,6 +64,7 @@ _READS: tuple[Callable[..., Any], ...] = (
     lake_tables.every,
     lake_tables.find,
     lake_tables.holes,
+    lake_tables.named,
     lake_tables.plan_objects,
     marking.markable,
     marking.markable_void,

@@ -27,6 +27,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from daemon.config import Config
+from daemon.upkeep.lake_catalog import register_tables
 from daemon.upkeep.owner import OtherHistory, check_history, this_owner
 from ledger import commits, cursors, epochs, reads, topics
 from ledger.dedupe import DedupeLimits
@@ -107,6 +108,7 @@ class RecoveryReport(Struct):
     topics_restored: list[str] = []
     gaps: list[GapMade] = []
     kept_ledger: str | None = None
+    tables_registered: list[str] = []
     seconds: float = 0.0
     objects_per_second: float = 0.0
 
@@ -237,6 +239,7 @@ def recover(
     report = rebuild(path, lock, store, taken, owner_log, config.dedupe_limits, progress)
     with contextlib.closing(Ledger(path, lock)) as ledger:
         tell(ledger, owner_log, taken)
+        report.tables_registered = register_tables(config, ledger)
     return report
 
 

@@ -12,7 +12,7 @@ Functions take a ``CatalogTx``; ``opened`` gives one.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -95,6 +95,19 @@ def add(tx: CatalogTx, namespace: str, table: str, metadata_location: str) -> bo
         (NAME, namespace, table, metadata_location),
     )
     return found.rowcount == 1 or pointer(tx, namespace, table) == metadata_location
+
+
+def add_missing(tx: CatalogTx, tables: Mapping[str, str]) -> list[str]:
+    """Names those tables that are not there, given with their metadata locations by identifier;
+    returns their identifiers. What is not below the lake is left out."""
+    added = []
+    for identifier, location in tables.items():
+        namespace, _, table = identifier.partition(".")
+        if pointer(tx, namespace, table) is None and is_below(location, tx.lake):
+            make_namespace(tx, namespace)
+            add(tx, namespace, table, location)
+            added.append(identifier)
+    return added
 
 
 def swap(tx: CatalogTx, namespace: str, table: str, before: str, after: str) -> bool:

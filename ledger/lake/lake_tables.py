@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ledger import topics
+from ledger import table_names, topics
 from ledger.errors import SwitchRefused
 from ledger.lake import quarantine, runs
 from ledger.lake.types import (
@@ -223,6 +223,23 @@ def find(tx: ReadTx, topic_id: int) -> LakeTable | None:
 def every(tx: ReadTx) -> list[LakeTable]:
     """All tables by topic id, also those of deleted topics."""
     return [LakeTable(*row) for row in tx.execute(f"{_TABLE_SQL} ORDER BY topic_id")]
+
+
+def named(tx: ReadTx, with_deleted: bool) -> dict[str, str]:
+    """The metadata locations of tables by the identifier that each has in a catalog; those of
+    deleted topics too, if asked."""
+    found: dict[str, tuple[int, str]] = {}
+    for topic_id, name, location in tx.execute(
+        "SELECT l.topic_id, l.name, l.metadata_location FROM lake_tables AS l"
+        " LEFT JOIN topics AS t ON t.topic_id = l.topic_id AND t.deleted_ms IS NULL"
+        " WHERE ? OR t.topic_id IS NOT NULL ORDER BY l.topic_id",
+        (with_deleted,),
+    ):
+        if name in found:
+            former_id, former = found[name]
+            found[table_names.former_name(name, former_id)] = (former_id, former)
+        found[name] = (topic_id, location)
+    return {name: location for name, (_, location) in found.items()}
 
 
 def holes(tx: ReadTx, topic_id: int) -> list[Hole]:

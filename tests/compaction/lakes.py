@@ -51,6 +51,7 @@ class Book:
         answers: dict[object, Callable[..., Any]] = {
             lake_tables.find: self.tables.get,
             lake_tables.compacted_seqs: self._compacted_seqs,
+            lake_tables.named: self._named,
             lake_tables.holes: self._holes,
             lake_files.of_topic: self.live_files,
             lake_files.ranges: self._ranges,
@@ -60,6 +61,9 @@ class Book:
 
     def _compacted_seqs(self, topic_id: int) -> dict[int, int]:
         return dict(self.compacted.get(topic_id, {}))
+
+    def _named(self, with_deleted: bool) -> dict[str, str]:
+        return {table.name: table.metadata_location for table in self.tables.values()}
 
     def live_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
         files = self.files.get(topic_id, {}).values()

@@ -109,7 +109,7 @@ class LakeFiles:
             if topic is not None and topic.deleted_ms is None and table.name not in there:
                 self._report.problems.append(
                     f"the table {table.name} is not in the catalog any more, and the ledger reads"
-                    " its files; see docs/lake.md"
+                    " its files; run `headgate compact`, which registers it again"
                 )
 
     def _expired(
@@ -200,7 +200,8 @@ def opened_lake(
     missing = _missing_catalog(config)
     if missing is not None:
         report.problems.append(
-            f"there is no catalog at {missing}, so the lake is left alone; see docs/lake.md"
+            f"there is no catalog at {missing}, so the lake is left alone; run `headgate compact`,"
+            " which makes it again"
         )
         yield None
         return

@@ -15,7 +15,7 @@ from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import TableChanged
 from compaction.tables.lake import Lake
 from compaction.tables.prepare import prepare_tables
-from compaction.tables.reconcile import covered, reconcile
+from compaction.tables.reconcile import covered, reconcile, register_lost
 from ledger import epochs, topics
 from ledger.checks import invariants
 from ledger.lake import lake_files, lake_tables, runs
@@ -199,3 +199,52 @@ def test_a_file_is_covered_when_files_of_its_day_reach_around_it(
             and one.last_offset <= max(each.last_offset for each in around)
         )
         assert (file.path in found) == reaches
+
+
+def forget_tables(lake: Lake, *names: str) -> None:
+    for name in names:
+        lake.catalog.drop_table(f"headgate.{name}")
+
+
+def test_every_table_that_the_ledger_knows_is_registered_in_a_catalog_that_lost_all(
+    lake: Lake, ledger: Ledger
+) -> None:
+    counter = itertools.count(1)
+
+    def run(name: str) -> Topic:
+        made, _ = ledger.write(topics.create, name, TopicConfig(), 1)
+        ingest(ledger, next(counter), Request(made.topic_id, ((0, 3),)))
+        ledger.write(runs.begin, f"r{made.topic_id}", "test", 10)
+        table = prepare_tables(lake, [made], ledger)[0][made.topic_id]
+        commit = commit_of(lake.place, table, f"r{made.topic_id}", rows(0, 1, 3))
+        switch = switch_of(commit, commit_table(lake, f"r{made.topic_id}", commit))
+        ledger.write(lake_tables.switch, f"r{made.topic_id}", [switch], 20)
+        ledger.write(runs.end, f"r{made.topic_id}", 30)
+        return made
+
+    run("orders")
+    ledger.write(topics.delete, "orders", 40)
+    live = [run("orders"), run("clicks")]
+    there = lake.locations()
+    assert set(there) == {"headgate.orders", "headgate.orders__1", "headgate.clicks"}
+    forget_tables(lake, "orders", "orders__1", "clicks")
+    registered, failures = register_lost(lake, live, ledger)
+    assert sorted(registered) == sorted(there) and lake.locations() == there and not failures
+    assert reconcile(lake, live, ledger) == ([], [])
+    # A table of a deleted topic that an operator dropped does not come back; one that lives does.
+    forget_tables(lake, "orders", "orders__1")
+    assert register_lost(lake, live, ledger) == (["headgate.orders"], [])
+    assert register_lost(lake, live, ledger) == ([], [])
+
+
+def test_a_lost_table_without_metadata_is_its_topics_failure_and_no_others(
+    lake: Lake, book: Book
+) -> None:
+    other = topic("clicks", 2)
+    for each in (ORDERS, other):
+        compacted(lake, book, each, "run1", rows(0, 1, 3))
+    Path(book.tables[1].metadata_location.removeprefix("file://")).unlink()
+    forget_tables(lake, "orders", "clicks")
+    registered, failures = register_lost(lake, [ORDERS, other], book)
+    assert registered == ["headgate.clicks"] and [f.topic for f in failures] == ["orders"]
+    assert isinstance(failures[0].error, TableChanged)

@@ -13,11 +13,12 @@ import pytest
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from daemon.config import Config, Override, load
-from daemon.lake_settings import default_catalog, lake_settings
+from daemon.lake_settings import catalog_path, default_catalog, lake_settings
 from daemon.upkeep.collection import lake_files as collection
 from daemon.upkeep.collection.collector import Collector, look
 from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake
 from daemon.upkeep.collection.report import CollectionReport
+from daemon.upkeep.lake_catalog import register_tables
 from ledger import epochs, topics
 from ledger.checks import invariants
 from ledger.lake import lake_files, lake_tables, readleases, runs
@@ -314,6 +315,25 @@ def test_a_missing_catalog_is_named_and_not_made(world: World, rewritten: set[st
     done = world.collect()
     assert not done.sound and "nowhere.db" in done.problems[0]
     assert rewritten < world.files and not (world.directory / "nowhere.db").exists()
+
+
+def test_a_lost_catalog_is_made_again_and_a_collection_has_no_problem(
+    world: World, rewritten: set[str]
+) -> None:
+    there = world.lake.locations()
+    catalog_path(world.config).unlink()
+    assert not world.collect().sound
+    assert register_tables(world.config, world.ledger) == [TABLE]
+    assert world.lake.locations() == there and world.collect().sound
+    assert register_tables(world.config, world.ledger) == []
+
+
+def test_a_catalog_that_cannot_be_read_stops_no_start(
+    world: World, rewritten: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog_path(world.config).write_bytes(b"not a database, but long enough for one" * 99)
+    assert register_tables(world.config, world.ledger) == []
+    assert "tables of the lake cannot be registered" in caplog.text
 
 
 def test_a_table_that_somebody_dropped_is_named_and_its_files_stay(
