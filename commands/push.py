@@ -10,10 +10,11 @@ import msgspec
 
 from commands.client.http import Client, decoded
 from commands.client.subscriptions import all_subscriptions, subscription_path
-from commands.pushing.texts import exchange_text, list_text
+from commands.pushing.texts import exchange_text, list_text, resumed_text
 from commands.shell.exits import FAILED
 from commands.shell.options import client_option, output_option, topic_argument
 from commands.shell.output import show
+from daemon.api.push_schemas import PushResumed
 from delivery.push.schemas import PushExchange
 
 TEST_TIMEOUT_S = 60.0  # the daemon waits for 5 s for its turn, and for 30 s for the receiver
@@ -21,12 +22,13 @@ TEST_TIMEOUT_S = 60.0  # the daemon waits for 5 s for its turn, and for 30 s for
 
 @click.group()
 def push() -> None:
-    """List push subscriptions, and test their receivers.
+    """List push subscriptions, test their receivers, and let them go on.
 
     \b
     Examples:
       headgate push ls
       headgate push test orders hook
+      headgate push resume orders hook
     """
 
 
@@ -60,7 +62,7 @@ def push_test(
     """Send the receiver a record that is in no topic, and show the whole exchange.
 
     The record counts as an attempt, and waits until the rate allows one. Values of own headers are
-    hidden. The exit code is 1 unless the receiver takes it.
+    hidden. If the receiver takes it, slow mode ends; otherwise the exit code is 1.
 
     \b
     Examples:
@@ -76,6 +78,24 @@ def push_test(
     show(exchange, as_json, exchange_text)
     if exchange.outcome != "success":
         raise click.exceptions.Exit(FAILED)
+
+
+@push.command("resume")
+@topic_argument
+@click.argument("subscription")
+@client_option
+@output_option
+def push_resume(topic: str, subscription: str, client: Client, as_json: bool) -> None:
+    """Go on pushing, after a receiver was repaired.
+
+    It ends `paused`, slow mode, and a pause that the receiver asked for (Retry-After).
+
+    \b
+    Examples:
+      headgate push resume orders hook
+    """
+    path = subscription_path(topic, subscription, "push", "resume")
+    show(decoded(client, client.call("POST", path), PushResumed), as_json, resumed_text)
 
 
 def _json(text: str) -> msgspec.Raw:

@@ -30,6 +30,17 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
             " receiver can take, and never send more than this",
         ),
     ] = 100.0  # fmt: skip
+    rate_start: (
+        Annotated[
+            float,
+            Meta(
+                ge=RATE_MIN, le=RATE_MAX,
+                description="POSTs a second with which all senders together begin while they know"
+                " nothing of the receiver, at most `rate_max`; null: a fifth of it",
+            ),
+        ]
+        | None
+    ) = None  # fmt: skip
     senders: Annotated[
         int,
         Meta(
@@ -73,6 +84,11 @@ class PushSettings(PushTarget, frozen=True, forbid_unknown_fields=True):
     """The same, with the name under which its secrets are kept; null: it has none."""
 
     secrets_id: str | None = None
+
+    @property
+    def start_part(self) -> float | None:
+        """The part of their maximum with which senders begin; None: it is not said."""
+        return None if self.rate_start is None else min(1.0, self.rate_start / self.rate_max)
 
 
 class SettingProblem(NamedTuple):

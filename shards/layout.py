@@ -270,6 +270,7 @@ SUBSCRIPTION_SLOTS = SUBSCRIPTIONS_MAX  # 1 MiB
 O_SUBSCRIPTION = 0  # 0: there is no push subscription. Stored last, and taken back first
 O_RATE = 1  # in millionths
 O_SENDERS = 2
+O_RESUMED_NS = 3  # when slow mode was last ended by an operator; any shard may say so
 OFFER_WORDS = 1 * LINE_WORDS
 
 # What a sender may use of that: one line per slot and shard. The lines of a slot are together, so

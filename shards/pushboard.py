@@ -183,6 +183,7 @@ class PushBoard:
         if present != subscription_id:
             words[index + at.O_SUBSCRIPTION] = 0
             _fence()
+            words[index + at.O_RESUMED_NS] = 0
         words[index + at.O_RATE], words[index + at.O_SENDERS] = wanted[1:]
         _fence()
         words[index + at.O_SUBSCRIPTION] = subscription_id
@@ -192,6 +193,12 @@ class PushBoard:
         index = self._layout.offer(slot)
         if self._words[index + at.O_SUBSCRIPTION] == subscription_id:
             self._words[index + at.O_SUBSCRIPTION] = 0
+
+    def resume(self, slot: int, subscription_id: int, now_ns: int) -> None:
+        """An operator's: the receiver takes something again, so its senders leave slow mode."""
+        index = self._layout.offer(slot)
+        if self._words[index + at.O_SUBSCRIPTION] == subscription_id:
+            self._words[index + at.O_RESUMED_NS] = now_ns
 
     def offers(self) -> list[PushOffer]:
         """All offers, by slot."""
@@ -269,6 +276,8 @@ class SenderWords:
         share, figures = layout.share(slot, shard), layout.figures(slot, shard)
         self._share = segment.sparse[share : share + at.SHARE_WORDS]
         self._figures = segment.sparse[figures : figures + at.FIGURES_WORDS]
+        offer = layout.offer(slot)
+        self._offer = segment.words[offer : offer + at.OFFER_WORDS]
         self._joins = 0
         self._followed = 0
         self._counts: list[int] = []  # all figures; nobody else changes them
@@ -342,6 +351,14 @@ class SenderWords:
             self._share[at.V_IN_USE] = self._followed = word
             _fence()
         return rate_granted(word)
+
+    @property
+    def resumed_ns(self) -> int:
+        """When slow mode was last ended by an operator; 0 for never, or if nothing is offered to
+        this sender."""
+        if self._offer[at.O_SUBSCRIPTION] != self._share[at.V_SUBSCRIPTION]:
+            return 0
+        return int(self._offer[at.O_RESUMED_NS])
 
     def use(self, use: float) -> None:
         """Attempts a second of the last update interval, as a share of the maximum."""

@@ -22,6 +22,7 @@ FILE_BYTES_MAX = 64 << 10  # of secrets or headers: far more than the daemon tak
 
 _PLAIN = {
     "push_rate_max": "rate_max",
+    "push_rate_start": "rate_start",
     "push_senders": "senders",
     "push_connections_max": "connections_max",
     "push_timeout_ms": "timeout_ms",
@@ -36,6 +37,8 @@ _OPTIONS = (
                  help="Let the daemon POST the records to this URL."),
     click.option("--push-rate-max", type=within(RATE_MIN, RATE_MAX), metavar="N",
                  help="Most POSTs a second; the daemon finds out how many the receiver can take."),
+    click.option("--push-rate-start", type=within(RATE_MIN, RATE_MAX), metavar="N",
+                 help="POSTs a second to begin with; by default a fifth of the most."),
     click.option("--push-senders", type=click.IntRange(1), metavar="N",
                  help="Shards that send."),
     click.option("--push-connections-max", type=click.IntRange(1), metavar="N",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commands.shell.output import Cell, count_text, duration_text, printable, table
+from daemon.api.push_schemas import PushResumed
 from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
 from delivery.push.schemas import PushExchange, PushHeader
 from shards.clock import wall_ms
@@ -94,6 +95,11 @@ def exchange_text(shown: PushExchange) -> str:
     waited = f", after {duration_text(shown.waited_ms)}" if shown.waited_ms >= 1 else ""
     lines.append(f"{shown.outcome}, {duration_text(shown.took_ms)}{waited}: {shown.meaning}")
     return "\n".join(map(printable, lines))
+
+
+def resumed_text(shown: PushResumed) -> str:
+    """What ``push resume`` did."""
+    return f"{'resumed' if shown.was_paused else 'was not paused'}; senders are in normal mode"
 
 
 def _headers(mark: str, headers: Iterable[PushHeader]) -> list[str]:

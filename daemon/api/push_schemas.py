@@ -117,3 +117,9 @@ class ShownConfig(SubscriptionRules, frozen=True, forbid_unknown_fields=True):
     push: (
         Annotated[PushTarget, Meta(description="the daemon itself sends to this receiver")] | None
     ) = None
+
+
+class PushResumed(Struct, frozen=True):
+    """Senders go on: in normal mode, and without a pause that the receiver asked for."""
+
+    was_paused: Annotated[bool, Meta(description="false: the subscription was not paused")]

@@ -19,7 +19,12 @@ from msgspec import UNSET, Struct, UnsetType
 from daemon.api.errors import ApiError, invalid, too_large
 from daemon.api.names import check_subscription_name
 from daemon.api.push_activity import PushActivities
-from daemon.api.push_schemas import TEST_BYTES_MAX, PushActivity, PushTestRequest
+from daemon.api.push_schemas import (
+    TEST_BYTES_MAX,
+    PushActivity,
+    PushResumed,
+    PushTestRequest,
+)
 from daemon.api.push_settings import (
     PushChange,
     PushSecretChanges,
@@ -76,6 +81,7 @@ from ledger.subscriptions import (
 )
 from ledger.tx import WriteTx
 from shards.clock import monotonic_ns, wall_ms
+from shards.pushboard import PushBoard
 from shards.segment import Segment
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 
@@ -100,6 +106,7 @@ class SubscriptionRoutes:
     ) -> None:
         self._board = SubscriptionBoard(segment)
         self._pushed = PushActivities(segment)
+        self._push_board = PushBoard(segment)
         self._ledger = ledger
         self._changes = changes
         self._topics = topics
@@ -256,6 +263,25 @@ class SubscriptionRoutes:
             raise invalid(f"data is not UTF-8: {error}", field="data") from error
         request = TryPush(subscription_id, text, asked.key, randomness.token_hex(8))
         return EncodedJson(await self._owners.ask(request))
+
+    async def resume(self, topic: str, name: str) -> PushResumed:
+        """Goes on pushing: ends a pause, and slow mode. Raises ApiError."""
+
+        def resume(tx: WriteTx) -> tuple[Subscription, bool]:
+            found = subscriptions.alter(tx, topic, name, {})
+            if found.config.push is None or not found.config.paused:
+                return found, False
+            return subscriptions.alter(tx, topic, name, {"paused": False}), True
+
+        check_subscription_name(name)
+        resumed, was_paused = await self._changed(topic, name, resume)
+        if resumed.config.push is None:
+            raise ApiError(
+                409, "not_pushed",
+                f"subscription {name!r} is not pushed; PUT it with paused: false to end a pause",
+            )  # fmt: skip
+        self._push_board.resume(resumed.slot, resumed.subscription_id, monotonic_ns())
+        return PushResumed(was_paused)
 
     async def _exact(self, entry: TopicEntry, place: SubscriptionStart) -> SubscriptionStart:
         """The offsets of a time, which only the records know; other places as they are."""

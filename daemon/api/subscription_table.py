@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.api.push_schemas import PushTestRequest
+from daemon.api.push_schemas import PushResumed, PushTestRequest
 from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_schemas import (
     AckRequest,
@@ -161,6 +161,14 @@ SUBSCRIPTION_ROUTES = (
         body_required=False,
         answers={200: PushExchange},
         errors=(400, 404, 409, 413, 415, 429, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v0/topics/{topic}/subscriptions/{subscription}/push/resume",
+        summary="go on pushing: ends `paused`, slow mode, and a pause that the receiver asked for",
+        handler=lambda handlers: handlers.subscriptions.resume,
+        answers={200: PushResumed},
+        errors=(400, 404, 409, 503),
     ),
     Route(
         method="POST",

@@ -3,7 +3,8 @@
 An operator wants to see what the receiver says now, and a sender in slow mode would wait for a
 minute. So a test does not wait for the limiter's mode, but it keeps the limit: it begins no earlier
 than the maximum allows after the last attempt, and counts as an attempt, with what becomes of it.
-While one waits for its turn, the sender begins nothing else.
+While one waits for its turn, the sender begins nothing else. A success ends the slow mode of all
+senders (``runtime.py``).
 
 Nothing that is secret is in an exchange: values of own headers are replaced, also where the
 receiver repeats them.

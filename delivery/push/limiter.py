@@ -31,6 +31,7 @@ What is left open there is decided so:
   has no patience for bursts refuses every second attempt just above what it takes.
 - Probing takes a sender that used what it had; one with little to send has proved nothing.
 - A share that shrinks and grows again keeps what was learned (``set_maximum``).
+- An operator who has seen an answer 2xx ends slow mode without waiting for a period (``resume``).
 - Another receiver is learned anew (``restart``); answers of the former one count no more.
 
 The rate is never above the maximum, and 0 is a maximum. Attempts count, retries too. Pure:
@@ -131,13 +132,12 @@ class Limiter:
         first_part: float | None = None,
     ) -> None:
         """``maximum`` is attempts a second, 0 for none. Without a state, the rate begins with
-        ``first_part`` of it: what other senders to this receiver have learned, else as if it had
-        climbed from nothing once."""
+        ``first_part`` of it: what other senders to this receiver have learned, or what the settings
+        say, else as if it had climbed from nothing once."""
         self._settings = settings
         self._maximum = 0.0
         self._is_new = state is None
-        part = settings.convergence_factor if first_part is None else first_part
-        self._first_part = min(1.0, max(0.0, part))
+        self._set_first_part(first_part)
         self._held_others_ns = 0
         self._restarted_ns = 0
         self._run = self._longest_run = 0
@@ -158,6 +158,10 @@ class Limiter:
         self._begin_period(now_ns)
         self._begin_update(now_ns)
         self.set_maximum(maximum, now_ns)
+
+    def _set_first_part(self, part: float | None) -> None:
+        part = self._settings.convergence_factor if part is None else part
+        self._first_part = min(1.0, max(0.0, part))
 
     def _forget(self, now_ns: int) -> None:
         """Nothing is known of the receiver."""
@@ -285,13 +289,23 @@ class Limiter:
         """Forgets what ``hold`` said."""
         self._held_ns = 0
 
-    def restart(self, now_ns: int) -> None:
+    def resume(self, now_ns: int) -> None:
+        """An operator says that the receiver takes something again: ends a pause, and slow mode as
+        a period without failures does."""
+        self.release()
+        if self._mode is not Mode.NORMAL:
+            self._mode = Mode.NORMAL
+            self._climb(is_busy=False)
+            self._put_in_force(now_ns)
+            self._begin_period(now_ns)
+
+    def restart(self, now_ns: int, first_part: float | None = None) -> None:
         """The receiver is another one: what the former one taught, and what it still answers,
         counts no more. The rate begins as that of a new sender; the maximum holds throughout."""
         self._forget(now_ns)
         self._is_new = True
         self._restarted_ns = now_ns
-        self._first_part = self._settings.convergence_factor
+        self._set_first_part(first_part)
         self._learned = max(self._learned, self._first_part * self._maximum)
         self._put_in_force(now_ns)
         self._begin_period(now_ns)

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from delivery.ledger_thread import LedgerThread
+from delivery.push.answers import AnswerOutcome
 from delivery.push.demand import wants_more
 from delivery.push.events import EventSource
 from delivery.push.exchange import exchange
@@ -132,7 +133,7 @@ class PushSenders:
         for _ in range(3):  # the settings may be newer than a question that is under way
             sender = self._senders.get(asked.subscription_id)
             if sender is not None and not self._closed:
-                return await exchange(sender, self._tools, asked)
+                return await self._test(sender, asked)
             if self._asking is None and not self._closed:
                 self._asking = self._start(self._ask())
             if self._asking is not None:
@@ -141,6 +142,14 @@ class PushSenders:
             409, "not_pushed", "the subscription has no sender: it is not pushed, or its sender is"
             " just beginning",
         )  # fmt: skip
+
+    async def _test(self, sender: PushSender, asked: TryPush) -> PushExchange:
+        told = await exchange(sender, self._tools, asked)
+        job = sender.job  # as of now
+        if told.outcome == AnswerOutcome.SUCCESS and told.endpoint == job.push.endpoint:
+            place = job.subscription.slot, job.subscription.subscription_id
+            self._board.resume(*place, self._tools.now_ns())
+        return told
 
     def close(self) -> None:
         """Sends nothing new: the process will end."""

@@ -118,8 +118,8 @@ class PushSender:
         first_part: float | None = None,
         before: PushRate | None = None,
     ) -> None:
-        """``first_part`` is how much of what they may the other senders send; ``before``, what the
-        ledger knows of this one from a former start of the daemon."""
+        """``first_part`` is how much of what they may the other senders send, if there are any;
+        ``before``, what the ledger knows of this one from a former start of the daemon."""
         self.job = job
         self.number = number
         self.consumer = f"push/{number}"
@@ -132,7 +132,9 @@ class PushSender:
         )
         learned = words.join(subscription_id) or before
         state = _limiter_state(learned)
-        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, first_part)
+        part = job.push.start_part if first_part is None else first_part
+        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, part)
+        self._resumed_ns = words.resumed_ns
         self._asked_ns = words.held_until_ns  # for a pause until then; at first a predecessor was
         self.limiter.hold(self._asked_ns)
         self.reports = SenderReports(
@@ -169,7 +171,7 @@ class PushSender:
         then, now = self.job, job
         is_other = now.push.endpoint != then.push.endpoint
         if is_other:
-            self.limiter.restart(self._now_ns())
+            self.limiter.restart(self._now_ns(), now.push.start_part)
             self._due_ns = 0  # the next look tells of it
         if is_other or now.config.paused != then.config.paused:
             self.limiter.release()
@@ -284,6 +286,8 @@ class PushSender:
         if self._closed:
             return
         now_ns, limiter, words = self._now_ns(), self.limiter, self.words
+        if words.resumed_ns != self._resumed_ns:
+            self._resume(now_ns)
         maximum = self._maximum()
         if maximum == limiter.maximum and now_ns < self._due_ns and not self.queue.messages:
             return  # as most of a thousand senders most of the time
@@ -300,6 +304,13 @@ class PushSender:
             self._say_mode()
         self._tell_next()
         self.look_again()
+
+    def _resume(self, now_ns: int) -> None:
+        """An operator has said, or seen by a test, that the receiver takes something again."""
+        self._resumed_ns = self.words.resumed_ns
+        if self._resumed_ns:
+            self.limiter.resume(now_ns)
+            self._asked_ns = self._due_ns = 0
 
     def _tell_next(self) -> None:
         self.words.tell_next(self.limiter.next_ns(self._now_ns()), self._asked_ns)

@@ -92,6 +92,14 @@ def test_ls_lists_those_that_are_pushed() -> None:
     assert [each["subscription"] for each in json.loads(listed.stdout)] == ["a", "c", "d", "e"]
 
 
+@pytest.mark.parametrize(("was_paused", "says_so"), [(True, "resumed"), (False, "was not paused")])
+def test_a_push_is_resumed(was_paused: bool, says_so: str) -> None:
+    with says(Answer(200, {"was_paused": was_paused})) as server:
+        shown = run(server, "push", "resume", "orders", "s").stdout
+    assert server.calls == [Call("POST", f"{AT}/s/push/resume", None)]
+    assert shown == f"{says_so}; senders are in normal mode\n"
+
+
 def test_a_test_shows_the_whole_exchange_and_fails_unless_the_receiver_takes_it() -> None:
     with says(Answer(200, EXCHANGE)) as server:
         refused = run(server, "push", "test", "orders", "s")

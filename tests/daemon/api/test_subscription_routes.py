@@ -240,7 +240,7 @@ def test_push_settings_that_are_not_given_have_defaults_and_then_stay_as_they_ar
     made = node.ask("PUT", "/s", {"push": {"endpoint": URL, "senders": 2}})
     assert made.status == 201
     assert made.json["config"]["push"] == {
-        "endpoint": URL, "rate_max": 100.0, "senders": 2, "connections_max": 16,
+        "endpoint": URL, "rate_max": 100.0, "rate_start": None, "senders": 2, "connections_max": 16,
         "timeout_ms": 10_000, "format": "binary", "batch_max": 100, "batch_bytes_max": 262_144,
         "batch_wait_ms": 100, "headers": [], "signed": False, "secrets_count": 0,
     }  # fmt: skip
@@ -379,6 +379,27 @@ def test_what_senders_do_is_shown_by_any_shard(node: SubscribingNode) -> None:
     shown = node.ask("GET", "/s").json
     assert (shown["push"], shown["push_senders"]) == (None, [])
     PushBoard(node.segment).withdraw(0, number)
+
+
+def test_a_push_that_is_resumed_is_not_paused_and_its_senders_hear_of_it(
+    node: SubscribingNode,
+) -> None:
+    asked = {"push": {"endpoint": URL}, "paused": True}
+    made = node.ask("PUT", "/s", asked).json
+    words = SenderWords(node.segment, 0, 0)
+    PushBoard(node.segment).offer(0, made["subscription_id"], 20.0, 1)
+    words.join(made["subscription_id"])
+    assert words.resumed_ns == 0
+    for was_paused in (True, False):
+        before_ns = words.resumed_ns
+        assert node.ask("POST", "/s/push/resume").json == {"was_paused": was_paused}
+        assert words.resumed_ns > before_ns
+        assert node.ask("GET", "/s").json["config"]["paused"] is False
+    node.ask("PUT", "/c", {"paused": True})
+    refused = node.ask("POST", "/c/push/resume")
+    assert (refused.status, refused.code) == (409, "not_pushed")
+    assert node.ask("GET", "/c").json["config"]["paused"] is True
+    assert node.ask("POST", "/none/push/resume").code == "unknown_subscription"
 
 
 def test_a_test_of_a_receiver_is_asked_of_the_owner(node: SubscribingNode) -> None:

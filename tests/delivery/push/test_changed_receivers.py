@@ -76,6 +76,22 @@ def test_a_changed_endpoint_is_learned_anew(node: Node, tmp_path: Path) -> None:
     sending(node, tmp_path, use)
 
 
+def test_a_sender_begins_with_the_rate_of_the_settings_also_at_another_endpoint(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        push = {"rate_max": 50.0, "rate_start": 40.0}
+        made = them.create(push)
+        await them.until(lambda: len(them.senders) == 1, made, 50.0)
+        limiter = sender_of(them, made).limiter
+        await them.until(lambda: limiter.maximum == 50, made, 50.0)
+        assert limiter.rate == pytest.approx(40.0)
+        them.alter({**push, "endpoint": them.endpoint + "/new", "rate_start": 500.0})
+        await them.until(lambda: limiter.rate == 50, made, 50.0)
+
+    sending(node, tmp_path, use)
+
+
 def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path) -> None:
     async def use(them: Sending) -> None:
         them.receiver.answer = lambda *_: PAUSE

@@ -20,7 +20,7 @@ from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 from ledger.subscriptions import Subscription
-from shards.pushboard import PushBoard
+from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
@@ -122,6 +122,31 @@ def test_a_receiver_that_is_gone_is_told_and_not_paused_by_a_test(
         shown = await tried(them, them.create())
         assert (shown.status, shown.outcome) == (410, "gone")
         assert them.config.paused is False
+
+    sending(node, tmp_path, use)
+
+
+@pytest.mark.parametrize(("status", "mode"), [("204 OK", Mode.NORMAL), ("500 No", Mode.HEARTBEAT)])
+def test_a_test_that_the_receiver_takes_ends_the_slow_mode_of_all_senders(
+    node: Node, tmp_path: Path, status: str, mode: Mode
+) -> None:
+    async def use(them: Sending) -> None:
+        made = them.create({"rate_max": 50.0})
+        before = SenderWords(node.segment, 0, made.slot)
+        before.join(made.subscription_id)
+        before.tell(PushState(Mode.HEARTBEAT, 5.0, None), 1)
+        them.receiver.answer = lambda *_: status
+        await tried(them, made, rate=50.0)
+        resumed_ns = before.resumed_ns  # as the sender of another shard sees it
+        assert bool(resumed_ns) == (mode is Mode.NORMAL)
+        limiter = them.senders._senders[made.subscription_id].limiter
+        looks = iter(range(3))
+        await them.until(lambda: next(looks, None) is None, made, 50.0)
+        assert limiter.mode is mode
+        if mode is Mode.NORMAL:
+            assert limiter.rate > 5.0
+            (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
+            assert row.state.mode == Mode.NORMAL
 
     sending(node, tmp_path, use)
 

@@ -144,6 +144,40 @@ def test_heartbeat_is_left_to_slow_mode_after_successes_alone() -> None:
     assert _in(Mode.HEARTBEAT).end(1).mode is Mode.SLOW
 
 
+@pytest.mark.parametrize("mode", [Mode.SLOW, Mode.HEARTBEAT])
+def test_an_operator_ends_slow_mode_and_a_pause_and_failures_before_that_do_not_count(
+    mode: Mode,
+) -> None:
+    periods = _in(mode, ceiling=50.0)
+    limiter = periods.limiter
+    for _ in range(10):
+        limiter.failed(0)
+    limiter.hold(PERIOD)
+    limiter.resume(SECOND)
+    limiter.check_invariants()
+    expected = SLOW + 0.2 * (50 - SLOW)
+    assert (limiter.mode, limiter.held_until_ns) == (Mode.NORMAL, 0)
+    assert limiter.rate == pytest.approx(expected)
+    periods.now = SECOND
+    assert periods.end(100).rate == pytest.approx(expected + 0.2 * (50 - expected))
+
+
+def test_an_operator_who_resumes_a_sender_in_normal_mode_changes_no_rate() -> None:
+    limiter = _at(30.0).limiter
+    limiter.resume(SECOND)
+    assert limiter.state == LimiterState(Mode.NORMAL, 30.0, None)
+
+
+@pytest.mark.parametrize(("part", "rate"), [(0.6, 60.0), (1.0, 100.0), (None, 20.0)])
+def test_a_limiter_begins_and_begins_anew_with_the_part_that_the_settings_say(
+    part: float | None, rate: float
+) -> None:
+    limiter = Limiter(SETTINGS, 100.0, 0, None, part)
+    assert limiter.rate == rate
+    limiter.restart(SECOND, part)
+    assert limiter.rate == rate
+
+
 def test_slow_and_heartbeat_send_once_per_delay() -> None:
     settings = LimiterSettings(slow_delay_s=10, heartbeat_delay_s=40)
     for mode, delay_s in ((Mode.SLOW, 10), (Mode.HEARTBEAT, 40)):
