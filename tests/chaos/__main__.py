@@ -11,6 +11,7 @@ import click
 
 from tests.chaos.run import (
     only_push,
+    only_soak,
     only_subscriptions,
     run,
     under_pressure,
@@ -34,10 +35,12 @@ SHOWN_MAX = 20
 @click.option("--subscriptions", is_flag=True, help="Subscriptions and little else.")
 @click.option("--push", is_flag=True, help="Push subscriptions and little else.")
 @click.option("--recreate", is_flag=True, help="What is used is deleted and created again.")
+@click.option("--soak", is_flag=True, help="Fifty subscriptions, and no kills.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
-    subscriptions: bool, push: bool, recreate: bool, no_steps: bool,
+    subscriptions: bool, push: bool, recreate: bool, soak: bool,
+    no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
@@ -54,6 +57,8 @@ def main(
         options = only_push(options)
     if recreate:
         options = with_recreation(options)
+    if soak:
+        options = only_soak(options)
     try:
         report = run(options)
     except Exception:

@@ -124,9 +124,9 @@ class Capped(msgspec.Struct, frozen=True, tag="capped"):
 
 
 class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
-    """A subscription begins, at the beginning of its topic. ``failures_max``: after as many failed
-    deliveries a message goes the way of ``poison``. A subscription that is not reliable promises
-    little."""
+    """A subscription begins, at the beginning of its topic, or after the offsets ``starts``.
+    ``failures_max``: after as many failed deliveries a message goes the way of ``poison``. A
+    subscription that is not reliable promises little."""
 
     subscription: str
     topic: str
@@ -136,6 +136,7 @@ class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
     ack_timeout_ms: int
     reliable: bool = True
     dead_letters: str = ""
+    starts: tuple[int, ...] = ()
 
 
 class Consuming(msgspec.Struct, frozen=True, tag="consuming"):

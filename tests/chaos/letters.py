@@ -22,7 +22,7 @@ from tests.chaos.lives import Lives
 
 FULL: Place = ("full-letters", 0)
 LOST: Place = ("lost-letters", 0)
-FULL_RECORDS = 5
+FULL_TOPIC: dict[str, object] = {"cap_records": 5, "discard": "reject"}
 POISON_EVERY = 12
 PAUSE_S = (0.05, 0.6)
 SHARES = {"trimmed": 40, "retried": 40, "sought": 6, "letters renewed": 10}

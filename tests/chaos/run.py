@@ -20,23 +20,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shards.clock import monotonic_ns
-from tests.chaos import history, letters, plan, pressure, pushes, renewing, routers, subscriptions
+from tests.chaos import (
+    history,
+    letters,
+    plan,
+    pressure,
+    pushes,
+    renewing,
+    routers,
+    soak,
+    subscriptions,
+)
+from tests.chaos.cast import PLACES, Cast, cast_of, create_topics
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.consumers import Consumer, Operator
-from tests.chaos.history import Capped, History, Lossy, Place, Subscribed
+from tests.chaos.history import History
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.known import COLD
 from tests.chaos.lives import Lives
-from tests.chaos.watchers import CLICKS, WANTED, Watcher, wait_until_seen
+from tests.chaos.watchers import WANTED, Watcher, wait_until_seen
 from tests.chaos.world import Options, World
 from tests.e2e.daemon import HANG_S, wait_until
 
-CAPPED: Place = ("short", 0)
-CAP_RECORDS = 50
-LOSSY = "news"
-PLACES: list[Place] = [("orders", 0), *CLICKS, CAPPED, (LOSSY, 0)]
-ALL_PLACES = [*PLACES, *routers.COPIES, *subscriptions.BURIED, *pushes.BURIED]
 FIRST_RECORDS = 200  # of each partition before the first compaction
 
 
@@ -93,17 +99,27 @@ def with_recreation(options: Options) -> Options:
     return replace(only_push(options), subscribe=True, renew=True)
 
 
+def only_soak(options: Options) -> Options:
+    """The same run, in which nothing is killed, and fifty subscriptions meet all else."""
+    return replace(
+        only_push(options), subscribe=True, soak=True, producers=soak.PRODUCERS,
+        pause_s=soak.PRODUCE_PAUSE_S,
+    )  # fmt: skip
+
+
 def run(options: Options) -> Report:
     """Runs and checks. Raises the error of a client or of a start of the daemon."""
     path = options.folder / "history.jsonl"
     with History(path) as written:
         world = World(options, written)
-        pushed = renewing.PUSHED if options.renew else pushes.WANTED
+        cast = cast_of(options)
         spoiler = (
-            pushes.Spoiler(options.folder, written, options.seed, pushed) if options.push else None
+            pushes.Spoiler(options.folder, written, options.seed, cast.pushed)
+            if options.push
+            else None
         )
         try:
-            report = _live(options, world, written, spoiler)
+            report = _live(options, cast, world, written, spoiler)
         finally:
             world.end(signal.SIGKILL, group=True)
             if spoiler is not None:
@@ -126,34 +142,34 @@ def run(options: Options) -> Report:
 
 
 def _live(
-    options: Options, world: World, written: History, spoiler: pushes.Spoiler | None
+    options: Options, cast: Cast, world: World, written: History, spoiler: pushes.Spoiler | None
 ) -> Report:
     world.start()
-    places = [*PLACES, *renewing.PLACES] if options.renew else PLACES
-    all_places = [*ALL_PLACES, *([*renewing.PLACES, *renewing.ALL_PLACES] if options.renew else [])]
-    subscribed = renewing.SUBSCRIPTIONS if options.renew else subscriptions.SUBSCRIPTIONS
-    pushed = renewing.PUSHED if options.renew else pushes.WANTED
-    topic_ids = _create_topics(world, written, all_places)
+    topic_ids = create_topics(world, written, cast)
     numbers = Numbers()
     lives = Lives(ends=options.renew)
     producers = [
-        Producer(number, world.port, written, numbers, places, keyed=bool(number % 2),
+        Producer(number, world.port, written, numbers, cast.produced, keyed=bool(number % 2),
                  pause_s=options.pause_s, pad_bytes=options.pad_bytes,
                  waits=options.waits[number % len(options.waits)])
         for number in range(options.producers)
     ]  # fmt: skip
-    readers, rereaders, watchers = _readers(options, world, written, topic_ids)
-    consumers = _consumers(options, world, written, subscribed, lives)
+    readers, rereaders, watchers = _readers(options, cast, world, written, topic_ids)
+    consumers = _consumers(options, cast, world, written, lives)
     governor = pressure.GovernorWatch(world.port)
     spoilers = [spoiler] if spoiler is not None else []
     for each in spoilers:
         assert world.daemon is not None
         each.begin()
-        pushes.create(world.daemon, written, each.receiver, pushed)
+        pushes.create(world.daemon, written, each.receiver, cast.pushed)
     keeper = world.keeper
     renewers: list[renewing.Renewer] = []
-    operators: list[letters.LettersOperator] = []
-    passers: list[renewing.Sink | renewing.Intruder] = []
+    operators: list[letters.LettersOperator | soak.SoakOperator] = []
+    passers: list[renewing.Sink | renewing.Intruder | soak.MemoryWatch] = []
+    if options.soak:
+        made = soak.Soaked(options.seed)
+        operators.append(soak.SoakOperator(made, world.port, written, lives, options.seed))
+        passers.append(soak.MemoryWatch(world))
     if options.renew:
         assert spoiler is not None and world.daemon is not None
         renewers.append(
@@ -179,7 +195,10 @@ def _live(
             _wait_for_records(world)
             keeper.once()
         with _running([keeper] if keeper else []):
-            _steps(options, world, is_met)
+            if options.soak:
+                soak.pass_time(world, options.folder, options.seconds)
+            else:
+                _steps(options, world, is_met)
             if keeper is not None:
                 _stop([keeper], KEEPER_HANG_S)
         for operator in operators:
@@ -192,28 +211,30 @@ def _live(
             routers.wait_until_copied(world.port)
             wait_until_seen(watchers, world.port)
         if options.subscribe:
-            subscriptions.wait_until_drained(world.port, written, subscribed, lives)
+            subscriptions.wait_until_drained(world.port, written, cast.subscribed, lives)
         if options.push:
             _stop(spoilers)
-            pushes.wait_until_drained(world.port, written, pushed, lives)
+            pushes.wait_until_drained(world.port, written, cast.pushed, lives)
         for renewer in renewers:
             renewing.wait_until_routed(world.port)
             renewer.end()
+        contradictions = _standing(world)
         _stop([*watchers, *readers, *rereaders, *consumers, *operators, governor])
-    for place in all_places:
+    for place in cast.places:
         for page in read_whole(world.port, place, "hot"):
             written.add(page)
     world.calm()
     world.restart()
-    contradictions = subscriptions.undone(world.port, subscribed) if options.subscribe else []
-    contradictions += pushes.undone(world.port, pushed) if options.push else []
+    if options.subscribe:
+        contradictions += subscriptions.undone(world.port, cast.subscribed)
+    contradictions += pushes.undone(world.port, cast.pushed) if options.push else []
     for passer in passers:
         contradictions += passer.contradictions
     if keeper is not None:
         keeper.once()
         world.restart()  # and no cache has what is in the lake now
         contradictions += keeper.contradictions
-    for place in all_places:
+    for place in cast.places:
         for page in read_whole(world.port, place, COLD):
             written.add(page)
     world.end()
@@ -244,28 +265,15 @@ def _live(
     )
 
 
-def _create_topics(world: World, written: History, places: Sequence[Place]) -> dict[str, int]:
-    """Creates all topics; returns their ids."""
+def _standing(world: World) -> list[str]:
+    """What stands still without a reason, as the daemon says."""
     assert world.daemon is not None
-    partitions = {topic: 1 + max(p for t, p in places if t == topic) for topic, _ in places}
-    topic_ids: dict[str, int] = {}
-    for topic, count in partitions.items():
-        wanted: dict[str, object] = {"partitions": count}
-        if topic == CAPPED[0]:
-            wanted["cap_records"] = CAP_RECORDS
-        if topic == letters.FULL[0]:
-            wanted |= {"cap_records": letters.FULL_RECORDS, "discard": "reject"}
-        wanted["lossy"] = topic == LOSSY
-        answer = world.daemon.json("PUT", f"/v0/topics/{topic}", wanted)
-        assert answer.status == 201, answer.body
-        topic_ids[topic] = answer.json["topic_id"]
-    written.add(Capped(CAPPED, CAP_RECORDS))
-    written.add(Lossy(LOSSY))
-    return topic_ids
+    alarms = world.daemon.status()["alarms"]
+    return [f"standing: {each['message']}" for each in alarms if each["alarm"] == "stands_still"]
 
 
 def _readers(
-    options: Options, world: World, written: History, topic_ids: dict[str, int]
+    options: Options, cast: Cast, world: World, written: History, topic_ids: dict[str, int]
 ) -> tuple[list[Reader], list[Rereader], list[Watcher]]:
     """Who reads without saying so."""
     if not options.read:
@@ -275,23 +283,21 @@ def _readers(
         written.add(routed)
     routers.create(world.daemon)
     return (
-        [Reader(place, world.port, written) for place in ALL_PLACES],
-        [Rereader(place, world.port, written) for place in ALL_PLACES],
+        [Reader(place, world.port, written) for place in cast.places],
+        [Rereader(place, world.port, written) for place in cast.places],
         [Watcher(wanted, world.port, written, topic_ids, options.seed) for wanted in WANTED],
     )
 
 
 def _consumers(
-    options: Options, world: World, written: History, subscribed: Sequence[Subscribed],
-    lives: Lives,
-) -> list[Consumer | Operator]:  # fmt: skip
+    options: Options, cast: Cast, world: World, written: History, lives: Lives
+) -> list[Consumer | Operator]:
     if not options.subscribe:
         return []
     assert world.daemon is not None
-    subscriptions.create(world.daemon, written, subscribed)
-    consumes = renewing.CONSUMES if options.renew else subscriptions.CONSUMES
+    subscriptions.create(world.daemon, written, cast.subscribed)
     return subscriptions.consumers(
-        subscribed, consumes, world.port, world.era, written, options.seed, lives
+        cast.subscribed, cast.consumes, world.port, world.era, written, options.seed, lives
     )
 
 

@@ -26,7 +26,7 @@ Of every subscription:
 - mistold: a message is what is kept at its offset.
 - unwanted: its key passes the filters of the consumer, and it has one if there are filters.
 - twice: an epoch names each message once, and one connection.
-- damaged: no consumer is told of gaps but of evicted records.
+- damaged: no consumer is told of gaps but of evicted records, and those that all readers see.
 - unsteady: if the subscription is not reliable, each connection sees each key in order.
 """
 
@@ -184,7 +184,12 @@ def _dead_letters(known: Known, served: Handings) -> Iterator[str]:
     lives = _lives(known, served)
     if served is not lives[-1]:
         return  # the last life is judged with all before it
-    spots = {record: spot for spot, record in _kept(known, served)}
+    spots = {
+        handing.message.record: spot
+        for life in lives
+        for spot, handings in life.took.items()
+        for handing in handings
+    }
     for record, places in _buried(known, served).items():
         spot = spots.get(record)
         failed = [life for life in lives if spot is not None and _has_failed(life, spot)]
@@ -255,7 +260,11 @@ def _twice(known: Known, served: Handings) -> Iterator[str]:
 
 def _damaged(known: Known, served: Handings) -> Iterator[str]:
     for each in served.missed:
-        if each.reason not in EVICTED or each.gap[1] > known.evicted[each.place]:
+        is_declared = any(
+            first <= each.gap[0] and each.gap[1] <= last for first, last in known.gaps[each.place]
+        )
+        is_evicted = each.reason in EVICTED and each.gap[1] <= known.evicted[each.place]
+        if not is_evicted and not is_declared:
             yield (
                 f"damaged: {served.rules.subscription} was told {each.reason} of {each.place},"
                 f" {each.gap}"
@@ -279,11 +288,13 @@ def _unsteady(known: Known, served: Handings) -> Iterator[str]:
 
 
 def _kept(known: Known, served: Handings) -> Iterator[tuple[Spot, str]]:
-    """The records of the subscription's topic that were not evicted, in their order."""
+    """The records that the subscription was to get and that were not evicted, in their order."""
+    starts = dict(enumerate(served.rules.starts))
     for place, records in sorted(known.kept.items()):
         if place[0] == served.rules.topic:
+            first = max(known.evicted[place], starts.get(place[1], 0))
             for seq, record in sorted(records.items()):
-                if seq > known.evicted[place]:
+                if seq > first:
                     yield (place[1], seq), record
 
 

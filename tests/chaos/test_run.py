@@ -10,6 +10,7 @@ from tests.chaos.pressure import RUNGS
 from tests.chaos.pushes import KINDS
 from tests.chaos.run import (
     only_push,
+    only_soak,
     only_subscriptions,
     run,
     under_pressure,
@@ -82,3 +83,17 @@ def test_what_is_deleted_and_created_again_while_it_is_used_keeps_its_promises(
     for what in ("subscription", "push", "router", "topic"):
         assert report.acts[f"{what} renewed"], f"no {what} was deleted"
     assert report.consumed["acknowledged"] and report.pushed["answered 200"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fifty_subscriptions_account_for_every_record_within_the_printed_memory(
+    tmp_path: Path,
+) -> None:
+    """Ten minutes of gaps, trims, seeks, retention, full and deleted topics of dead letters."""
+    report = run(only_soak(Options(tmp_path, seed=6, seconds=600)))
+    assert report.contradictions == []
+    for what in ("gap", "trimmed", "sought", "retried", "letters renewed"):
+        assert report.acts[what], f"the run had nothing {what}"
+    assert report.records_evicted and report.consumed["acknowledged"] > report.records_kept
+    assert report.pushed["answered 200"]

@@ -37,7 +37,7 @@ class Options(Struct, frozen=True):
     """Options of a run. It ends after ``seconds``, or after this many ``kills`` (0: no limit) if it
     has met by then what it is about: all ``rungs``, and each kind of answer to a push. ``read``:
     there are readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push
-    subscriptions; ``renew``: names are deleted and created again."""
+    subscriptions; ``renew``: names are deleted and created again; ``soak``: see soak.py."""
 
     folder: Path
     seed: int
@@ -51,6 +51,7 @@ class Options(Struct, frozen=True):
     subscribe: bool = False
     push: bool = False
     renew: bool = False
+    soak: bool = False
     producers: int = 6
     pause_s: float = 0.005
     pad_bytes: int = 0
@@ -125,10 +126,13 @@ class World:
         if not number and code != 0:
             raise AssertionError(f"the daemon stopped with exit code {code}, not 0")
 
-    def restart(self, number: int = 0, *, group: bool = False) -> None:
-        """Stops the daemon and starts it again."""
+    def restart(
+        self, number: int = 0, *, group: bool = False, between: Callable[[], object] = bool
+    ) -> None:
+        """Stops the daemon and starts it again; nothing runs while ``between`` does."""
         self._harm(whole=bool(number))
         self.end(number, group=group)
+        between()
         self.start()
 
     def _harm(self, *, whole: bool = False) -> None:
