@@ -25,6 +25,7 @@ from delivery.schemas import BYTES_MAX
 from delivery.subscriptions import blocks, budget, hash_ring
 from delivery.subscriptions import runtime as subscriptions
 from delivery.watch import hub, tail_encoder
+from ledger.subscriptions import SUBSCRIPTIONS_MAX
 from shards import ring
 from shards.journal import JOURNAL_BYTES
 from shards.layout import Layout
@@ -157,8 +158,10 @@ def bounds(config: Config) -> dict[str, int]:
             + (routers.PAGES_AT_ONCE + 1)
             * max(8 * routers.PAGE_BYTES_MAX, 3 * config.record_bytes_max)
         ),
-        # Besides, each subscription has a little, and what a lot takes that was admitted last.
-        "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES),
+        # Besides, what a lot takes that was admitted last.
+        "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES)
+        + SUBSCRIPTIONS_MAX * budget.LITTLE_MESSAGES_BYTES,
+        "consumers": shards * budget.MEMBERS_BYTES_MAX,
         # Records that are sent; and as of a catch-up, pages that are loaded, one from the rings.
         "blocks": shards
         * (

@@ -15,7 +15,7 @@ from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
-from delivery.subscriptions.budget import LookAheadBudget
+from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from shards.clock import monotonic_ns, wall_ms
 from shards.segment import Segment
@@ -47,7 +47,7 @@ def push_senders(
     )
     client = PushClient(AllowList(config.push_allow), config.push_ca_file)
     tools = SenderTools(
-        owners, client, limits, learned, LookAheadBudget(QUEUED_BYTES_MAX), monotonic_ns, wall_ms,
+        owners, client, limits, learned, QueuedBudget(QUEUED_BYTES_MAX), monotonic_ns, wall_ms,
         may_deliver, failed,
     )  # fmt: skip
     secrets = SecretsFile(Path(config.data_dir))

@@ -44,7 +44,7 @@ from delivery.push.reports import Failing, SenderReports
 from delivery.push.secrets import PushSecrets
 from delivery.push.units import Unit
 from delivery.subscriptions.batches import Place
-from delivery.subscriptions.budget import LookAheadBudget
+from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.watch.formats import MSGPACK
@@ -78,7 +78,7 @@ class SenderTools(NamedTuple):
     client: PushClient
     limits: LimiterSettings
     learned: LearnedRates
-    queued: LookAheadBudget
+    queued: QueuedBudget
     now_ns: Callable[[], int]
     wall_ms: Callable[[], int]
     may_deliver: Callable[[], bool]

@@ -15,6 +15,7 @@ from functools import partial
 
 from delivery.pipes.server import Asker
 from delivery.subscriptions import encoding
+from delivery.subscriptions.budget import MembersBudget
 from delivery.subscriptions.gaps import Gaps
 from delivery.subscriptions.members import TooManyPatterns
 from delivery.subscriptions.requests import (
@@ -42,12 +43,14 @@ class Consumers:
         view: SubscriptionView,
         window: SubscriptionWindow,
         gaps: Gaps,
+        budget: MembersBudget,
         now_ns: Callable[[], int],
     ) -> None:
         self.view = view
         self.by_name: dict[str, Session] = {}
         self._window = window
         self._gaps = gaps
+        self._budget = budget
         self._now_ns = now_ns
         self.wake: Callable[[], None] = lambda: None  # called when a consumer can be sent more
         # Those that may have room, whose turn is next first; who has none is taken out when it is
@@ -100,6 +103,15 @@ class Consumers:
             self._window.members.check(asked.consumer, asked.filters)
         except TooManyPatterns as refused:
             raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
+        more_bytes = self._window.members.more_bytes(asked.consumer, asked.filters)
+        if more_bytes > 0 and not self._budget.allows(more_bytes):
+            raise OwnerRefused(
+                429, "too_many_consumers",
+                f"the consumers of all subscriptions of this shard and their filters take"
+                f" {self._budget.taken} bytes, this one would take {more_bytes} more, and the limit"
+                f" is {self._budget.bytes_max}; use fewer consumers, or fewer or shorter filters",
+                {"limit": self._budget.bytes_max},
+            )  # fmt: skip
 
     def _check_kind(self, *, is_sender: bool) -> None:
         subscription = self.view.subscription
@@ -233,6 +245,7 @@ class Consumers:
             else:
                 window.join(session.name, session.filters)
                 self._tell_opened(session)
+        self._note()
 
     def tick(self, now_ns: int, *, may_end_polls: bool) -> bool:
         """What time brings; returns whether a consumer has left."""
@@ -257,6 +270,7 @@ class Consumers:
         if session is None:
             session = self.by_name[asked.consumer] = Session(asked.consumer, filters)
             self._window.join(session.name, filters)
+            self._note()
             return session
         session.parked = None
         if session.filters == filters:
@@ -265,7 +279,12 @@ class Consumers:
             session.filters = filters
             self._window.leave(session.name)
             self._window.join(session.name, filters)
+            self._note()
         return session
+
+    def _note(self) -> None:
+        taken = self._window.members.memory_bytes
+        self._budget.note(self.view.subscription.subscription_id, taken)
 
     def _tell_opened(self, session: Session) -> None:
         """Tells a sender that nothing it has got before is its own any more."""
@@ -285,6 +304,7 @@ class Consumers:
     def _forget(self, name: str, code: str = "", message: str = "") -> None:
         session = self.by_name.pop(name)
         self._with_room.pop(session, None)
+        self._note()
         self._end_poll(session)
         told = session.format.error(code, message, {}) if session.format and code else b""
         session.end_stream(told)

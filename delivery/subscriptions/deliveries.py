@@ -91,15 +91,10 @@ class Deliveries(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """What messages and members take."""
+        """What the messages take."""
         waiting = sum(map(len, self.lanes.values())) * MESSAGE_BYTES
         blocked = len(self.stuck) + len(self.resting)
-        return (
-            waiting
-            + self.in_flight * SENT_BYTES
-            + blocked * BLOCKED_BYTES
-            + self.members.memory_bytes
-        )
+        return waiting + self.in_flight * SENT_BYTES + blocked * BLOCKED_BYTES
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that has an open message."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEMBERS_MAX = 1_000
 # Of all members together: their characters, and 16 for each. A character takes up to 280 bytes when
 # it is compiled (delivery/filters.py), so this is 18 MB; and a key is matched with at most 4,096
-# patterns, in about 1 ms. It counts for the budget of look-aheads.
+# patterns, in about 1 ms. It counts for the budget of consumers (budget.py).
 PATTERNS_SIZE_MAX = 65_536
 
 
@@ -63,6 +63,14 @@ class Members:
     def memory_bytes(self) -> int:
         """What members and their patterns take."""
         return len(self.by_name) * MEMBER_BYTES + self._patterns_size * PATTERN_CHARACTER_BYTES
+
+    def more_bytes(self, name: str, patterns: Sequence[str]) -> int:
+        """What it would take more if a member, new or not, had these patterns."""
+        former = self.by_name.get(name)
+        size = size_of(patterns) * PATTERN_CHARACTER_BYTES
+        if former is None:
+            return MEMBER_BYTES + size
+        return size - size_of(former.patterns) * PATTERN_CHARACTER_BYTES
 
     def check(self, name: str, patterns: Sequence[str]) -> None:
         """Raises TooManyPatterns if a member, new or not, cannot have these."""

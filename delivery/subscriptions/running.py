@@ -24,7 +24,7 @@ from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import BLOCK, MISSING, Blocks
-from delivery.subscriptions.budget import LookAheadBudget
+from delivery.subscriptions.budget import LITTLE_MESSAGES, LookAheadBudget, MembersBudget
 from delivery.subscriptions.consumers import Consumers
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
@@ -77,13 +77,14 @@ class RunningSubscription:
         window: SubscriptionWindow,
         blocks: Blocks,
         budget: LookAheadBudget,
+        members_budget: MembersBudget,
         head: Callable[[Key], int | None],
         now_ns: Callable[[], int],
     ) -> None:
         self.view = view
         self.window = window
         self.gaps = Gaps(view.topic)
-        self.consumers = Consumers(view, window, self.gaps, now_ns)
+        self.consumers = Consumers(view, window, self.gaps, members_budget, now_ns)
         self.wants_senders: Callable[[], bool] = lambda: False  # of a push subscription
         self.dead_lettered = 0
         self.refused = 0  # messages that acknowledgments named in vain
@@ -317,7 +318,7 @@ class RunningSubscription:
             self.view.subscription.subscription_id,
         )
         self._budget.note(subscription_id, window.memory_bytes)
-        self.is_crowded = config.reliable and not self._budget.allows(subscription_id)
+        self.is_crowded = config.reliable and self._budget.is_full and not self._has_little
         if self.is_crowded:
             return 0
         is_keyed = config.mode == "key_shared"
@@ -354,6 +355,13 @@ class RunningSubscription:
                 window.admit(partition, keys)
             return len(found)
         return 0
+
+    @property
+    def _has_little(self) -> bool:
+        """Whether it may have more messages, whatever others take."""
+        window = self.window
+        blocked = len(window.stuck) + len(window.resting)
+        return window.unfinished - blocked < LITTLE_MESSAGES
 
     def _may_admit(self, partition: int) -> bool:
         """Whether older partitions are far enough: a key may have moved from there."""

@@ -36,7 +36,7 @@ from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection, unserved
 from delivery.subscriptions.blocks import LOAD_RECORDS, Blocks
-from delivery.subscriptions.budget import LookAheadBudget
+from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.moving import DeadLetterMover
@@ -148,7 +148,7 @@ class Subscriptions:
         self._ended = ended
         self._starting = Starting(reader, ledger, incarnation)
         self._blocks = Blocks(reader)
-        self.budget = LookAheadBudget()
+        self.budget, self.members_budget = LookAheadBudget(), MembersBudget()
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
@@ -431,7 +431,9 @@ class Subscriptions:
             self._starting.unpin(view)
             return
         head, window = self._reader.followed.head, self._starting.window(view, known)
-        running = RunningSubscription(view, window, self._blocks, self.budget, head, self._now_ns)
+        running = RunningSubscription(
+            view, window, self._blocks, self.budget, self.members_budget, head, self._now_ns
+        )
         running.letters = DeadLetters(
             self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
         )
@@ -462,6 +464,7 @@ class Subscriptions:
         running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
         self.budget.forget(subscription.subscription_id)
+        self.members_budget.forget(subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)

@@ -77,7 +77,7 @@ class UnreliableWindow:
     def memory_bytes(self) -> int:
         """What the messages take that wait."""
         waiting = len(self._for_any) + sum(map(len, self._waiting.values()))
-        return waiting * WAITING_BYTES + self.members.memory_bytes
+        return waiting * WAITING_BYTES
 
     def oldest_sent_ns(self) -> int | None:
         """Nothing is tracked."""

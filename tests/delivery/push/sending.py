@@ -15,7 +15,7 @@ from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
-from delivery.subscriptions.budget import LookAheadBudget
+from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from ledger import subscriptions
 from ledger.push_settings import PushSettings
@@ -87,7 +87,7 @@ class Sending:
         self.endpoint = endpoint
         self.is_foreign = False
         self.secrets = SecretsFile(folder)
-        self.queued = LookAheadBudget(QUEUED_BYTES_MAX)
+        self.queued = QueuedBudget(QUEUED_BYTES_MAX)
         self._grants: dict[int, SlotGrants] = {}
         self.senders = self._made()
 
