@@ -147,7 +147,8 @@ class Client:
         await writer.drain()
         status, ends, content = await _answer(reader)
         told.offered_bytes += len(body)
-        told.unknown.remove((self._client, self._number))
+        if status != 504:  # which says that the outcome is unknown
+            told.unknown.remove((self._client, self._number))
         wait_ms = (monotonic_ns() - sent_ns) / 1e6
         told.wait_ms_max = max(told.wait_ms_max, wait_ms)
         if status == 200:
@@ -159,7 +160,8 @@ class Client:
                 await asyncio.sleep(SMALL_PAUSE_S)
             return not ends
         self._count(f"{status} {_refusals.decode(content).error.code}")
-        told.refused.append((self._client, self._number))
+        if status != 504:
+            told.refused.append((self._client, self._number))
         await asyncio.sleep(REFUSED_PAUSE_S)
         return not ends
 

@@ -410,8 +410,8 @@ class Shard:
     # Deadlines
 
     def _end_overdue(self) -> None:
-        """Takes back requests that nobody pulled in time, and closes the connections of those
-        whose outcome is unknown; at the next heartbeat if another shard holds the group's lock.
+        """Takes back requests that nobody pulled in time, and gives up those whose outcome is
+        unknown; at the next heartbeat if another shard holds the group's lock.
         """
         now_ns = monotonic_ns()
         self._admission.end_overdue(now_ns)
@@ -429,7 +429,7 @@ class Shard:
             if not self._voids.take_back(choose):
                 return
             self._look_again()
-        self.pending.end(expired, self._producer.overdue)
+        self.pending.end(expired, self._producer.overdue, self._producer.unknown)
 
     def _expired(self, now_ns: int, pulled: int) -> ExpiredRequests:
         return self.pending.expired(now_ns, pulled, self._ring.head)

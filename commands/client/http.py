@@ -4,9 +4,9 @@ Vocabulary: a *refusal* is an answer with an error body, ``{"error": {"code", "m
 "detail"}}``. *Unreachable* means no answer: nothing listens, the connection ended, or time ran
 out.
 
-Every call must be *repeatable*, because it is sent again when a connection ends without an answer:
-it changes nothing, or does not change it twice (reads, PUT, DELETE, a produce with an idempotency
-key).
+Every call must be *repeatable*, because it is sent again when a connection ends without an answer,
+and after 504, which tells as little: it changes nothing, or does not change it twice (reads, PUT,
+DELETE, a produce with an idempotency key).
 
 *Patience* is how long a call is repeated. It counts the time of the attempts and the time between
 them. After NOTICE_MS the caller is told what the call waits for. A Client belongs to one thread;
@@ -138,9 +138,9 @@ class Client:
         """Sends a JSON request and returns the body of a good answer.
 
         For ``patience_ms`` the call is repeated after 429 and 503, which promise that nothing was
-        stored, as Retry-After asks, and after a lost connection. A kept connection that the daemon
-        has closed is opened again even without patience. ``silent_ms`` is how long a long poll may
-        stay unanswered; patience counts from then.
+        stored, as Retry-After asks, and after a lost connection or 504. A kept connection that the
+        daemon has closed is opened again even without patience. ``silent_ms`` is how long a long
+        poll may stay unanswered; patience counts from then.
         Raises Unreachable, Refused, UnknownAnswer.
         """
         target = self._base + path + (f"?{urlencode(query)}" if query else "")
@@ -196,6 +196,8 @@ class Client:
         while True:
             try:
                 answer = attempt()
+                if answer.status == 504:
+                    raise Unreachable(self.url, self._refused(asked, answer).message, sent=True)
             except _Stale:
                 continue  # at most once: the next attempt's connection is fresh
             except Unreachable as error:

@@ -159,6 +159,11 @@ class ChainSender:
         refused = self._refused(answer)
         if refused.code == "cursor_moved":
             self.chain.moved(int(refused.detail["position"]))
+        elif answer.status == 504:
+            # Those after it are judged by the cursor that it may have moved: they are sent again.
+            assert self._wire is not None
+            self._arrived.clear()
+            self._wire.close(refused.message)
         elif answer.status in (429, 503):
             wait_s = wait_ms_of(refused, answer.retry_after) / 1000
             self.chain.busy(now + wait_s)

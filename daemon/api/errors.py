@@ -14,7 +14,8 @@ from daemon.api.schemas import Error, ErrorAnswer
 
 
 class ApiError(Exception):
-    """A refusal with its HTTP status. 429 and 503 promise that nothing was or will be stored."""
+    """A refusal with its HTTP status. 429 and 503 promise that nothing was or will be
+    stored; 504 says that it may be."""
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ _ERRORS: dict[int, str] = {
     429: "throttled, too_many_consumers, too_many_filters or push_limited; nothing was or will be"
     " stored, send it again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
+    504: "outcome_unknown: not durable within ack_timeout_ms, and it may be stored; send it again"
+    " with the same idempotency key",
 }
 _PARAMETERS: dict[str, Schema] = {
     "topic": {"type": "string", "pattern": f"^{TOPIC_NAME.pattern}$"},

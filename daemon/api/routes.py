@@ -164,7 +164,7 @@ ROUTES = (
             "application/octet-stream",
         ),
         answers={200: (Produced, ProducedSpread)},
-        errors=(400, 404, 409, 412, 413, 415, 422, 429, 503),
+        errors=(400, 404, 409, 412, 413, 415, 422, 429, 503, 504),
     ),
     Route(
         method="POST",

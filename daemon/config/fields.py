@@ -296,7 +296,7 @@ FIELDS: tuple[Field, ...] = (
           "most records in a request; more get 413", check=between(1, 1_000_000)),
     Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
           "how long a request waits for its acknowledgment; then it is withdrawn and gets 503, or"
-          " its connection is closed if its upload has begun; a request may set its own",
+          " 504 if its upload has begun, so that it may be stored; a request may set its own",
           check=between(ACK_TIMEOUT_MS_MIN, ACK_TIMEOUT_MS_MAX)),
     Field("store_down_not_ready_ms", COUNT, 30_000, "milliseconds",
           "`/readyz` answers 503 when the store, the ledger or their disk has failed for this long;"

@@ -2,9 +2,9 @@
 
 A request is made when its head is complete -> its body is taken in -> it is handed to the
 application -> it is answered exactly once, by ``respond``, ``respond_ok_json``, ``refuse``,
-``stream`` or ``abandon``. Answers leave the connection in the order of the requests, whatever order
-they were given in. If the connection is lost first, ``connection_closed`` is set, ``on_close`` is
-called, and the answer goes nowhere.
+``stream``, ``give_up`` or ``abandon``. Answers leave the connection in the order of the requests,
+whatever order they were given in. If the connection is lost first, ``connection_closed`` is set,
+``on_close`` is called, and the answer goes nowhere.
 """
 
 from __future__ import annotations
@@ -278,16 +278,20 @@ class Request(msgspec.Struct, eq=False):
             )
         self._answer_with(Stream(self.connection, content_type, start))
 
-    def abandon(self) -> None:
-        """The outcome is unknown: the connection is closed without an answer to this request.
+    def give_up(self, error: ApiError) -> None:
+        """Answers that the outcome is unknown. An answer that is given later, when it is known
+        after all, goes nowhere."""
+        self.refuse(error)
+        self.connection_closed = True
 
-        An answer that is given later, when the outcome is known after all, goes nowhere.
-        """
+    def abandon(self) -> None:
+        """Closes the connection without an answer to this request. An answer that is given later
+        goes nowhere."""
         self._answer_with(ABANDONED)
         self.connection_closed = True
 
     def _answer_with(self, answer: Answer | Stream) -> None:
-        if self.answered and self.answer is not ABANDONED:
+        if self.answered and not self.connection_closed:
             raise RuntimeError(f"{self.head.method} {self.head.path} was answered twice")
         self.answered = True
         if self.connection_closed:

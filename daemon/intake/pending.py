@@ -11,8 +11,8 @@ delivers the same records to readers. What is *known* has a commit and waits for
 counts as unanswered, and no deadline ends it.
 
 A request whose deadline passes before its commit is taken back and answered 503 if nobody has
-pulled it (uploader/pipeline/voids.py). Otherwise its outcome is unknown, and its connection is
-closed without an answer.
+pulled it (uploader/pipeline/voids.py). Otherwise its outcome is unknown, and it is answered 504;
+its commit then counts for nobody.
 
 Invariant I1: nothing is answered before its commit is in the log, which follows the ledger.
 """
@@ -123,7 +123,7 @@ class PendingRequests:
         self._known: deque[tuple[SourceRange, Commit]] = deque()
         self._known_end = 0  # requests before it have a commit
         self._answering: _Answering | None = None
-        self._abandoned = 0  # how many at the front were abandoned at their deadline
+        self._given_up = 0  # how many at the front were given up at their deadline
         self._usual_ns = usual_timeout_ns
         # Deadline, position and request; some are answered already.
         self._early: list[tuple[int, int, PendingRequest]] = []
@@ -269,8 +269,8 @@ class PendingRequests:
         tally.records += records - records_before
         tally.bytes += sizes - sizes_before
         self._since_look = since_look
-        if self._abandoned:
-            self._abandoned = max(0, self._abandoned - passed + len(waiting))
+        if self._given_up:
+            self._given_up = max(0, self._given_up - passed + len(waiting))
         words, base = self._words, self._counters
         words[base + at.S_REQUESTS_ACKED] += requests
         words[base + at.S_RECORDS_ACKED] += records
@@ -288,12 +288,12 @@ class PendingRequests:
 
     def _shortest_due_ns(self, now_ns: int) -> int:
         """No request with a shorter timeout has passed its deadline; NEVER: none has."""
-        if len(self._waiting) <= self._abandoned:
+        if len(self._waiting) <= self._given_up:
             return NEVER
         early = self._early
         while early and self._is_over(early[0]):
             heappop(early)
-        oldest_ns = now_ns - self._waiting[self._abandoned].request.arrival_ns
+        oldest_ns = now_ns - self._waiting[self._given_up].request.arrival_ns
         shortest_ns = self._usual_ns if oldest_ns >= self._usual_ns else NEVER
         if early and early[0][0] <= now_ns:
             due = (waiting.timeout_ns for due_ns, _, waiting in early if due_ns <= now_ns)
@@ -311,7 +311,7 @@ class PendingRequests:
         found = ExpiredRequests([], [], [])
         shortest_ns = self._shortest_due_ns(now_ns)
         start = -1
-        for waiting in islice(self._waiting, self._abandoned, None):
+        for waiting in islice(self._waiting, self._given_up, None):
             position, request = waiting.position, waiting.request
             if position < self._known_end:
                 continue
@@ -335,7 +335,12 @@ class PendingRequests:
             found.runs.append((start, head))
         return found
 
-    def end(self, expired: ExpiredRequests, refusal: Callable[[PendingRequest], ApiError]) -> None:
+    def end(
+        self,
+        expired: ExpiredRequests,
+        taken_back: Callable[[PendingRequest], ApiError],
+        unknown: Callable[[PendingRequest], ApiError],
+    ) -> None:
         """Answers what has expired, after ``expired.void`` was made void in the ring."""
         gone = {waiting.position for waiting in expired.void}
         if gone:
@@ -345,14 +350,14 @@ class PendingRequests:
                 tracker.taken_back(gone)
         for waiting in expired.void:
             if isinstance(waiting.request, Request):  # a copy never expires
-                waiting.request.refuse(refusal(waiting))
+                waiting.request.refuse(taken_back(waiting))
         for waiting in expired.unknown:
             if isinstance(waiting.request, Request):
-                waiting.request.abandon()
-        for waiting in islice(self._waiting, self._abandoned, None):
+                waiting.request.give_up(unknown(waiting))
+        for waiting in islice(self._waiting, self._given_up, None):
             if not waiting.request.answered:
                 break
-            self._abandoned += 1
+            self._given_up += 1
 
 
 def answer_verdict(

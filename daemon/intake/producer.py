@@ -139,9 +139,11 @@ class Producer:
 
     def overdue(self, waiting: PendingRequest) -> ApiError:
         """The refusal of a request that was taken back at its deadline."""
-        request = waiting.request
-        waited_ns = request.waited_ns if isinstance(request, Request) else 0
-        return self.admission.overdue((waiting.timeout_ns + waited_ns) // 1_000_000)
+        return self.admission.overdue(_timeout_ms_of(waiting))
+
+    def unknown(self, waiting: PendingRequest) -> ApiError:
+        """504 for a request that could not be taken back at its deadline."""
+        return outcome_unknown(_timeout_ms_of(waiting))
 
     def produce(self, request: Request, name: str, promised: int) -> None:
         """Takes a produce request with its whole body, for which ``promised`` bytes are free.
@@ -348,6 +350,25 @@ class Producer:
             self._sampled_ms = arrival_ms
             self._published_after.observe(monotonic_ns() - request.arrival_ns)
         self._published()
+
+
+def _timeout_ms_of(waiting: PendingRequest) -> int:
+    """The whole time that a request had."""
+    request = waiting.request
+    waited_ns = request.waited_ns if isinstance(request, Request) else 0
+    return (waiting.timeout_ns + waited_ns) // 1_000_000
+
+
+def outcome_unknown(timeout_ms: int) -> ApiError:
+    """504 ``outcome_unknown``: the request may be stored, or will be, or not."""
+    return ApiError(
+        504,
+        "outcome_unknown",
+        f"the request was not durable within ack_timeout_ms = {timeout_ms} and could not be"
+        " withdrawn, because its upload has begun: it may be stored; sent again with the same"
+        " idempotency key, it is stored once",
+        {"ack_timeout_ms": timeout_ms},
+    )
 
 
 def ledger_unavailable(error: LedgerError) -> ApiError:

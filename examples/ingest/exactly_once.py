@@ -35,7 +35,7 @@ def ask(method: str, url: str, document: dict[str, Any]) -> tuple[int, dict[str,
             with urlopen(request, timeout=TIMEOUT_S) as answer:
                 return answer.status, json.load(answer)
         except HTTPError as error:
-            if error.code not in (429, 503):
+            if error.code not in (429, 503, 504):  # 504: as without an answer
                 return error.code, json.load(error)
             pause_s = float(error.headers.get("Retry-After", RETRY_S))
         except (OSError, http.client.HTTPException):

@@ -3,8 +3,9 @@
     python produce.py TOPIC FILE [URL]
 
 Each batch carries an idempotency key, made of the file's name and the batch's place in it. If an
-answer is lost, the program sends the batch again, and the daemon stores it once. 429 and 503 mean
-that nothing of the batch was stored: the program waits as long as the answer says, then retries.
+answer is lost, the program sends the batch again, and the daemon stores it once; so it does after
+504, which says that the outcome is unknown. 429 and 503 mean that nothing of the batch was stored:
+the program waits as long as the answer says, then retries.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def send(url: str, body: bytes) -> dict[str, object]:
             with urlopen(request, timeout=TIMEOUT_S) as answer:
                 return dict(json.load(answer))
         except HTTPError as error:
-            if error.code not in (429, 503) or not attempts_left:
+            if error.code not in (429, 503, 504) or not attempts_left:
                 raise
             pause_s = float(error.headers.get("Retry-After", RETRY_S))
         except (OSError, http.client.HTTPException):

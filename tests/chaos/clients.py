@@ -185,7 +185,8 @@ class Producer(Client):
             )
             return
         self.refused[status] = self.refused.get(status, 0) + 1
-        self._history.add(Answered(attempt, status, wait_ms=wait_ms))
+        if status != 504:  # which says as little as no answer
+            self._history.add(Answered(attempt, status, wait_ms=wait_ms))
         if self._keyed:
             # After what was sent since: those attempts come first on this connection.
             self._again.append(request)

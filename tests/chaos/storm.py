@@ -2,8 +2,9 @@
 
 A proxy in front of MinIO answers everything with 503 SlowDown for a while. The daemon has its usual
 settings for S3; each producer has one request in flight. The program prints the longest wait for an
-answer before the storm and overall, the statuses, and the time from the end of the storm until a
-second begins in which no answer takes longer than the slowest before the storm.
+answer before the storm and overall, the answers, and the time from the end of the storm to the
+first acknowledgment, and until a second begins in which no answer takes longer than the slowest
+before the storm. A test (tests/e2e/test_store_storm.py) bounds the first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import tempfile
 import threading
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ import click
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running
 from tests.e2e.processes import Line
-from tests.e2e.proxy import Fault, store_proxy
+from tests.e2e.proxy import Fault, StoreProxy, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 from tools.buckets import client
@@ -29,41 +31,102 @@ from tools.ports import kept_port
 
 QUIET_NS = 1_000_000_000
 CALM_S = 5.0  # before and after the storm
+PAUSE_S = 0.05  # of a producer, after an answer
+CUT = 0  # instead of a status: the connection ended without an answer
 
 
 class Seen(NamedTuple):
-    """An answer: when it came, how long it took, its status (0 for none)."""
+    """An answer to a record: when it came, how long it took, what it said."""
 
+    record: str
     at_ns: int
     wait_ms: float
     status: int
+    code: str
+
+
+class Storm(NamedTuple):
+    """What one storm was like. ``first_ack_ms`` and ``usual_again_ms`` count from its end; None: it
+    did not come to that."""
+
+    told: Counter[tuple[int, str]]
+    cut: int
+    acknowledged: set[str]
+    refused: set[str]
+    usual_ms: float
+    longest_ms: float
+    first_ack_ms: float | None
+    usual_again_ms: float | None
 
 
 class Steady(threading.Thread):
-    """One request after the other on one connection."""
+    """One request after the other, on one connection as long as it lasts."""
 
-    def __init__(self, daemon: Daemon, pad: str) -> None:
+    def __init__(self, daemon: Daemon, number: int, pad: str) -> None:
         super().__init__(daemon=True)
         self.seen: list[Seen] = []
-        self.sent_ns = 0
         self.stopping = threading.Event()
         self._served = daemon
-        self._pad = pad
+        self._records = (f"{number}.{n} {pad}" for n in itertools.count())
 
     def run(self) -> None:
         """Sends requests until it is stopped and has its last answer."""
-        with Line(self._served) as line:
-            for number in itertools.count():
-                if self.stopping.wait(0.05):
-                    return
-                sent_ns = monotonic_ns()
-                line.send("t", number, self._pad)
-                answer = line.answer()
-                now_ns = monotonic_ns()
-                status = answer.status if answer is not None else 0
-                self.seen.append(Seen(now_ns, (now_ns - sent_ns) / 1e6, status))
-                if answer is None:
-                    return
+        while not self.stopping.is_set():
+            with Line(self._served) as line:
+                while self._send(line) != CUT and not self.stopping.wait(PAUSE_S):
+                    pass
+
+    def _send(self, line: Line) -> int:
+        record, sent_ns = next(self._records), monotonic_ns()
+        line.send("t", record)
+        answer = line.answer()
+        now_ns = monotonic_ns()
+        status = CUT if answer is None else answer.status
+        code = "" if answer is None or status == 200 else answer.code
+        self.seen.append(Seen(record, now_ns, (now_ns - sent_ns) / 1e6, status, code))
+        return status
+
+
+def measured(daemon: Daemon, proxy: StoreProxy, seconds: float, producers: int) -> Storm:
+    """One storm, and calm before and after it."""
+    daemon.produce("t", "first")
+    threads = [Steady(daemon, number, "x" * 1000) for number in range(producers)]
+    for thread in threads:
+        thread.start()
+    pause = threading.Event()
+    pause.wait(CALM_S)
+    began_ns = monotonic_ns()
+    proxy.decide = lambda _: Fault.SLOW_DOWN
+    pause.wait(seconds)
+    proxy.release()
+    ended_ns = monotonic_ns()
+    pause.wait(2 * CALM_S)
+    for thread in threads:
+        thread.stopping.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a producer has no answer"
+    return judged([item for thread in threads for item in thread.seen], began_ns, ended_ns)
+
+
+def judged(seen: list[Seen], began_ns: int, ended_ns: int) -> Storm:
+    """The storm from ``began_ns`` to ``ended_ns``, by all answers."""
+    usual_ms = max(item.wait_ms for item in seen if item.at_ns < began_ns)
+    after = sorted((item for item in seen if item.at_ns > ended_ns), key=lambda item: item.at_ns)
+    acks_ns = [item.at_ns for item in after if item.status == 200]
+    slow_ns = [item.at_ns for item in after if item.wait_ms > usual_ms or item.status != 200]
+    ends_ns = [ended_ns, *slow_ns, after[-1].at_ns if after else ended_ns]
+    quiet_ns = [at_ns for at_ns, next_ns in pairwise(ends_ns) if next_ns - at_ns > QUIET_NS]
+    return Storm(
+        Counter((item.status, item.code) for item in seen if item.status != CUT),
+        sum(item.status == CUT for item in seen),
+        {item.record for item in seen if item.status == 200},
+        {item.record for item in seen if item.status in (429, 503)},
+        usual_ms,
+        max(item.wait_ms for item in seen),
+        (acks_ns[0] - ended_ns) / 1e6 if acks_ns else None,
+        (quiet_ns[0] - ended_ns) / 1e6 if quiet_ns else None,
+    )
 
 
 @click.command()
@@ -73,10 +136,10 @@ class Steady(threading.Thread):
 def main(seconds: float, producers: int, shards: int) -> None:
     """Measures one storm."""
     with tempfile.TemporaryDirectory(prefix="headgate-storm-") as folder:
-        _measure(Path(folder), seconds, producers, shards)
+        _tell(_measure(Path(folder), seconds, producers, shards))
 
 
-def _measure(folder: Path, seconds: float, producers: int, shards: int) -> None:
+def _measure(folder: Path, seconds: float, producers: int, shards: int) -> Storm:
     (folder / "minio").mkdir()
     with kept_port() as port:
         process = start(find_or_build(), folder / "minio", port)
@@ -88,41 +151,21 @@ def _measure(folder: Path, seconds: float, producers: int, shards: int) -> None:
         with store_proxy(endpoint_url) as proxy:
             options = on_s3(bucket, proxy.endpoint_url)
             with running(folder / "data", shards=shards, **options) as daemon:
-                daemon.produce("t", "first")
-                threads = [Steady(daemon, "x" * 1000) for _ in range(producers)]
-                for thread in threads:
-                    thread.start()
-                pause = threading.Event()
-                pause.wait(CALM_S)
-                began_ns = monotonic_ns()
-                proxy.decide = lambda _: Fault.SLOW_DOWN
-                pause.wait(seconds)
-                proxy.release()
-                ended_ns = monotonic_ns()
-                pause.wait(2 * CALM_S)
-                for thread in threads:
-                    thread.stopping.set()
-                for thread in threads:
-                    thread.join(60)
-        _tell([item for thread in threads for item in thread.seen], began_ns, ended_ns)
+                return measured(daemon, proxy, seconds, producers)
     finally:
         stop(process)
 
 
-def _tell(seen: list[Seen], began_ns: int, ended_ns: int) -> None:
-    before = [item for item in seen if item.at_ns < began_ns]
-    after = sorted(item for item in seen if item.at_ns > ended_ns)
-    usual_ms = max(item.wait_ms for item in before)
-    slow_ns = [item.at_ns for item in after if item.wait_ms > usual_ms or item.status != 200]
-    ends = [*sorted(slow_ns), 1 << 63]
-    pairs = zip([ended_ns, *ends], ends, strict=False)
-    normal_ns = next(at_ns for at_ns, next_ns in pairs if next_ns - at_ns > QUIET_NS)
-    click.echo(f"statuses {dict(Counter(item.status for item in seen))}, {len(seen)} answers")
-    click.echo(f"longest wait before the storm {usual_ms:.0f} ms")
-    click.echo(f"longest wait overall {max(item.wait_ms for item in seen):.0f} ms")
-    first_ns = after[0].at_ns if after else ended_ns
-    click.echo(f"first answer {(first_ns - ended_ns) / 1e6:.0f} ms after the storm's end")
-    click.echo(f"as quick as before {(normal_ns - ended_ns) / 1e6:.0f} ms after it")
+def _tell(storm: Storm) -> None:
+    told = ", ".join(f"{n} x {status} {code}".rstrip() for (status, code), n in storm.told.items())
+    click.echo(f"answers: {told}; {storm.cut} connections ended without one")
+    click.echo(f"longest wait before the storm {storm.usual_ms:.0f} ms")
+    click.echo(f"longest wait overall {storm.longest_ms:.0f} ms")
+    for what, after_ms in (
+        ("first acknowledgment", storm.first_ack_ms), ("as quick as before", storm.usual_again_ms),
+    ):  # fmt: skip
+        when = "not" if after_ms is None else f"{after_ms:.0f} ms"
+        click.echo(f"{what} {when} after the storm's end")
 
 
 if __name__ == "__main__":

@@ -159,6 +159,8 @@ class Producer(threading.Thread):
             assert found["last_seq"] == found["first_seq"] + found["count"] - 1
             assert found["head_seq"] >= found["last_seq"] and found["deduped"] is False
             self.acknowledged.append(Acknowledged(sent, found["first_seq"]))
+        elif answer.status == 504:
+            self.unknown.append(sent)
         else:
             self.refused.append((sent, answer))
             self.stopping.wait(RETRY_S)

@@ -343,10 +343,12 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     # A thousand simultaneous plans: tests/e2e/test_plans.py. 100,000 cursors:
     # tests/daemon/intake/test_cursor_cache.py. A thousand consumers:
     # tests/e2e/test_bad_consumers.py. A dead letter that is on its way:
-    # tests/delivery/subscriptions/test_dead_letters.py.
+    # tests/delivery/subscriptions/test_dead_letters.py. An upload that hangs:
+    # tests/e2e/test_outage.py.
     at = "/v0/topics/{topic}/subscriptions/{subscription}"
     assert left - failing == {
         ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409),
+        ("POST", "/v0/topics/{topic}", 504),
         ("GET", f"{at}/consume", 429), ("POST", f"{at}/retry", 409), ("POST", f"{at}/skip", 409),
     }  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_status_readyz_and_the_log_report_an_outage_and_its_end(data: Path, buck
 
 
 @pytest.mark.slow
-def test_at_its_deadline_a_request_is_withdrawn_or_its_connection_ends_and_503_is_never_stored(
+def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_503_is_never_stored(
     data: Path, bucket: Bucket
 ) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
@@ -85,8 +85,12 @@ def test_at_its_deadline_a_request_is_withdrawn_or_its_connection_ends_and_503_i
                     assert answer is not None
                     assert (answer.status, answer.code) == (503, "ack_timeout")
                     assert answer.json["error"]["detail"]["ack_timeout_ms"] == 500
-            assert [line.answer() for line in pulled] == [None] * 4
+            for line in pulled:
+                answer = line.answer()
+                assert answer is not None
+                assert (answer.status, answer.code) == (504, "outcome_unknown")
             proxy.release()
+            assert pulled[0].produce("t", "after")["count"] == 1, "its connection goes on"
             for line in waiting[4::5]:
                 answer = line.answer()
                 assert answer is not None and answer.status == 200
@@ -96,6 +100,7 @@ def test_at_its_deadline_a_request_is_withdrawn_or_its_connection_ends_and_503_i
                 line.close()
     wanted = [
         "before",
+        "after",
         *(f"pulled {n}" for n in range(4)),
         *(f"waiting {n}" for n in (4, 9, 14, 19)),
     ]

@@ -1,7 +1,7 @@
 """The store answers every request of the daemon with 503 SlowDown for a while.
 
-Producers see latency, or 429 or 503 with Retry-After; afterwards everything is as before. ``python
--m tests.chaos.storm`` measures the longest wait in a storm of 30 s.
+Producers see latency, 429 or 503 with Retry-After, or 504 past their deadline; afterwards
+everything is as before. ``python -m tests.chaos.storm`` prints what a storm was like.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.storm import measured
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.load import Load, check_stored, load
 from tests.e2e.proxy import Fault, Request, store_proxy
@@ -30,6 +31,10 @@ PAD = "x" * 8_000
 # 2.5 MB: more than both rings and all that their groups can have on the way to the store
 # (2 x 256 KiB + 8 x 96 KiB), so that a ring fills however the kernel spreads the connections.
 CROWD: dict[str, int] = {"connections": 40, "depth": 4, "requests_max": 4}
+
+
+STORM_S = 30.0
+RECOVERY_MS_MAX = 3_000.0
 
 
 def slow_down(_: Request) -> Fault:
@@ -83,6 +88,33 @@ def test_in_a_storm_producers_see_latency_and_refusals_and_nothing_is_lost(
     for shard in status["shards"]:
         assert shard["ring_used_bytes"] <= 256 << 10
         assert shard["restarts"] == 0
+
+
+@pytest.mark.slow
+def test_in_a_storm_of_30_s_nothing_is_cut_off_and_the_next_acknowledgment_comes_within_3_s(
+    data: Path, bucket: Bucket
+) -> None:
+    with (
+        store_proxy(bucket.endpoint_url) as proxy,
+        running(data, shards=2, **on_s3(bucket, proxy.endpoint_url)) as daemon,
+    ):
+        storm = measured(daemon, proxy, STORM_S, producers=16)
+        stored = {record["data"] for record in every_record(daemon, "t")}
+    assert storm.cut == 0
+    assert set(storm.told) <= {(200, ""), (429, "throttled"), (503, "store_failing"),
+                               (503, "ack_timeout"), (504, "outcome_unknown")}  # fmt: skip
+    assert storm.told[503, "store_failing"] and storm.told[504, "outcome_unknown"]
+    assert storm.acknowledged <= stored, "what was acknowledged is stored"
+    assert not storm.refused & stored, "what got 429 or 503 is not"
+    assert storm.first_ack_ms is not None and storm.first_ack_ms < RECOVERY_MS_MAX
+
+
+def every_record(daemon: Daemon, topic: str) -> list[Any]:
+    """All records of a topic with one partition."""
+    found: list[Any] = []
+    while page := daemon.diff(topic, from_seq=len(found), limit=1_000)["records"]:
+        found += page
+    return found
 
 
 def assert_told_of_outages_only(daemon: Daemon, run: Load) -> None:

@@ -155,6 +155,20 @@ def test_429_and_503_are_repeated_as_retry_after_asks(answer: Answer, wait_ms: f
     assert clock.waits == [wait_ms]
 
 
+def test_504_is_repeated_as_a_lost_connection_is_and_at_last_counts_as_no_answer() -> None:
+    clock = Clock()
+    unknown = refusal(504, "outcome_unknown", "it may be stored")
+    with (
+        scripted(in_turn(unknown, unknown, Answer(200, 1), *[unknown] * 9)) as server,
+        Client(server.url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client,
+    ):
+        assert client.call("POST", "/", b"{}", patience_ms=10_000) == b"1"
+        assert clock.waits == [100, 200]
+        with pytest.raises(Unreachable, match="it may be stored") as caught:
+            client.call("POST", "/", b"{}", patience_ms=500)
+        assert caught.value.sent and server.connections == 1
+
+
 def test_without_patience_a_429_is_a_refusal_immediately() -> None:
     waits: list[float] = []
     with (

@@ -29,7 +29,7 @@ class Cursors:
         self.positions: dict[str, dict[int, int]] = {}
         self.produced: list[Any] = []
         self.connections: list[str] = []
-        self._fault = fault
+        self.fault = fault
 
     def __call__(self, call: Call) -> Answer:
         path, _, query = call.path.partition("?")
@@ -40,7 +40,7 @@ class Cursors:
             return Answer(200, state(name))
         assert query == "create=false" and call.body["dedupe"] == "none"
         self.produced.append(call.body)
-        answer = self._fault(len(self.produced), call)
+        answer = self.fault(len(self.produced), call)
         if answer is not None and (answer.status or answer.body):
             return answer
         advance = call.body["advance"]
@@ -132,6 +132,23 @@ def test_what_was_lost_with_its_connection_is_stored_once(is_stored: bool, lines
     # The answer to the first may be lost too: a connection that is reset drops what is not read.
     assert totals["already_stored"] in ((2, 4) if is_stored else (0, 2))
     assert totals["records"] + totals["already_stored"] == 10
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_request_whose_outcome_is_unknown_is_stored_once(is_stored: bool, lines: Path) -> None:
+    def fault(number: int, call: Call) -> Answer | None:
+        if number != 2:
+            return None
+        if is_stored:
+            script.fault = lambda number, call: None
+            script(call)
+            script.fault = fault
+        return refusal(504, "outcome_unknown")
+
+    script = Cursors(fault)
+    done = imported(script, lines, "--batch", "2")
+    assert done.exit_code == 0, done.stderr
+    assert script.stored == list(range(10))
 
 
 def test_patience_ends_and_what_the_daemon_said_is_the_message(lines: Path) -> None:

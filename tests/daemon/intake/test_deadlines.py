@@ -1,7 +1,8 @@
-"""Deadlines of requests that wait for their commit: who is taken back, and who ends unanswered."""
+"""Deadlines of requests that wait for their commit: who is taken back, whose outcome is unknown."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from daemon.api.errors import ApiError
 from daemon.intake.caps import CapTracker
 from daemon.intake.pending import EARLY_ANSWERED_MAX, NEVER, ExpiredRequests
+from daemon.intake.producer import outcome_unknown
 from daemon.intake.topic_cache import TopicEntry
 from ledger.types import OffsetRun, PartitionHead, Topic, TopicConfig
 from tests.daemon.http.front import post
@@ -27,8 +29,17 @@ def expire(shard: Shard, now_ns: int, pulled: int) -> ExpiredRequests:
     """What a heartbeat does; the ring is not asked."""
     assert shard.pending.is_due(now_ns)
     expired = shard.pending.expired(now_ns, pulled, shard.position)
-    shard.pending.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
+    answer_expired(shard, expired)
     return expired
+
+
+def answer_expired(shard: Shard, expired: ExpiredRequests) -> None:
+    """Answers what has expired."""
+    shard.pending.end(
+        expired,
+        lambda _: ApiError(503, "ack_timeout", "too late"),
+        lambda waiting: outcome_unknown(waiting.timeout_ns // 1_000_000),
+    )
 
 
 def arrives(shard: Shard, at_ns: int, timeout_ns: int = 20 * S) -> int:
@@ -82,7 +93,7 @@ def test_what_a_room_has_in_flight_is_walked_once_however_much_is_taken_back(
     assert len(expired.void) == 100 and tracker.idle and Walked.walks == 1
 
 
-def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_offsets(
+def test_what_is_pulled_is_answered_504_at_its_deadline_and_keeps_its_offsets_and_connection(
     shard: Shard,
 ) -> None:
     arrives(shard, 1 * S)
@@ -90,7 +101,10 @@ def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_off
     back, third = shard.transport, arrives(shard, 10 * S)
     expired = expire(shard, 22 * S, pulled=second)
     assert expired.runs == [(second, third)] and len(expired.unknown) == 1
-    assert pulled.written == b"" and pulled.ended
+    assert pulled.written.startswith(b"HTTP/1.1 504 ") and not pulled.ended
+    assert b'"outcome_unknown"' in pulled.written and b'"ack_timeout_ms":20000' in pulled.written
+    assert b"Retry-After" not in pulled.written and b"close" not in pulled.written
+    answered = bytes(pulled.written)
     assert b"HTTP/1.1 503 " in back.written
     assert not shard.pending.is_due(29 * S)  # what ended is not looked at again
     shard.takes(
@@ -99,7 +113,7 @@ def test_what_is_pulled_ends_without_an_answer_at_its_deadline_and_keeps_its_off
         )
     )
     assert shard.said() == [(200, one(12, 12, 12))]
-    assert pulled.written == b""
+    assert pulled.written == answered, "one answer, though its commit is known now"
     later = arrives(shard, 40 * S)
     assert expire(shard, 60 * S, pulled=later).runs == [(later, shard.position)]
 
@@ -153,7 +167,7 @@ def test_a_deadline_ends_its_request_and_no_other_whatever_the_others_are(
         assert usual_s < NEVER or is_due == bool(due)  # else one with more time may be the oldest
         expired = shard.pending.expired(now_ns, 0, shard.position)
         assert {each.position for each in expired.void} == due
-        shard.pending.end(expired, lambda _: ApiError(503, "ack_timeout", "too late"))
+        answer_expired(shard, expired)
         waiting = {position: due_ns for position, due_ns in waiting.items() if due_ns > now_ns}
         assert len(shard.pending._early) <= 2 * len(shard.pending) + EARLY_ANSWERED_MAX + 1
     shard.segment.close()
@@ -183,8 +197,29 @@ def test_a_request_whose_commit_is_known_has_its_answer_whatever_its_deadline(
     expired = expire(shard, 60 * S, pulled=third)
     assert [waiting.position for waiting in expired.unknown] == [second]
     assert expired.runs == [(third, shard.position)]
-    assert not known.ended and late.ended
+    assert not known.written and late.written.startswith(b"HTTP/1.1 504 ")
     shard.transport = known
     shard.pending.answer(lambda: 0, 1)
     assert shard.said() == [(200, one(11, 11, 11))]
     assert first == 0 and len(shard.pending) == 1, "the one whose outcome is unknown"
+
+
+def test_requests_after_one_whose_outcome_is_unknown_are_answered_in_their_order(
+    shard: Shard,
+) -> None:
+    connection, shard.transport = connect(shard.server)
+    connection.data_received(post("/later", b"1") + post("/later", b"2") + post("/later", b"3"))
+    positions = []
+    for request, arrived_s, timeout_s in zip(
+        shard.script.later, (1, 1, 1), (60, 2, 60), strict=True
+    ):
+        request.arrival_ns = arrived_s * S
+        positions.append(shard.hands_in(request, topic(7), ((0, 1),), timeout_ns=timeout_s * S))
+    assert len(expire(shard, 4 * S, pulled=shard.position).unknown) == 1
+    assert shard.transport.written == b"", "the one before it has no answer yet"
+    run = OffsetRun(ME, 7, 0, 11, 3)
+    shard.takes(commit(shard, run, heads=(PartitionHead(7, 0, 13),), end=shard.position))
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", shard.transport.written)
+    assert statuses == [b"200", b"504", b"200"] and not shard.transport.ended
+    assert b'"first_seq":11' in shard.transport.written
+    assert b'"first_seq":13' in shard.transport.written, "it may be stored, and was"
