@@ -6,6 +6,10 @@ begins with is in the name, because inodes are used again. It is the first line 
 a file may have less than a KiB when it is imported first. So the cursor also notes length and
 checksum of the first KiB, in partitions that no request moves.
 
+An object with this ETag stays as it is. So another such partition notes where its text ends, plus
+one, once all of it is imported, and nothing of the object is read any more while the cursor is
+there.
+
 The position is in partition 0. Dead letters have a cursor of their own, which exists from the
 first of them on.
 """
@@ -23,7 +27,7 @@ from commands.client.http import Client, Refused, Unreachable
 from commands.importing.problems import SourceChanged
 from daemon.api.schemas import CursorSetting, CursorState
 
-POSITION, HEAD_LENGTH, HEAD_CHECKSUM = range(3)
+POSITION, HEAD_LENGTH, HEAD_CHECKSUM, END = range(4)
 
 
 class CursorNames(NamedTuple):
@@ -33,8 +37,8 @@ class CursorNames(NamedTuple):
     dead_cursor: str
 
     @classmethod
-    def of(cls, topic_id: int, identity: str, begin: bytes) -> CursorNames:
-        """``begin``: what the text begins with, as ``beginning`` gives it."""
+    def of(cls, topic_id: int, identity: str, begin: bytes = b"") -> CursorNames:
+        """``begin``: what the text of a file begins with, as ``beginning`` gives it."""
         parts = (str(topic_id).encode(), identity.encode(errors="surrogateescape"), begin)
         digest = hashlib.sha256(b"".join(b"%d\0%b" % (len(part), part) for part in parts))
         name = f"import:{digest.hexdigest()[:32]}"
@@ -103,6 +107,16 @@ class SourceCursors:
         self.forget(names.dead_cursor)
         self._put(names.cursor, [CursorSetting(0, POSITION), *noting])
 
+    def ended_at(self, names: CursorNames) -> int | None:
+        """The position of an object that is imported to its end; None if it is not."""
+        noted = self._noted(names.cursor)
+        ended = noted is not None and noted[END] == noted[POSITION] + 1
+        return noted[POSITION] if noted is not None and ended else None
+
+    def note_end(self, names: CursorNames, position: int) -> None:
+        """An object is imported to its end, which is at ``position``."""
+        self._put(names.cursor, [CursorSetting(position + 1, END)])
+
     def create(self, cursor: str) -> None:
         """Creates a cursor if there is none."""
         self._put(cursor, [])
@@ -146,7 +160,7 @@ class SourceCursors:
 
 
 def _places(state: CursorState) -> dict[int, int]:
-    found = {POSITION: 0, HEAD_LENGTH: 0, HEAD_CHECKSUM: 0}
+    found = {POSITION: 0, HEAD_LENGTH: 0, HEAD_CHECKSUM: 0, END: 0}
     found.update((each.partition, each.seq) for each in state.positions)
     return found
 

@@ -160,6 +160,26 @@ class SourceImport:
             await self._close()
 
     async def _run(self) -> None:
+        if self.raw.identity is not None and not self.raw.may_grow:
+            await self._run_object(CursorNames.of(self._plan.target.topic_id, self.raw.identity))
+        else:
+            await self._run_text()
+
+    async def _run_object(self, names: CursorNames) -> None:
+        """What is known by its name alone: if all of it is imported, it is not read again."""
+        self._names = names
+        ended_at = None
+        if not self._plan.restarts:
+            ended_at = await self._blocking(self._cursors.ended_at, names)
+        if ended_at is not None:
+            self.report.cursor, self.report.position = names.cursor, ended_at
+            self._went_on(self.raw.size() or 0)
+            return
+        await self._run_text()
+        if self._is_complete and self._problem is None:
+            await self._blocking(self._cursors.note_end, names, self.report.position)
+
+    async def _run_text(self) -> None:
         text = SourceText(self.raw)
         while (head := await self._blocking(text.peek)) is None or not self._is_enough(head, text):
             if self._stops or self.is_rotated:
@@ -188,12 +208,11 @@ class SourceImport:
         self._grows = (
             plan.follows and self.raw.may_grow and text.compression is None and not is_document
         )
-        self._names = names = (
+        begin = beginning(head, is_document=is_document)
+        self._names = names = self._names or (
             CursorNames.of_a_run()
             if self.raw.identity is None
-            else CursorNames.of(
-                plan.target.topic_id, self.raw.identity, beginning(head, is_document=is_document)
-            )
+            else CursorNames.of(plan.target.topic_id, self.raw.identity, begin)
         )
         self.report.cursor = names.cursor
         noted = head if self.raw.may_grow else None

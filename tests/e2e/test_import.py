@@ -23,6 +23,7 @@ from commands.importing.problems import SourceChanged
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.test_cli import command
 from tests.minio import Bucket
+from uploader.stores.s3_reading import BucketReader, ListedObject
 
 TOTALS = {
     "sources", "failed", "stopped", "records", "already_stored", "filtered", "invalid",
@@ -311,9 +312,31 @@ def test_objects_in_s3_are_imported_once_and_a_replaced_one_is_another(
     ]  # fmt: skip
     expected = [f"gz {n}" for n in range(3) for _ in range(3)] + ["a", "b"]
     assert data_of(daemon, "objects") == sorted(expected, key=json.dumps)
+    read: list[str] = []
+    read_range = BucketReader.read
+
+    def noted(reader: BucketReader, listed: ListedObject, position: int, count: int) -> bytes:
+        read.append(listed.key)
+        return read_range(reader, listed, position, count)
+
+    monkeypatch.setattr(BucketReader, "read", noted)
+    again = summary(imported(daemon, "objects", f"{url}/in/", *options))
+    assert (again["totals"]["records"], again["totals"]["failed"], read) == (0, 0, [])
+    cursor, position = (done["sources"][3][each] for each in ("cursor", "position"))
+    assert again["sources"][3] == done["sources"][3] | {
+        "records": 0,
+        "read_bytes": 0,
+        "requests": 0,
+    }
+    assert daemon.json("PUT", f"/v0/cursors/{cursor}", {"positions": [{"seq": 4}]}).status == 200
+    again = summary(imported(daemon, "objects", f"{url}/in/list.json", *options))
+    assert again["sources"][0]["position"] == position and {*read} == {"in/list.json"}
+    assert again["totals"]["records"] == 1, "what was set back is imported again"
+    read.clear()
     bucket.client.put_object(Bucket=bucket.bucket, Key="in/2.gz", Body=gzip.compress(b'"other"'))
     done = summary(imported(daemon, "objects", f"{url}/in/*.gz", *options))
     assert (done["totals"]["sources"], done["totals"]["records"]) == (3, 1)
+    assert {*read} == {"in/2.gz"}
     for source, why in ((f"{url}/none/", "names no object"), ("s3://", "names no bucket"),
                         ("s3://no-such-bucket-here/", "there is no bucket")):  # fmt: skip
         ended = imported(daemon, "objects", source, *options)
