@@ -109,10 +109,13 @@ def produce(
     elif summary.records or problem is None:
         echo(_text(summary))
     if summary.error is not None:
+        resumes = (
+            f"the {summary.records} records before it are stored, and nothing after it; the same"
+            f" command with --resume {summary.error.resume} continues there"
+        )
         raise CommandFailed(
             f"{getattr(file, 'name', 'stdin')}: {problem}",
-            hint=f"the {summary.records} records before it are stored, and nothing after it; the"
-            f" same command with --resume {summary.error.resume} continues there",
+            hint="; ".join(each for each in (getattr(problem, "hint", ""), resumes) if each),
             exit_code=UNREACHABLE if isinstance(problem, BatchUnanswered) else FAILED,
         ) from problem
 

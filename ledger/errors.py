@@ -254,10 +254,7 @@ class CursorMissing(LedgerError):
     """No live cursor has this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"there is no cursor {name!r}; create it with PUT /v0/cursors/{name}, or"
-            f" `headgate cursors create`"
-        )
+        super().__init__(f"there is no cursor {name!r}; create it with PUT /v0/cursors/{name}")
         self.name = name
 
 

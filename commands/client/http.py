@@ -26,6 +26,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from commands.client.routes import in_commands
+from commands.shell.output import duration_text
 from daemon.api.schemas import ErrorAnswer
 from shards.clock import monotonic_ns
 
@@ -52,13 +54,14 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The daemon refused. ``status`` is the HTTP status; the rest is the body of the error."""
+    """The daemon refused. ``status`` is the HTTP status; the rest is the body of the error, with
+    commands for the routes that its message names."""
 
     def __init__(self, status: int, code: str, message: str, detail: dict[str, Any]) -> None:
-        super().__init__(message)
+        self.message = in_commands(message)
+        super().__init__(self.message)
         self.status = status
         self.code = code
-        self.message = message
         self.detail = detail
 
 
@@ -316,7 +319,7 @@ def _failed(url: str, error: Exception, waited_s: float, sent: bool) -> Exceptio
 
 def _reason(error: Exception, waited_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"timed out after {waited_s:g} s"
+        return f"timed out after {duration_text(waited_s * 1000)}"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -356,7 +359,7 @@ class _Patience:
             if not self._told:
                 self._told = True
                 self._client.say(
-                    f"waiting up to {self._patience_ms / 1000:g} s for {self._client.url}:"
+                    f"waiting up to {duration_text(self._patience_ms)} for {self._client.url}:"
                     f" {self._reason}"
                 )
 

@@ -27,13 +27,19 @@ DOCUMENT_BYTES_MAX = 256 << 20  # a JSON document is parsed as a whole
 LINGER_MS = 50
 
 
-class BadLine(ValueError):
-    """A line that is not a record. ``line`` counts from 1."""
+# What ends too early is half a document, or the first line of a whole one.
+SEVERAL_LINES_HINT = "a JSON document over several lines needs --format json"
+CUT_OFF_HINT = "the document ends too early: is all of it there?"
 
-    def __init__(self, line: int, problem: str) -> None:
+
+class BadLine(ValueError):
+    """A line that is not a record. ``line`` counts from 1; ``hint``: what may help."""
+
+    def __init__(self, line: int, problem: str, hint: str = "") -> None:
         super().__init__(f"line {line}: {problem}")
         self.line = line
         self.problem = problem
+        self.hint = hint
 
 
 class InputRecord(Struct, frozen=True, omit_defaults=True):
@@ -150,12 +156,18 @@ def _quoted(number: int, line: bytes) -> bytes:
         raise BadLine(number, f"is not UTF-8 at byte {error.start + 1}") from error
 
 
+def is_cut_off(problem: str) -> bool:
+    """Whether what could not be decoded, for this reason, is the beginning of JSON."""
+    return problem.endswith("Input data was truncated")
+
+
 def _json_record(number: int, text: bytes, key_field: str | None) -> InputRecord:
     try:
         value = msgspec.json.decode(text)
         text.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine(number, f"is not JSON: {error}") from error
+        hint = SEVERAL_LINES_HINT if is_cut_off(str(error)) else ""
+        raise BadLine(number, f"is not JSON: {error}", hint) from error
     return InputRecord(msgspec.Raw(text), _key(number, value, key_field))
 
 
@@ -187,6 +199,7 @@ def _document(text: bytes, key_field: str | None) -> Iterator[Numbered]:
             else [msgspec.Raw(text.strip())]
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine(1, f"is not a JSON document: {error}") from error
+        hint = CUT_OFF_HINT if is_cut_off(str(error)) else ""
+        raise BadLine(1, f"is not a JSON document: {error}", hint) from error
     for number, element in enumerate(elements, 1):
         yield Numbered(number, _json_record(number, bytes(element), key_field))

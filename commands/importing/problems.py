@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from commands.client.records import SEVERAL_LINES_HINT, is_cut_off
+
 
 class SourceProblem(Exception):
     """A source is missing, unreadable, damaged or not what it was. ``code`` is for programs."""
@@ -39,7 +41,9 @@ class InvalidRecord(SourceProblem):
 
     def __init__(self, problem: str, position: int, line: int | None) -> None:
         place = f"byte {position:,}" if line is None else f"line {line:,}"
+        hint = "--invalid drop or --invalid TOPIC let the others pass"
         super().__init__(
-            f"{place}: {problem}", hint="--invalid drop or --invalid TOPIC let the others pass"
+            f"{place}: {problem}",
+            hint=f"{SEVERAL_LINES_HINT}; {hint}" if is_cut_off(problem) else hint,
         )
         self.line = line

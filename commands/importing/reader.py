@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from commands.client.records import DOCUMENT_BYTES_MAX
+from commands.client.records import CUT_OFF_HINT, DOCUMENT_BYTES_MAX, is_cut_off
 from commands.importing.blocks import SourceBlock, SourceRecord
 from commands.importing.problems import SourceChanged, SourceProblem
 from commands.importing.rules import DEAD_TEXT_BYTES_MAX, Rules
@@ -250,7 +250,9 @@ class DocumentReader:
         except UNREADABLE as error:
             raise SourceProblem(
                 f"is not one JSON document: {error}; nothing of it is sent",
-                hint="lines of JSON that begin with an array need --format ndjson",
+                hint=CUT_OFF_HINT
+                if is_cut_off(str(error))
+                else "lines of JSON that begin with an array need --format ndjson",
             ) from error
         self._next = bisect_right(self._ends, self._at)
         if self._at and (not self._next or self._ends[self._next - 1] != self._at):

@@ -88,6 +88,7 @@ def test_produce_sends_what_stands_before_a_line_that_is_no_record() -> None:
         result = run(server, "produce", "t", stdin="1\n2\n{\n4\n")
     assert result.exit_code == 1
     assert "line 3: is not JSON" in result.stderr
+    assert "hint: a JSON document over several lines needs --format json; the 2" in result.stderr
     assert [len(call.body["records"]) for call in server.calls] == [2]
 
 

@@ -152,6 +152,7 @@ def test_of_half_a_document_nothing_is_stored_and_of_half_a_gzip_the_whole_lines
     ended = imported(daemon, "halves", str(half), str(cut), "-o", "json")
     assert ended.exit_code == 1
     assert f"{half}: is not one JSON document" in ended.stderr
+    assert "hint: the document ends too early" in ended.stderr
     assert f"{cut}: ends within its gzip data" in ended.stderr
     stored = json.loads(ended.stdout)["totals"]["records"]
     assert 0 < stored < 2_000

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commands.client.records import (
+    CUT_OFF_HINT,
+    SEVERAL_LINES_HINT,
     BadLine,
     Format,
     InputRecord,
@@ -80,6 +82,21 @@ def test_a_line_that_is_not_a_record_is_refused_with_its_number(
     with pytest.raises(BadLine, match=problem) as caught:
         found(text, form)
     assert caught.value.line == line
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "hint"),
+    [
+        (b'{\n  "a": 1\n}\n', "ndjson", SEVERAL_LINES_HINT),
+        (b'[{"a": 1}, {"b"', "json", CUT_OFF_HINT),
+        (b"{a}", "ndjson", ""),
+        (b"[1] 2", "json", ""),
+    ],
+)
+def test_what_ends_too_early_has_a_hint(text: bytes, form: Format, hint: str) -> None:
+    with pytest.raises(BadLine) as caught:
+        found(text, form)
+    assert caught.value.hint == hint
 
 
 def test_a_line_without_an_end_in_sight_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

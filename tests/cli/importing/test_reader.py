@@ -130,6 +130,12 @@ def test_a_line_in_the_middle_of_a_source_is_named_by_its_byte() -> None:
         all_of(lines(b"1\n2\nx\n", at=4))
 
 
+def test_the_first_line_of_a_document_over_several_lines_says_how_to_import_it() -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        all_of(lines(b'{\n  "a": 1\n}\n'))
+    assert caught.value.hint.startswith("a JSON document over several lines needs --format json; ")
+
+
 def test_half_a_line_at_the_end_is_not_a_record_and_is_not_passed() -> None:
     source = lines(b'{"a":1}\n{"a":')
     block = source.read(1_000).block
