@@ -22,6 +22,7 @@ from daemon.api.schemas import (
     BillStatus,
     DeliveryStatus,
     PushStatus,
+    RoutersStatus,
     ShardStatus,
     Status,
     SubscriptionsStatus,
@@ -87,6 +88,7 @@ def _text(status: Status) -> str:
         *_delivered(status.delivery),
         *_consumed(status.subscriptions),
         *_pushed(status.push),
+        *_routed(status.routers),
         f"groups    {len(status.groups)}: {_groups(status)}",
         "",
         table(SHARD_HEAD, [_shard_row(shard) for shard in status.shards]),
@@ -152,10 +154,12 @@ def _consumed(all_: SubscriptionsStatus) -> list[str]:
     """Nothing without subscriptions; those that stand or have blocked keys by name."""
     if not all_.count:
         return []
+    age_ms = all_.oldest_unfinished_ms
+    oldest = f" from {duration_text(age_ms)} ago on" if age_ms else ""
     lines = [
         (
             f"consumers {count_text(all_.consumers)} in {count_text(all_.count)} subscriptions;"
-            f" lag {count_text(all_.lag)}, {count_text(all_.in_flight)} in flight,"
+            f" lag {count_text(all_.lag)}{oldest}, {count_text(all_.in_flight)} in flight,"
             f" {count_text(all_.blocked_keys)} blocked keys"
         )
     ]
@@ -189,6 +193,22 @@ def _pushed(all_: PushStatus) -> list[str]:
                 f" {each.rate_max:g} POST/s{held}, {count_text(each.failures)} failed"
             )
     return lines
+
+
+def _routed(all_: RoutersStatus) -> list[str]:
+    """Nothing without routers; those that are held or stopped by name."""
+    if not all_.count:
+        return []
+    counts = f"{count_text(all_.copied)} copied, {count_text(all_.filtered)} filtered out"
+    return [
+        f"routers   {count_text(all_.count)}, lag {count_text(all_.lag)}; {counts}",
+        *(
+            f"          {each.router} from {each.source} to {each.dest} {each.state}, lag"
+            f" {count_text(each.lag)}: {each.reason}"
+            for each in all_.first
+            if each.state in ("held", "stopped")
+        ),
+    ]
 
 
 def _groups(status: Status) -> str:

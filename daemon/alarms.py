@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from daemon.api.schemas import AlarmStatus
+from daemon.api.status_schemas import AlarmStatus, StandingStatus
 from daemon.config import Config
+from daemon.standing import says, standing
 from shards.alarms import Alarm, AlarmKind, raised
 from shards.segment import Segment
 
@@ -66,12 +67,26 @@ MEANINGS: dict[AlarmKind, Meaning] = {
 }
 
 
+# Not a row of alarms: it is derived from the boards (daemon/standing.py), and is logged there.
+STANDS_STILL = Meaning("stands_still", "nothing goes on although it could", None)
+NAMES = [*(meaning.name for meaning in MEANINGS.values()), STANDS_STILL.name]
+
+
 def active(segment: Segment, config: Config, now_ns: int) -> list[AlarmStatus]:
     """The alarms that are raised, one for each kind; the oldest row of a kind gives its text."""
     by_kind: dict[AlarmKind, list[Alarm]] = {}
     for alarm in raised(segment):
         by_kind.setdefault(alarm.kind, []).append(alarm)
-    return [_status(kind, by_kind[kind], config, now_ns) for kind in sorted(by_kind)]
+    found = [_status(kind, by_kind[kind], config, now_ns) for kind in sorted(by_kind)]
+    still = standing(segment, config, now_ns)
+    return [*found, _still(still)] if still else found
+
+
+def _still(standing_: list[StandingStatus]) -> AlarmStatus:
+    first, count = standing_[0], len(standing_)
+    others = f"; and {count - 1} more: `headgate status`" if count > 1 else ""
+    message = f"{STANDS_STILL.says} for {first.age_ms // 1000} s: {says(first)}{others}"
+    return AlarmStatus(STANDS_STILL.name, first.age_ms, count, message, False)
 
 
 def _status(kind: AlarmKind, alarms: list[Alarm], config: Config, now_ns: int) -> AlarmStatus:
@@ -129,6 +144,8 @@ class AlarmLog:
         """The lines that are due, with their levels."""
         found: list[tuple[int, str]] = []
         for status in active:
+            if status.alarm == STANDS_STILL.name:
+                continue
             told = self._told.get(status.alarm)
             if told is None:
                 self._told[status.alarm] = _Told(status, now_ns)

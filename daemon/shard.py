@@ -273,6 +273,7 @@ class Shard:
             self._may_deliver, self.cursor_flush, _failed,
         )  # fmt: skip
         self._subscriptions.wants_senders = self._after.senders.wants_more
+        self._subscriptions.rows.sender_rows = self._after.senders.rows
         self._subscriptions.try_push = self._after.senders.test
         self._routers_gate = RoutersGate(
             self.segment, gate_band(config), lambda: self._ring.used_bytes,

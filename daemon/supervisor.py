@@ -39,6 +39,7 @@ from daemon.inherit import Inheritance
 from daemon.notify import Notifier
 from daemon.orphans import Orphans
 from daemon.push_balance import PushBalance, balancer_settings
+from daemon.standing import StandingLog, StateLog, standing
 from daemon.starvation import Starvation
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
@@ -116,6 +117,8 @@ class Supervisor:
         self._billing = Billing(self.segment, config, store.requests, self._alarms, monotonic_ns())
         self._lock_file = lock_file
         self._alarm_log = AlarmLog()
+        self._standing_log = StandingLog()
+        self._state_log = StateLog(self.segment)
         self._gate = ProducersGate(
             disks_of(config), Gate(gate_band(config), self._memory_short, self._memory_suffices)
         )
@@ -364,7 +367,12 @@ class Supervisor:
     def _look_for_trouble(self, now_ns: int) -> None:
         """Logs alarms that begin and end, and opens or closes the gate."""
         found = active(self.segment, self.config, now_ns)
-        for level, line in self._alarm_log.lines(found, now_ns):
+        still = standing(self.segment, self.config, now_ns)
+        lines = [
+            *self._alarm_log.lines(found, now_ns), *self._standing_log.lines(still, now_ns),
+            *self._state_log.lines(now_ns),
+        ]  # fmt: skip
+        for level, line in lines:
             log.log(level, "%s", line)
         closed_by = self._gate.look(
             found, self._pending_bytes(), pressure_of(self._words, "memory"), now_ns

@@ -46,6 +46,18 @@ _L1_TIME_SQL = """SELECT min(r.first_offset) FROM lake_ranges AS r
     JOIN lake_files AS f ON f.file_id = r.file_id
     WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND r.last_timestamp_ms >= ?
     AND f.dropped_ms IS NULL"""
+# When the object of an offset was made; in the lake, about when its record was.
+_STORED_SQL = """SELECT stored_ms, last_offset FROM (
+    SELECT e.first_offset, e.last_offset, o.created_ms AS stored_ms, 0 AS is_lake
+        FROM extents AS e JOIN objects AS o ON o.commit_number = e.commit_number
+        WHERE e.topic_id = ?1 AND e.partition = ?2 AND e.last_offset = (
+            SELECT min(last_offset) FROM extents
+            WHERE topic_id = ?1 AND partition = ?2 AND last_offset >= ?3)
+    UNION ALL SELECT first_offset, last_offset, first_timestamp_ms, 1 FROM lake_ranges
+        WHERE topic_id = ?1 AND partition = ?2 AND last_offset = (
+            SELECT min(last_offset) FROM lake_ranges
+            WHERE topic_id = ?1 AND partition = ?2 AND last_offset >= ?3)
+    ) ORDER BY first_offset > ?3, is_lake LIMIT 1"""
 _OBJECT_SQL = "SELECT key, locator, size_bytes, created_ms, commit_number, extents, records"
 
 
@@ -98,6 +110,13 @@ def extents_from(
     """Extents with offsets at or above ``offset``, in offset order."""
     rows = tx.execute(_EXTENTS_SQL, (topic_id, partition, offset, limit))
     return [extent_of(row[:-1], row[-1]) for row in rows]
+
+
+def stored(tx: ReadTx, asked: Sequence[tuple[int, int, int]]) -> list[tuple[int, int] | None]:
+    """For each topic id, partition and offset: when its record was stored, in epoch milliseconds,
+    and the last offset of which that is known with it; None: nothing is there."""
+    found = [tx.execute(_STORED_SQL, each).fetchone() for each in asked]
+    return [None if row is None else tuple(row) for row in found]
 
 
 def extents_of_commit(tx: ReadTx, number: int) -> list[Extent]:

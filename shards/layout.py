@@ -240,31 +240,19 @@ ALARM_WORDS = 4 * LINE_WORDS
 A_TEXT_BYTES = (ALARM_WORDS - A_TEXT) * WORD_BYTES
 ALARM_KINDS_MAX = 16
 
-# A row of the routers: one per slot (ledger/routers.py). The version is odd while it is written.
-R_VERSION = 0
-R_ROUTER = 1
-R_STATE = 2
-R_COPIED = 3
-R_FILTERED = 4
-R_SKIPPED = 5
-R_LENGTH = 6
-R_TEXT = 7
-ROUTER_WORDS = 4 * LINE_WORDS
-R_TEXT_BYTES = (ROUTER_WORDS - R_TEXT) * WORD_BYTES
-ROUTER_SLOTS = ROUTERS_MAX  # 256 KiB
-
-# A row of the subscriptions: one per slot (ledger/subscriptions.py). The version is odd while it is
-# written. The numbers are in the order of ``SubscriptionRow``; the texts follow each other: topic
-# and subscription (at most 255 bytes each), and the reason in what is left.
-U_VERSION = 0
-U_SUBSCRIPTION = 1  # 0: free
-U_NUMBERS = 2
-U_NUMBERS_MAX = 27
-U_LENGTHS = U_NUMBERS + U_NUMBERS_MAX  # of the three texts
-U_TEXT = U_LENGTHS + 3
-SUBSCRIPTION_WORDS = 16 * LINE_WORDS
-U_TEXT_BYTES = (SUBSCRIPTION_WORDS - U_TEXT) * WORD_BYTES
-SUBSCRIPTION_SLOTS = SUBSCRIPTIONS_MAX  # 1 MiB
+# A row of a board (shards/rowboard.py): of routers and of subscriptions, one per slot. The version
+# is odd while it is written. The texts follow each other; all but the last have at most 255 bytes.
+B_VERSION = 0
+B_ID = 1  # 0: free
+B_NUMBERS = 2
+B_NUMBERS_MAX = 25
+B_LENGTHS = B_NUMBERS + B_NUMBERS_MAX  # of the texts
+B_TEXTS_MAX = 5
+B_TEXT = B_LENGTHS + B_TEXTS_MAX
+BOARD_ROW_WORDS = 24 * LINE_WORDS
+B_TEXT_BYTES = (BOARD_ROW_WORDS - B_TEXT) * WORD_BYTES
+ROUTER_SLOTS = ROUTERS_MAX  # 1.5 MiB
+SUBSCRIPTION_SLOTS = SUBSCRIPTIONS_MAX  # 1.5 MiB
 
 # What the owner of a push subscription offers to its senders: one per slot, as above. 64 KiB.
 O_SUBSCRIPTION = 0  # 0: there is no push subscription. Stored last, and taken back first
@@ -419,11 +407,11 @@ class Layout(Struct, frozen=True):
 
     def router(self, slot: int) -> int:
         """Index of the first word of a router's row."""
-        return self.alarm(self.shards + 1, 0) + slot * ROUTER_WORDS
+        return self.alarm(self.shards + 1, 0) + slot * BOARD_ROW_WORDS
 
     def subscription(self, slot: int) -> int:
         """Index of the first word of a subscription's row."""
-        return self.router(ROUTER_SLOTS) + slot * SUBSCRIPTION_WORDS
+        return self.router(ROUTER_SLOTS) + slot * BOARD_ROW_WORDS
 
     def offer(self, slot: int) -> int:
         """Index of the first word of what a push subscription offers."""

@@ -1,10 +1,7 @@
 """What each router is doing, in shared memory, so that any shard can report it.
 
-A row is that of a router's slot (``ledger/routers.py``). The router's owner writes it whole, with
-the router's id; a row with another id is of a former router in this slot. Counts are since the
-daemon started. Ids only grow, so they are the generation of a slot: the owner of a former router,
-perhaps another process, which has not learned yet that this was deleted, does not write over a
-later one. Should both write at the same time, the row is right when it changes next.
+A row is that of a router's slot (``ledger/routers.py``, ``rowboard.py``). Its owner writes it at a
+heartbeat if it has changed.
 
 This module neither logs nor decides.
 """
@@ -12,14 +9,13 @@ This module neither logs nor decides.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from shards import layout as at
-from shards.barrier import fence
+from shards.rowboard import RowBoard, WrittenRow
 from shards.segment import Segment
-
-_READS_MAX = 100  # of a row that is being written; then its text is taken as it is
 
 
 class RouterPhase(IntEnum):
@@ -39,56 +35,73 @@ class RouterRow(Struct, frozen=True):
     filtered: int = 0
     skipped: int = 0
     reason: str = ""
+    router: str = ""
+    source: str = ""
+    dest: str = ""
+    lag: int = 0  # offsets of the source that are not dealt with, as of the last look
+    stands_since_ns: int = 0  # since when it stands still; 0: it does not
+    stands: str = ""  # at which record, and why (delivery/standstill.py)
+
+
+class RouterBoardRow(NamedTuple):
+    """A row and whose it is."""
+
+    slot: int
+    router_id: int
+    row: RouterRow
+
+
+_STATE, _SINCE = 0, 1  # places of numbers
 
 
 class RouterBoard:
     """The rows of all routers."""
 
     def __init__(self, segment: Segment) -> None:
-        self._words = segment.words
-        self._data = segment.data
-        self._layout = segment.layout
+        self._rows = RowBoard(segment, segment.layout.router(0), at.ROUTER_SLOTS, 6, 5)
 
     def write(self, slot: int, router_id: int, row: RouterRow) -> None:
-        """Writes a row, unless it is a later router's; ``reason`` is cut to what it holds."""
-        at_row, words = self._layout.router(slot), self._words
-        if words[at_row + at.R_ROUTER] > router_id:
-            return
-        encoded = row.reason.encode()[: at.R_TEXT_BYTES]
-        words[at_row + at.R_VERSION] |= 1
-        if fence is not None:
-            fence()
-        words[at_row + at.R_ROUTER] = router_id
-        words[at_row + at.R_STATE] = row.state
-        words[at_row + at.R_COPIED] = row.copied
-        words[at_row + at.R_FILTERED] = row.filtered
-        words[at_row + at.R_SKIPPED] = row.skipped
-        words[at_row + at.R_LENGTH] = len(encoded)
-        start = (at_row + at.R_TEXT) * at.WORD_BYTES
-        self._data[start : start + len(encoded)] = encoded
-        if fence is not None:
-            fence()
-        words[at_row + at.R_VERSION] += 1
+        """Writes a row, unless it is a later router's; texts are cut to what it holds."""
+        numbers = [
+            row.state, row.stands_since_ns, row.lag, row.copied, row.filtered, row.skipped,
+        ]  # fmt: skip
+        texts = [row.router, row.source, row.dest, row.reason, row.stands]
+        self._rows.write(slot, router_id, numbers, texts)
+
+    def is_of(self, slot: int, router_id: int) -> bool:
+        """Whether the row is this router's."""
+        return self._rows.is_of(slot, router_id)
+
+    def free(self, slot: int, router_id: int) -> None:
+        """Frees the row of a deleted router, unless it is another one's already."""
+        self._rows.free(slot, router_id)
 
     def read(self, slot: int, router_id: int) -> RouterRow | None:
         """A router's row; None if its owner has not written it yet."""
-        at_row, words = self._layout.router(slot), self._words
-        start = (at_row + at.R_TEXT) * at.WORD_BYTES
-        for _ in range(_READS_MAX):
-            version = words[at_row + at.R_VERSION]
-            if fence is not None:
-                fence()
-            found_id = words[at_row + at.R_ROUTER]
-            row = RouterRow(
-                RouterPhase(words[at_row + at.R_STATE] & 3),
-                words[at_row + at.R_COPIED],
-                words[at_row + at.R_FILTERED],
-                words[at_row + at.R_SKIPPED],
-                bytes(self._data[start : start + min(words[at_row + at.R_LENGTH], at.R_TEXT_BYTES)])
-                .decode(errors="replace"),
-            )  # fmt: skip
-            if fence is not None:
-                fence()
-            if not version & 1 and words[at_row + at.R_VERSION] == version:
-                break
-        return row if found_id == router_id else None
+        found = self._rows.read(slot)
+        return _row(found) if found.id == router_id else None
+
+    def rows(self) -> list[RouterBoardRow]:
+        """All rows, by slot."""
+        return self._those(self._rows.slots())
+
+    def standing(self) -> list[RouterBoardRow]:
+        """Those that stand still. Costs two columns if none does."""
+        return self._those(self._rows.slots(_SINCE))
+
+    def phases(self) -> list[tuple[int, int]]:
+        """The id and the state of each slot's row."""
+        return self._rows.numbers(_STATE)
+
+    def _those(self, slots: list[int]) -> list[RouterBoardRow]:
+        found = [(slot, self._rows.read(slot)) for slot in slots]
+        return [RouterBoardRow(slot, row.id, _row(row)) for slot, row in found if row.id]
+
+
+def _row(found: WrittenRow) -> RouterRow:
+    state, since_ns, lag, copied, filtered, skipped = found.numbers
+    router, source, dest, reason, stands = found.texts
+    return RouterRow(
+        RouterPhase(state & 3), copied, filtered, skipped, reason, router, source, dest, lag,
+        since_ns, stands,
+    )  # fmt: skip

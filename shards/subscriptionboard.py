@@ -1,31 +1,21 @@
 """How far each subscription is, in shared memory, so that any shard can report it.
 
-A row is that of a subscription's slot (``ledger/subscriptions.py``). Its owner writes it whole,
-with the subscription's id and names, at a heartbeat if it has changed, and frees it when the
-subscription is deleted. A row with another id is of a former subscription in this slot. Counts are
-since the daemon started: a successor goes on from the row that it finds.
-
-Ids only grow, so they are the generation of a slot: the owner of a former subscription, perhaps
-another process, which has not learned yet that this was deleted, does not write over a later one.
-If both wrote at the same time, the owner of the later one finds that the row ``is_of`` another, and
-writes again.
+A row is that of a subscription's slot (``ledger/subscriptions.py``, ``rowboard.py``). Its owner
+writes it at a heartbeat if it has changed.
 
 This module neither logs nor decides.
 """
 
 from __future__ import annotations
 
-from array import array
 from enum import IntEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from shards import layout as at
-from shards.barrier import fence
+from shards.rowboard import RowBoard, WrittenRow
 from shards.segment import Segment
-
-_READS_MAX = 100  # of a row that is being written; then it is taken as it is
 
 
 class SubscriptionPhase(IntEnum):
@@ -38,12 +28,16 @@ class SubscriptionPhase(IntEnum):
 
 
 class SubscriptionRow(Struct, frozen=True):
-    """A subscription's row. The counts from ``delivered`` on only grow."""
+    """A subscription's row: texts, the phase, and numbers, of which the counts from ``delivered``
+    on only grow."""
 
     topic: str = ""
     subscription: str = ""
     phase: SubscriptionPhase = SubscriptionPhase.RUNNING
     reason: str = ""
+    stands: str = ""  # which message it stands still at, and why (delivery/standstill.py)
+    stands_since_ns: int = 0  # since when; 0: it does not
+    is_pushed: int = 0
     lag: int = 0  # records that are not finished
     drainable_lag: int = 0  # those of them that more consumers would help with
     in_flight: int = 0
@@ -52,6 +46,7 @@ class SubscriptionRow(Struct, frozen=True):
     consumers: int = 0
     consumer_max: int = 0  # messages that each of them may have
     oldest_unacknowledged_ms: int = 0  # the age, as of the heartbeat
+    oldest_unfinished_ms: int = 0  # likewise, since the record was stored
     delivered: int = 0
     acknowledged: int = 0
     redelivered: int = 0
@@ -62,8 +57,9 @@ class SubscriptionRow(Struct, frozen=True):
     unmatched: int = 0
 
 
-NUMBERS = SubscriptionRow.__struct_fields__[4:]
-assert len(NUMBERS) < at.U_NUMBERS_MAX
+_NUMBERS = SubscriptionRow.__struct_fields__[5:]
+NUMBERS = _NUMBERS[2:]  # what is shown as it is
+_PHASE, _SINCE = 0, 1  # places of numbers
 
 
 class BoardRow(NamedTuple):
@@ -78,81 +74,49 @@ class SubscriptionBoard:
     """The rows of all subscriptions."""
 
     def __init__(self, segment: Segment) -> None:
-        self._words = segment.words
-        self._data = segment.data
-        self._layout = segment.layout
+        self._rows = RowBoard(
+            segment, segment.layout.subscription(0), at.SUBSCRIPTION_SLOTS, 1 + len(_NUMBERS), 4
+        )
 
     def write(self, slot: int, subscription_id: int, row: SubscriptionRow) -> None:
-        """Writes a row, unless it is a later subscription's; ``reason`` is cut to what it holds."""
-        at_row, words = self._layout.subscription(slot), self._words
-        if words[at_row + at.U_SUBSCRIPTION] > subscription_id:
-            return
-        texts = [row.topic.encode()[:255], row.subscription.encode()[:255]]
-        left = at.U_TEXT_BYTES - len(texts[0]) - len(texts[1])
-        texts.append(row.reason.encode()[:left])
-        numbers = [row.phase, *(getattr(row, name) for name in NUMBERS)]
-        words[at_row + at.U_VERSION] |= 1
-        if fence is not None:
-            fence()
-        words[at_row + at.U_SUBSCRIPTION] = subscription_id
-        _store(words, at_row + at.U_NUMBERS, numbers)
-        _store(words, at_row + at.U_LENGTHS, [len(text) for text in texts])
-        text = b"".join(texts)
-        start = (at_row + at.U_TEXT) * at.WORD_BYTES
-        self._data[start : start + len(text)] = text
-        if fence is not None:
-            fence()
-        words[at_row + at.U_VERSION] += 1
+        """Writes a row, unless it is a later subscription's; texts are cut to what it holds."""
+        numbers = [row.phase, *(getattr(row, name) for name in _NUMBERS)]
+        texts = [row.topic, row.subscription, row.reason, row.stands]
+        self._rows.write(slot, subscription_id, numbers, texts)
 
     def is_of(self, slot: int, subscription_id: int) -> bool:
         """Whether the row is this subscription's."""
-        return bool(
-            self._words[self._layout.subscription(slot) + at.U_SUBSCRIPTION] == subscription_id
-        )
+        return self._rows.is_of(slot, subscription_id)
 
     def free(self, slot: int, subscription_id: int) -> None:
         """Frees the row of a deleted subscription, unless it is another one's already."""
-        at_row = self._layout.subscription(slot)
-        if self._words[at_row + at.U_SUBSCRIPTION] == subscription_id:
-            self._words[at_row + at.U_SUBSCRIPTION] = 0
+        self._rows.free(slot, subscription_id)
 
     def read(self, slot: int, subscription_id: int) -> SubscriptionRow | None:
         """A subscription's row; None if its owner has not written it yet."""
-        found_id, row = self._read(slot)
-        return row if found_id == subscription_id else None
+        found = self._rows.read(slot)
+        return _row(found) if found.id == subscription_id else None
 
     def rows(self) -> list[BoardRow]:
         """All rows, by slot."""
-        first = self._layout.subscription(0) + at.U_SUBSCRIPTION
-        last = self._layout.subscription(at.SUBSCRIPTION_SLOTS)
-        ids = self._words[first : last : at.SUBSCRIPTION_WORDS].tolist()
-        found = [BoardRow(slot, *self._read(slot)) for slot, there in enumerate(ids) if there]
-        return [each for each in found if each.subscription_id]
+        return self._those(self._rows.slots())
 
-    def _read(self, slot: int) -> tuple[int, SubscriptionRow]:
-        at_row, words = self._layout.subscription(slot), self._words
-        start = (at_row + at.U_TEXT) * at.WORD_BYTES
-        for _ in range(_READS_MAX):
-            version = words[at_row + at.U_VERSION]
-            if fence is not None:
-                fence()
-            found = words[at_row : at_row + at.U_TEXT].tolist()
-            text = bytes(self._data[start : start + at.U_TEXT_BYTES])
-            if fence is not None:
-                fence()
-            if not version & 1 and words[at_row + at.U_VERSION] == version:
-                break
-        topic, subscription, reason = found[at.U_LENGTHS :]
-        names_end = topic + subscription
-        phase, *numbers = found[at.U_NUMBERS : at.U_NUMBERS + 1 + len(NUMBERS)]
-        return found[at.U_SUBSCRIPTION], SubscriptionRow(
-            text[:topic].decode(errors="replace"),
-            text[topic:names_end].decode(errors="replace"),
-            SubscriptionPhase(phase & 3),
-            text[names_end : names_end + reason].decode(errors="replace"),
-            *numbers,
-        )
+    def standing(self) -> list[BoardRow]:
+        """Those that stand still. Costs two columns if none does."""
+        return self._those(self._rows.slots(_SINCE))
+
+    def phases(self) -> list[tuple[int, int]]:
+        """The id and the phase of each slot's row."""
+        return self._rows.numbers(_PHASE)
+
+    def _those(self, slots: list[int]) -> list[BoardRow]:
+        found = [(slot, self._rows.read(slot)) for slot in slots]
+        return [BoardRow(slot, row.id, _row(row)) for slot, row in found if row.id]
 
 
-def _store(words: memoryview, index: int, values: list[int]) -> None:
-    words[index : index + len(values)] = array("Q", values)
+def _row(found: WrittenRow) -> SubscriptionRow:
+    topic, subscription, reason, stands = found.texts
+    phase, *numbers = found.numbers
+    return SubscriptionRow(
+        topic, subscription, SubscriptionPhase(phase & 3), reason, stands, *numbers
+    )

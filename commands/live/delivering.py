@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commands.live.rates import Rates
-from commands.live.seen import SeenPush, SeenStatus, SeenSubscription
+from commands.live.seen import SeenPush, SeenRouter, SeenStatus, SeenSubscription
 from commands.live.spans import Line, Span, rate_text
 from commands.shell.output import duration_text
 
@@ -16,9 +16,11 @@ def consumed(status: SeenStatus, rates: Rates) -> list[Line]:
     seen = status.subscriptions
     if not seen.count:
         return []
+    oldest_ms = seen.oldest_unfinished_ms
     together: Line = [
         Span(f"{'consumers':<10}{seen.consumers:,} in {seen.count:,} subscriptions  "),
         Span(f"lag {rate_text(seen.lag)}", "bold"),
+        *([Span(f" from {duration_text(oldest_ms)} ago")] if oldest_ms else []),
         *([Span(f"  {seen.held:,} held", "bold red")] if seen.held else []),
         *([Span(f"  {seen.blocked_keys:,} blocked keys", "red")] if seen.blocked_keys else []),
         Span(f"  {rate_text(rates.acknowledged)} acked/s  {rate_text(rates.consumed)} sent/s"),
@@ -70,6 +72,31 @@ def _pushing(seen: SeenPush) -> Line:
     if seen.held_ms:
         line.append(Span(f"  held for {duration_text(seen.held_ms)}"))
     return line
+
+
+def routed(status: SeenStatus) -> list[Line]:
+    """All routers together, then those that do not run: up to SUBSCRIPTIONS_SHOWN."""
+    seen = status.routers
+    if not seen.count:
+        return []
+    together: Line = [
+        Span(f"{'routers':<10}{seen.count:,}  "),
+        Span(f"lag {rate_text(seen.lag)}", "bold"),
+        *([Span(f"  {seen.held:,} held", "bold red")] if seen.held else []),
+        *([Span(f"  {seen.stopped:,} stopped", "bold red")] if seen.stopped else []),
+        Span(f"  {rate_text(seen.copied)} copied"),
+    ]
+    shown = [each for each in seen.first if each.state in {"held", "stopped"}]
+    return [together, *map(_routing, shown[:SUBSCRIPTIONS_SHOWN])]
+
+
+def _routing(seen: SeenRouter) -> Line:
+    name = seen.router if len(seen.router) <= NAME_WIDTH else f"{seen.router[: NAME_WIDTH - 1]}…"
+    return [
+        Span(f"{'':<10}{name:<{NAME_WIDTH}} lag {rate_text(seen.lag)}"),
+        Span(f"  {seen.state}", "bold red"),
+        Span(f": {seen.reason}" if seen.reason else ""),
+    ]
 
 
 def _name(topic: str, subscription: str) -> str:

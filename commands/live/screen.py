@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from commands.groups import tree_rows
-from commands.live.delivering import consumed, pushed
+from commands.live.delivering import consumed, pushed, routed
 from commands.live.rates import Rates
 from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus
 from commands.live.spans import Line, Span, rate_text
@@ -139,6 +139,7 @@ def _flow(view: View) -> list[Line]:
         ],
         *consumed(status, rates),
         *pushed(status, rates),
+        *routed(status),
     ]
 
 

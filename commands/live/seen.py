@@ -149,6 +149,7 @@ class SeenSubscriptions(Struct, frozen=True):
     consumers: int = 0
     delivered: int = 0
     acknowledged: int = 0
+    oldest_unfinished_ms: int = 0
     first: list[SeenSubscription] = []
 
 
@@ -176,6 +177,26 @@ class SeenPushes(Struct, frozen=True):
     first: list[SeenPush] = []
 
 
+class SeenRouter(Struct, frozen=True):
+    """A router that should be looked at."""
+
+    router: str = ""
+    state: str = ""
+    reason: str = ""
+    lag: int = 0
+
+
+class SeenRouters(Struct, frozen=True):
+    """All routers together, and the ``first`` ones to look at."""
+
+    count: int = 0
+    held: int = 0
+    stopped: int = 0
+    lag: int = 0
+    copied: int = 0
+    first: list[SeenRouter] = []
+
+
 class SeenStatus(Struct, frozen=True):
     """A status document."""
 
@@ -192,6 +213,7 @@ class SeenStatus(Struct, frozen=True):
     delivery: SeenDelivery = SeenDelivery()
     subscriptions: SeenSubscriptions = SeenSubscriptions()
     push: SeenPushes = SeenPushes()
+    routers: SeenRouters = SeenRouters()
     latency: dict[str, SeenStage] = {}
     bill: SeenBill | None = None
     shards: list[SeenShard] = []

@@ -8,6 +8,7 @@ from daemon.api import metrics
 from daemon.api.errors import ApiError
 from daemon.api.metric_kinds import Scrape
 from daemon.api.push_figures import push_series
+from daemon.api.router_figures import router_series
 from daemon.api.schemas import Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
@@ -46,10 +47,11 @@ class DaemonRoutes:
         """The status as a page for Prometheus."""
         stages = self._status.stages()
         push, subscriptions = await self._status.push(monotonic_ns), self._status.subscriptions()
-        status = self._status.document(monotonic_ns(), stages, subscriptions, push)
+        routers = self._status.routers()
+        status = self._status.document(monotonic_ns(), stages, subscriptions, push, routers)
         scrape = Scrape(
             status, stages, self._status.topics(), series(subscriptions),
-            push_series(push, subscriptions),
+            push_series(push, subscriptions), router_series(routers),
         )  # fmt: skip
         return await metrics.page(scrape, headers.accept, monotonic_ns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from daemon.alarms import MEANINGS
+from daemon.alarms import NAMES
 from daemon.api.status_schemas import (
     BillStatus,
     BudgetStatus,
@@ -17,6 +17,7 @@ from daemon.api.status_schemas import (
 from daemon.governor.ladder import RUNGS
 from shards.latency import Counted, Stage
 from shards.pushtotals import PushTotal
+from shards.routerboard import RouterRow
 from shards.subscriptionboard import SubscriptionRow
 from shards.topiccounts import TopicCount
 
@@ -50,6 +51,7 @@ class Scrape(NamedTuple):
     topics: Sequence[TopicCount]
     subscriptions: Sequence[SubscriptionRow]
     push: Sequence[PushSeries]
+    routers: Sequence[RouterRow]
 
 
 class Metric(NamedTuple):
@@ -123,8 +125,7 @@ def budget(name: str, says: str, value: Callable[[BudgetStatus], float]) -> Metr
 def alarms(scrape: Scrape) -> Iterable[Sample]:
     """Each kind always has a value, so that a rule finds a series before the first alarm."""
     raised = {alarm.alarm for alarm in scrape.status.alarms}
-    names = [meaning.name for meaning in MEANINGS.values()]
-    return [((name,), float(name in raised)) for name in names]
+    return [((name,), float(name in raised)) for name in NAMES]
 
 
 def sensors(scrape: Scrape) -> Iterable[Sample]:
@@ -172,6 +173,17 @@ def by_subscription(
         ]
 
     return Metric(name, kind, says, ("topic", "subscription"), samples)
+
+
+def by_router(
+    name: str, says: str, value: Callable[[RouterRow], float], kind: Kind = "gauge"
+) -> Metric:
+    """A value of each router with series of its own, and of the others together."""
+
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        return [((row.router, row.source, row.dest), value(row)) for row in scrape.routers]
+
+    return Metric(name, kind, says, ("router", "source", "dest"), samples)
 
 
 _OUTCOMES = (

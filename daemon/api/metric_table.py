@@ -9,6 +9,7 @@ formats.
 
 from __future__ import annotations
 
+from daemon.alarms import STANDS_STILL
 from daemon.api.metric_kinds import (
     Metric,
     alarms,
@@ -16,6 +17,7 @@ from daemon.api.metric_kinds import (
     budget,
     by_group,
     by_operation,
+    by_router,
     by_shard,
     by_subscription,
     by_topic,
@@ -28,6 +30,7 @@ from daemon.api.metric_kinds import (
 )  # fmt: skip
 from daemon.api.push_metrics import PUSH_METRICS
 from delivery.subscriptions.drainable import consumers_wanted
+from shards.routerboard import RouterPhase
 from shards.subscriptionboard import SubscriptionPhase
 
 METRICS: tuple[Metric, ...] = (
@@ -335,6 +338,11 @@ METRICS: tuple[Metric, ...] = (
         lambda row: row.oldest_unacknowledged_ms / 1e3,
     ),
     by_subscription(
+        "headgate_subscription_oldest_unfinished_seconds",
+        "how long ago the oldest record that is not finished was stored",
+        lambda row: row.oldest_unfinished_ms / 1e3,
+    ),
+    by_subscription(
         "headgate_subscription_running",
         "1 if it delivers, 0 if it is paused, held or stopped",
         lambda row: row.phase is SubscriptionPhase.RUNNING,
@@ -371,6 +379,55 @@ METRICS: tuple[Metric, ...] = (
         lambda shard: shard.journal_waits,
     ),
     *PUSH_METRICS,
+    # Routers.
+    one("headgate_routers", "gauge", "how many there are", lambda s: s.routers.count),
+    one(
+        "headgate_routers_held",
+        "gauge",
+        "those of them that can copy nothing now",
+        lambda s: s.routers.held,
+    ),
+    one(
+        "headgate_routers_stopped",
+        "gauge",
+        "those of them that cannot go on",
+        lambda s: s.routers.stopped,
+    ),
+    by_router(
+        "headgate_router_lag_records",
+        "offsets of the source that are not dealt with, of the first 128 routers and of all others"
+        " together",
+        lambda row: row.lag,
+    ),
+    by_router(
+        "headgate_router_running",
+        "1 if it copies, 0 if it is paused, held or stopped",
+        lambda row: row.state is RouterPhase.RUNNING,
+    ),
+    by_router(
+        "headgate_router_copied_records_total",
+        "records that it copied",
+        lambda row: row.copied,
+        "counter",
+    ),
+    by_router(
+        "headgate_router_filtered_records_total",
+        "records that its filter left out",
+        lambda row: row.filtered,
+        "counter",
+    ),
+    by_router(
+        "headgate_router_skipped_records_total",
+        "offsets that were evicted before they were copied",
+        lambda row: row.skipped,
+        "counter",
+    ),
+    one(
+        "headgate_standing_still",
+        "gauge",
+        "subscriptions and routers of which nothing goes on, although it could",
+        lambda s: next((a.count for a in s.alarms if a.alarm == STANDS_STILL.name), 0),
+    ),
     # Memory, retention and time.
     one(
         "headgate_memory_bound_bytes",

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
 from daemon import alarms, memory
-from daemon.api import push_figures, schemas, subscription_figures
+from daemon import standing as standstills
+from daemon.api import push_figures, router_figures, schemas, subscription_figures
 from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.governor import board, ladder
@@ -22,6 +23,7 @@ from shards import latency, pushtotals, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
 from shards.pushtotals import PushTotal
+from shards.routerboard import RouterBoard, RouterBoardRow
 from shards.segment import Segment
 from shards.subscriptionboard import (
     BoardRow,
@@ -33,6 +35,7 @@ from shards.topiccounts import TopicCount
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
 
+STANDING_SHOWN = 100
 _TOTALS = {
     "requests_acked": at.S_REQUESTS_ACKED,
     "records_acked": at.S_RECORDS_ACKED,
@@ -71,6 +74,7 @@ class StatusBuilder:
         self._config = config
         self._groups = GroupTable(segment)
         self._subscriptions = SubscriptionBoard(segment)
+        self._routers = RouterBoard(segment)
         self._version = version()
         self._memory_bound_bytes = sum(memory.bounds(config).values())
 
@@ -93,9 +97,10 @@ class StatusBuilder:
         stages: Mapping[Stage, Counted] | None = None,
         subscriptions: Sequence[BoardRow] | None = None,
         push: Sequence[PushTotal] | None = None,
+        routers: Sequence[RouterBoardRow] | None = None,
     ) -> schemas.Status:
-        """The whole status; ages are milliseconds. ``stages``, ``subscriptions`` and ``push``: if
-        they were read already."""
+        """The whole status; ages are milliseconds. ``stages`` and what follows: if they were read
+        already."""
         rows = self.subscriptions() if subscriptions is None else subscriptions
         totals = list(pushtotals.totals(self._segment)) if push is None else push
         words = self._words
@@ -106,6 +111,7 @@ class StatusBuilder:
             uptime_s=(now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
             ready=not self._obstacles(active),
             alarms=active,
+            standing=standstills.standing(self._segment, self._config, now_ns)[:STANDING_SHOWN],
             incarnation=words[at.G_INCARNATION],
             epoch=words[at.G_EPOCH],
             commits=words[at.G_COMMITS],
@@ -120,6 +126,7 @@ class StatusBuilder:
             delivery=_delivery(took["delivered"]),
             subscriptions=subscription_figures.status_of(rows),
             push=push_figures.status_of(totals, rows, now_ns),
+            routers=router_figures.status_of(self.routers() if routers is None else routers),
             latency=took,
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
@@ -186,6 +193,10 @@ class StatusBuilder:
     def subscriptions(self) -> list[BoardRow]:
         """What the owners of subscriptions told last."""
         return self._subscriptions.rows()
+
+    def routers(self) -> list[RouterBoardRow]:
+        """What the owners of routers told last."""
+        return self._routers.rows()
 
     async def push(self, clock_ns: Callable[[], int]) -> list[PushTotal]:
         """What senders of push subscriptions do, read in slices."""

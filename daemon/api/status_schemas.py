@@ -37,6 +37,18 @@ class AlarmStatus(Struct, frozen=True):
     not_ready: Annotated[bool, Meta(description="whether it makes the daemon not ready")]
 
 
+class StandingStatus(Struct, frozen=True):
+    """A subscription or a router of which nothing goes on, although it could."""
+
+    kind: Annotated[str, Meta(description="`subscription`, `push` or `router`")]
+    topic: Annotated[str, Meta(description="of a router, its source")]
+    name: str
+    age_ms: int
+    message: Annotated[
+        str, Meta(description="which message (partition, offset, key) stands still, and why")
+    ]
+
+
 class StoreStatus(Struct, frozen=True):
     """Calls of the object store since the daemon started, over restarts of shards."""
 
@@ -179,6 +191,9 @@ class SubscriptionCounters(Struct, frozen=True, kw_only=True):
     oldest_unacknowledged_ms: Annotated[
         int, Meta(description="for how long a consumer has had the oldest message")
     ]
+    oldest_unfinished_ms: Annotated[
+        int, Meta(description="how long ago the oldest record that is not finished was stored")
+    ]
     delivered: int
     acknowledged: int
     redelivered: int
@@ -251,6 +266,36 @@ class PushStatus(PushCounters, frozen=True, kw_only=True):
     slow: Annotated[int, Meta(description="those in slow or heartbeat mode: the receiver fails")]
     first: Annotated[
         list[PushFigures], Meta(description="up to 20: slow, then with the most failures")
+    ]
+
+
+class RouterCounters(Struct, frozen=True, kw_only=True):
+    """Of one router, or of all together. Counts are since the daemon started."""
+
+    lag: Annotated[int, Meta(description="offsets of the source that are not dealt with")]
+    copied: Annotated[int, Meta(description="records")]
+    filtered: Annotated[int, Meta(description="records that the filter left out")]
+    skipped: Annotated[int, Meta(description="offsets that were evicted before they were copied")]
+
+
+class RouterFigures(RouterCounters, frozen=True, kw_only=True):
+    """A router as its owner told last, about a second ago."""
+
+    router: str
+    source: str
+    dest: str
+    state: Annotated[str, Meta(description="running, paused, held or stopped")]
+    reason: Annotated[str, Meta(description="why it does not run")]
+
+
+class RoutersStatus(RouterCounters, frozen=True, kw_only=True):
+    """All routers together."""
+
+    count: int
+    held: Annotated[int, Meta(description="those that can copy nothing now")]
+    stopped: Annotated[int, Meta(description="those that cannot go on")]
+    first: Annotated[
+        list[RouterFigures], Meta(description="up to 20: stopped or held, then with the most lag")
     ]
 
 
@@ -359,6 +404,10 @@ class Status(Struct, frozen=True):
     uptime_s: int
     ready: bool
     alarms: list[AlarmStatus]
+    standing: Annotated[
+        list[StandingStatus],
+        Meta(description="what stands still, up to 100, the longest first (docs/operations.md)"),
+    ]
     incarnation: int
     epoch: int
     commits: int
@@ -373,6 +422,7 @@ class Status(Struct, frozen=True):
     delivery: DeliveryStatus
     subscriptions: SubscriptionsStatus
     push: PushStatus
+    routers: RoutersStatus
     latency: Annotated[
         dict[str, LatencyStatus],
         Meta(

@@ -7,6 +7,7 @@ lives; all others are added up. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from daemon.api.metric_kinds import OTHERS
 from daemon.api.status_schemas import SubscriptionFigures, SubscriptionsStatus
@@ -14,7 +15,8 @@ from shards.subscriptionboard import NUMBERS, BoardRow, SubscriptionPhase, Subsc
 
 SERIES_MAX = 128  # with 17 series each, and 22 more that push: 35 ms of a scrape, in slices
 SHOWN_MAX = 20  # in the status
-_SUMS = [name for name in NUMBERS if name != "oldest_unacknowledged_ms"]
+_AGES = ("oldest_unacknowledged_ms", "oldest_unfinished_ms")
+_SUMS = [name for name in NUMBERS if name not in _AGES]
 
 
 def series(rows: Iterable[BoardRow]) -> list[SubscriptionRow]:
@@ -28,10 +30,12 @@ def series(rows: Iterable[BoardRow]) -> list[SubscriptionRow]:
 
 def together(rows: Sequence[SubscriptionRow]) -> SubscriptionRow:
     """The sum of rows; of the ages, the greatest one. It is running if all are."""
-    oldest_ms = max((row.oldest_unacknowledged_ms for row in rows), default=0)
-    sums = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+    ages: dict[str, Any] = {
+        name: max((getattr(row, name) for row in rows), default=0) for name in _AGES
+    }
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
     phase = max((row.phase for row in rows), default=SubscriptionPhase.RUNNING)
-    return SubscriptionRow(OTHERS, OTHERS, phase, oldest_unacknowledged_ms=oldest_ms, **sums)
+    return SubscriptionRow(OTHERS, OTHERS, phase, **ages, **sums)
 
 
 def status_of(rows: Sequence[BoardRow]) -> SubscriptionsStatus:

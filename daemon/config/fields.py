@@ -98,6 +98,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     records_max: int
     ack_timeout_ms: int
     store_down_not_ready_ms: int
+    standstill_after_ms: int
     streams_max: int
     cors_origins: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
@@ -302,6 +303,9 @@ FIELDS: tuple[Field, ...] = (
           "`/readyz` answers 503 when the store, the ledger or their disk has failed for this long;"
           " new requests are refused after 2 s of failure",
           check=between(0, 86_400_000)),
+    Field("standstill_after_ms", COUNT, 30_000, "milliseconds",
+          "the alarm `stands_still` begins when nothing of a subscription or a router has gone on"
+          " for this long, although it could", check=between(1_000, 86_400_000)),
     Field("streams_max", COUNT, 10_000, "streams",
           "most streams (watches) of a shard; a further one gets 503. Each needs an open file",
           check=between(1, 1_000_000)),

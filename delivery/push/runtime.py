@@ -33,7 +33,7 @@ from ledger.push_rates import PushRate
 from ledger.subscriptions import Subscription
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.pushboard import PushBoard, SenderWords, sender_shards
+from shards.pushboard import PushBoard, PushSenderRow, SenderWords, sender_shards
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.push")
@@ -86,8 +86,11 @@ class PushSenders:
 
     def wants_more(self, subscription: Subscription) -> bool:
         """Whether more senders would help a subscription of this shard."""
-        rows = self._board.senders(subscription.slot, subscription.subscription_id)
-        return wants_more(rows, self._tools.now_ns())
+        return wants_more(self.rows(subscription), self._tools.now_ns())
+
+    def rows(self, subscription: Subscription) -> list[PushSenderRow]:
+        """What the senders of a subscription of this shard do, also those that have left."""
+        return self._board.senders(subscription.slot, subscription.subscription_id)
 
     def set_pressure(self, *, is_coalescing: bool, is_deferring: bool) -> None:
         """The daemon has too much to do, or not any more."""

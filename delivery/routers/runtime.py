@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -34,6 +35,8 @@ from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
 from delivery.routers.plan import Counts, Lane, Load, Read, RouterPlan
 from delivery.routers.schemas import gone_topic
+from delivery.routers.standing import RouterStanding
+from delivery.standstill import LOOK_NS
 from ledger import cursors, routers
 from ledger.errors import LedgerError
 from ledger.routers import RouterView
@@ -52,6 +55,7 @@ STORED_PAGE_RECORDS = 10_000
 PAGES_AT_ONCE = 4
 TASKS_MAX = 64  # that load a position, or wait to read a page; a start may have work for thousands
 LANES_MAX = 100_000  # partitions of sources, over all routers of a shard
+LANES_AT_ONCE = 8_192  # that are looked at in a heartbeat for what stands still: 2 ms
 LANE_BYTES = 512  # of a lane with its place in two tables; measured: 360
 # What the evictions of a source are called; other gaps never had a record, or may have one again.
 _LOSSES = ("cap", "ttl", "lost")
@@ -76,6 +80,7 @@ class RunningRouter:
         self.pinned: list[Key] = []
         self.learning = False
         self.told: RouterRow | None = None
+        self.standing = RouterStanding()
         self.follow(view)
 
     def follow(self, view: RouterView) -> None:
@@ -103,7 +108,17 @@ class RunningRouter:
             phase = RouterPhase.PAUSED
         elif gated or plan.held:
             phase, reason = RouterPhase.HELD, gated or plan.held
-        return RouterRow(phase, *plan.counts, reason)
+        stands = self.standing.stands
+        return RouterRow(
+            phase, *plan.counts, reason,
+            self.view.router.name, self.view.source.name, self.view.dest.name, self.standing.lag,
+            0 if stands is None else stands.since_ns, "" if stands is None else stands.text,
+        )  # fmt: skip
+
+    def stored(self, partition: int) -> int:
+        """A position that the ledger had."""
+        partitions = self.view.partitions
+        return partitions[partition][0] if partition < len(partitions) else 0
 
 
 def _everything(_: Record) -> bool:
@@ -156,6 +171,7 @@ class Routers:
         self._flushing: dict[tuple[int, int], RunningRouter] = {}
         self._unflushed: dict[Lane, RunningRouter] = {}  # that may have a stretch to be flushed
         self._touched: set[RunningRouter] = set()  # whose rows may be out of date, or that are held
+        self._in_turn: deque[RunningRouter] = deque()  # all, whose turn it is to be looked at first
         self._closed = False
         self._gated = ""
 
@@ -172,6 +188,7 @@ class Routers:
             self._asking = True
             self._start(self._ask())
         now_ns = self._now_ns()
+        self._look_at_lag(now_ns)
         touched, self._touched = self._touched, set()
         for running in touched:
             plan = running.plan
@@ -187,6 +204,19 @@ class Routers:
                 self._board.write(router.slot, router.router_id, row)
                 running.told = row
         self._wake_starved()
+
+    def _look_at_lag(self, now_ns: int) -> None:
+        """How far routers are behind and which stand still, each once a second."""
+        left = LANES_AT_ONCE
+        while self._in_turn and left > 0:
+            running = self._in_turn[0]
+            if now_ns - running.standing.looked_ns < LOOK_NS:
+                break
+            self._in_turn.rotate(-1)
+            left -= len(running.plan.lanes)
+            head = partial(self._head, running)
+            running.standing.look(running.plan, running.stored, head, self._gated, now_ns)
+            self._touched.add(running)
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
@@ -259,6 +289,7 @@ class Routers:
                 if told is not None:  # of this router's former owner
                     running.plan.counts = Counts(told.copied, told.filtered, told.skipped)
                 self._by_source.setdefault(view.source.topic_id, []).append(running)
+                self._in_turn.appendleft(running)
                 self._lanes += len(running.plan.lanes)
             else:
                 self._lanes -= len(running.plan.lanes)
@@ -285,6 +316,8 @@ class Routers:
 
     def _forget(self, running: RunningRouter) -> None:
         running.plan.stopped = "it was deleted"
+        self._in_turn.remove(running)
+        self._board.free(running.view.router.slot, running.view.router.router_id)
         self._lanes -= len(running.plan.lanes)
         for topic in (running.view.source, running.view.dest):
             self._of_topic[topic.topic_id].discard(running.view.router.router_id)
@@ -481,9 +514,9 @@ class Routers:
         self._wake_starved()
 
     def _hold(self, running: RunningRouter, reason: str) -> None:
-        if reason and reason != running.plan.held:
-            log.info("router %s cannot go on now: %s", running.view.router.name, reason)
-        running.plan.hold(reason, self._now_ns())
+        now_ns = self._now_ns()
+        running.plan.hold(reason, now_ns)
+        running.standing.hold(reason, now_ns)
         self._touched.add(running)
 
     def _wake(self, running: RunningRouter) -> None:

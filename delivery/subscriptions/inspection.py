@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, islice
 
+from delivery.standstill import Standstill
 from delivery.subscriptions.batches import Blocked, Place
 from delivery.subscriptions.key_queue import KeyQueue, QueueState
 from delivery.subscriptions.requests import OwnerRefused, RetryKey, SkipKey
@@ -75,8 +76,11 @@ def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
     ]
 
 
-def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
-    """What any shard can report of it."""
+def row_of(
+    running: RunningSubscription, stands: Standstill | None, oldest_ms: int, now_ns: int
+) -> SubscriptionRow:
+    """What any shard can report of it; ``stands``: what it stands still at; ``oldest_ms``: how
+    long ago its oldest unfinished record was stored."""
     view, held = running.view, running.why_held
     phase, letters = SubscriptionPhase.RUNNING, running.why_letters_wait
     if view.subscription.config.paused:
@@ -88,6 +92,10 @@ def row_of(running: RunningSubscription, now_ns: int) -> SubscriptionRow:
         subscription=view.subscription.name,
         phase=phase,
         reason=held or (letters and f"blocked letters: {letters}"),
+        stands="" if stands is None else stands.text,
+        stands_since_ns=0 if stands is None else stands.since_ns,
+        oldest_unfinished_ms=oldest_ms,
+        is_pushed=view.subscription.config.push is not None,
         consumers=len(running.consumers),
         consumer_max=running.consumers.most_at_a_time(running.window.policy.member_max),
         **_numbers(running, now_ns),

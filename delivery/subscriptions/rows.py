@@ -1,7 +1,8 @@
 """What an owner tells on the board of its subscriptions, so that any shard can report it.
 
 A row is written at a heartbeat if it may have changed, few at a time; all are due once a second,
-because ages grow. One that another subscription has written over is written again.
+because ages grow. One that another subscription has written over is written again. What a
+subscription stands still at is looked for once a second, since that looks at all its partitions.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import islice
 
+from msgspec import structs
+
+from delivery.ledger_thread import LedgerThread
+from delivery.standstill import LOOK_NS, Standstill
 from delivery.subscriptions.inspection import row_of
+from delivery.subscriptions.record_ages import RecordAges
 from delivery.subscriptions.running import RunningSubscription
+from delivery.subscriptions.standing import SenderRows, SubscriptionStanding
 from ledger.subscriptions import Subscription
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionRow
 
@@ -18,14 +25,39 @@ ROWS_NS = 1_000_000_000
 ROWS_AT_ONCE = 64  # in a heartbeat, 13 us each; what is due longest comes first
 
 
-class OwnedRows:
-    """The rows of one shard's subscriptions."""
+class _Told:
+    """What was told of a subscription last, and what was found out for it."""
 
-    def __init__(self, board: SubscriptionBoard, now_ns: Callable[[], int]) -> None:
+    __slots__ = ("looked_ns", "oldest_ms", "row", "running", "standing", "stands")
+
+    def __init__(self, running: RunningSubscription, standing: SubscriptionStanding) -> None:
+        self.running = running
+        self.standing = standing
+        self.stands: Standstill | None = None
+        self.looked_ns = self.oldest_ms = 0
+        self.row: SubscriptionRow | None = None
+
+
+class OwnedRows:
+    """The rows of one shard's subscriptions. ``sender_rows`` is set before the first heartbeat."""
+
+    def __init__(
+        self,
+        board: SubscriptionBoard,
+        shards: int,
+        ledger: LedgerThread,
+        now_ns: Callable[[], int],
+        wall_ms: Callable[[], int],
+    ) -> None:
         self._board = board
+        self._shards = shards
         self._now_ns = now_ns
+        self._wall_ms = wall_ms
+        self.ages = RecordAges(ledger)
         self.touched: dict[RunningSubscription, None] = {}  # may be out of date
+        self._told: dict[int, _Told] = {}  # by subscription
         self._due_ns = 0
+        self.sender_rows: SenderRows = lambda _: ()
 
     def touch(self, running: RunningSubscription) -> None:
         """A row may be out of date."""
@@ -39,15 +71,32 @@ class OwnedRows:
             self.touched.update(dict.fromkeys(running.values()))
         for each in list(islice(self.touched, ROWS_AT_ONCE)):
             del self.touched[each]
-            place = each.view.subscription.slot, each.view.subscription.subscription_id
-            row = row_of(each, now_ns)
-            is_told = row == each.told and self._board.is_of(*place)
-            if not is_told and place[1] in running:
-                self._board.write(*place, row)
-                each.told = row
+            if each.view.subscription.subscription_id in running:
+                self._write(each, now_ns)
+
+    def _write(self, running: RunningSubscription, now_ns: int) -> None:
+        place = running.view.subscription.slot, running.view.subscription.subscription_id
+        told = self._told.get(place[1])
+        if told is None or told.running is not running:
+            standing = SubscriptionStanding(
+                running, self._shards, lambda one: self.sender_rows(one)
+            )
+            told = self._told[place[1]] = _Told(running, standing)
+        if now_ns - told.looked_ns >= LOOK_NS:
+            told.looked_ns, told.stands = now_ns, told.standing.look(now_ns)
+            first, topic_id = told.standing.first, running.view.topic.topic_id
+            told.oldest_ms = self.ages.oldest_ms(place[1], topic_id, first, self._wall_ms())
+        row = row_of(running, told.stands, told.oldest_ms, now_ns)
+        if row != told.row or not self._board.is_of(*place):
+            self._board.write(*place, row)
+            told.row = row
 
     def tell(self, subscription: Subscription, row: SubscriptionRow) -> None:
         """Writes the row of one that does not run."""
+        if row.stands:
+            former = self.former(subscription)
+            since_ns = former.stands_since_ns if former is not None else 0
+            row = structs.replace(row, stands_since_ns=since_ns or self._now_ns())
         self._board.write(subscription.slot, subscription.subscription_id, row)
 
     def former(self, subscription: Subscription) -> SubscriptionRow | None:
@@ -56,4 +105,6 @@ class OwnedRows:
 
     def free(self, subscription: Subscription) -> None:
         """A subscription was deleted."""
+        self._told.pop(subscription.subscription_id, None)
+        self.ages.forget(subscription.subscription_id)
         self._board.free(subscription.slot, subscription.subscription_id)

@@ -14,7 +14,6 @@ tasks, the ledger and the journal.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -47,8 +46,6 @@ from ledger.subscriptions import (
     SubscriptionView,
 )
 from shards.subscriptionboard import SubscriptionRow
-
-log = logging.getLogger("headgate.subscriptions")
 
 WRITE_BYTES = 64 << 10  # of a batch, but of those that are POSTed so; one larger record comes alone
 WRITE_COST_BYTES = 4 << 10
@@ -90,7 +87,6 @@ class RunningSubscription:
         self.refused = 0  # messages that acknowledgments named in vain
         self.letters: DeadLetters  # set by the owner, like ``tracked``
         self.tracked: TrackedProgress
-        self.told: SubscriptionRow | None = None
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
         self.unserved = ""  # why partitions that were added are not delivered, if so
@@ -372,6 +368,12 @@ class RunningSubscription:
         ]  # fmt: skip
         return all(partition < growth.first_partition for growth in self._growth)
 
+    def key_at_hand(self, place: Place) -> str | None:
+        """The key of a message whose record is in memory; None: it has none, or is elsewhere."""
+        partition, offset = place
+        item = self._blocks.find(self._key(partition), offset) if offset else None
+        return None if item is None or item is MISSING else item[2].key
+
     def _key(self, partition: int) -> Key:
         return self.view.topic.topic_id, partition
 
@@ -385,9 +387,6 @@ class RunningSubscription:
 
     def hold(self, why: str) -> None:
         """Sends nothing for a while."""
-        if why != self.unreadable:
-            log.info("subscription %s of topic %s cannot go on now: %s",
-                     self.view.subscription.name, self.view.topic.name, why)  # fmt: skip
         self.held = self.unreadable = why
         self.held_until_ns = self._now_ns() + HELD_NS
 

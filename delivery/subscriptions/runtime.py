@@ -165,7 +165,7 @@ class Subscriptions:
             outbox, self._blocks, ledger, self._want, self._moved, self._reload, self._start
         )
         self._is_foreign = False  # the prefix may be another daemon's
-        self._rows = OwnedRows(board, self._now_ns)
+        self.rows = OwnedRows(board, shards, ledger, clocks.now_ns, clocks.wall_ms)
         self._unserved = Unserved(self._starting.can_pin)
         self.wants_senders: Callable[[Subscription], bool] = lambda subscription: False
         self.tasks: set[asyncio.Task[None]] = set()
@@ -206,7 +206,9 @@ class Subscriptions:
                 self._seen_evictions[topic_id] = seen
                 for partition in range(len(there[0].window.lanes)):
                     self._start(self._look_at_evictions((topic_id, partition)))
-        self._rows.write(self._running)
+        self.rows.write(self._running)
+        if self.rows.ages.is_due:
+            self._start(self.rows.ages.load())
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
@@ -386,7 +388,7 @@ class Subscriptions:
         if subscription.deleted_ms is not None:
             if running is not None:
                 self._forget(running)
-            self._rows.free(subscription)
+            self.rows.free(subscription)
             self._starting.unpin(view)
             return
         self._learn_topic(view.topic)
@@ -397,7 +399,7 @@ class Subscriptions:
                         subscription.name, view.topic.name, error)  # fmt: skip
             found = self._unserved.add(view, str(error))
             if running is None:
-                self._rows.tell(subscription, unserved.row_of(found))
+                self.rows.tell(subscription, unserved.row_of(found))
             else:
                 running.unserved = found.why
             return
@@ -439,7 +441,7 @@ class Subscriptions:
         )
         running.consumers.wake = partial(self._wake, running)
         running.wants_senders = lambda: self.wants_senders(running.view.subscription)
-        row = self._rows.former(subscription)
+        row = self.rows.former(subscription)
         if row is not None:
             running.count_on(row)
         self._running[subscription.subscription_id] = running
@@ -453,7 +455,7 @@ class Subscriptions:
     def _track(self, running: RunningSubscription, known: SubscriptionProgress) -> None:
         subscription_id = running.view.subscription.subscription_id
         running.tracked = self.progress.track(subscription_id, known, running.window)
-        self._rows.touch(running)
+        self.rows.touch(running)
 
     def _reload(self, subscription_id: int) -> None:
         """The ledger knows it no more, or not in this generation."""
@@ -506,7 +508,7 @@ class Subscriptions:
     def _record(self, running: RunningSubscription) -> Awaitable[None] | None:
         """Makes durable what was finished, and takes what is to be moved away. Returns what an
         answer must wait for, if anything."""
-        self._rows.touch(running)
+        self.rows.touch(running)
         if running.window.dead_letters.is_new:
             self._mover.send(running)
         self.progress.touched(running.tracked)

@@ -59,12 +59,15 @@ class Unserved:
 
 def row_of(found: NotServed) -> SubscriptionRow:
     """What any shard can report of it."""
+    lagging = [each for each in stored_progress(found.view) if each.lag]
+    first = f"{lagging[0].partition}:{lagging[0].floor + 1}" if lagging else ""
     return SubscriptionRow(
         topic=found.view.topic.name,
         subscription=found.view.subscription.name,
         phase=SubscriptionPhase.HELD,
         reason=found.why,
-        lag=sum(each.lag for each in stored_progress(found.view)),
+        stands=f"message {first} waits: {found.why}" if first else "",
+        lag=sum(each.lag for each in lagging),
     )
 
 

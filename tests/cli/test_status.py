@@ -50,7 +50,8 @@ STATUS: dict[str, Any] = {
     "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},
     "subscriptions": {
         "count": 2, "held": 1, "lag": 70_500, "drainable_lag": 10, "in_flight": 12, "waiting": 3,
-        "blocked_keys": 2, "consumers": 3, "oldest_unacknowledged_ms": 5, "delivered": 9,
+        "blocked_keys": 2, "consumers": 3, "oldest_unacknowledged_ms": 5,
+        "oldest_unfinished_ms": 3 * 3_600_000, "delivered": 9,
         "acknowledged": 8, "redelivered": 7, "refused": 6, "dropped": 5, "dead_lettered": 4,
         "evicted": 3, "unmatched": 2,
         "first": [
@@ -58,6 +59,7 @@ STATUS: dict[str, Any] = {
                 "topic": "orders", "subscription": name, "state": state, "reason": reason,
                 "lag": 500, "drainable_lag": 0, "in_flight": 0, "waiting": 0,
                 "blocked_keys": blocked, "consumers": 1, "oldest_unacknowledged_ms": 0,
+                "oldest_unfinished_ms": 0,
                 "delivered": 0, "acknowledged": 0, "redelivered": 0, "refused": 0, "dropped": 0,
                 "dead_lettered": 0, "evicted": 0, "unmatched": 0,
             }
@@ -68,6 +70,21 @@ STATUS: dict[str, Any] = {
             )
         ],
     },
+    "routers": {
+        "count": 2, "held": 1, "stopped": 0, "lag": 595, "copied": 40, "filtered": 3, "skipped": 0,
+        "first": [
+            {
+                "router": "mirror", "source": "orders", "dest": "copies", "state": "held",
+                "reason": "partition 0 is full", "lag": 595, "copied": 40, "filtered": 3,
+                "skipped": 0,
+            },
+            {
+                "router": "other", "source": "orders", "dest": "more", "state": "running",
+                "reason": "", "lag": 0, "copied": 0, "filtered": 0, "skipped": 0,
+            },
+        ],
+    },
+    "standing": [],
     "push": {
         "count": 2, "slow": 1, "rate_max": 200.0, "granted": 200.0, "rate": 100.0, "use": 0.5,
         "senders": 2, "in_flight": 1, "attempts": 5_000, "records": 4_990, "failures": 10,
@@ -130,12 +147,14 @@ acked     2,000 requests, 24,690 records, 14.0 MiB; 4 rejected
 objects   1,199 committed, 0 adopted
 evicted   4,321 records
 streams   9,876 writes; from the commit, half within 0.5 ms, 99 % 2 ms
-consumers 3 in 2 subscriptions; lag 70,500, 12 in flight, 2 blocked keys
+consumers 3 in 2 subscriptions; lag 70,500 from 3 h 0 min ago on, 12 in flight, 2 blocked keys
           orders audit held, lag 500: the store does not answer
           orders email running, lag 500, 2 blocked keys
 push      5,000 POSTs of 2 subscriptions, 99 % within 16 ms; 10 failed; 4,990 records
           orders hook slow, 0.0167 of 100 POST/s, 10 failed
           orders post normal, 99.9 of 100 POST/s, held for 12.0 s, 10 failed
+routers   2, lag 595; 40 copied, 3 filtered out
+          mirror from orders to copies held, lag 595: partition 0 is full
 groups    1: 0 (2 shards)
 
 shard  pid  cpu  group  restarts  heartbeat  ring used      ring  requests  records    bytes

@@ -49,7 +49,7 @@ def words(layout: Layout) -> list[tuple[str, int]]:
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
     for subscription_slot in (0, at.SUBSCRIPTION_SLOTS - 1):
         first = layout.subscription(subscription_slot)
-        found += [("U_", first + word) for word in range(at.SUBSCRIPTION_WORDS)]
+        found += [("B_", first + word) for word in range(at.BOARD_ROW_WORDS)]
         first = layout.offer(subscription_slot)
         found += [("O_", first + word) for word in range(at.OFFER_WORDS)]
     for shard in range(layout.shards):

@@ -11,7 +11,9 @@ from tests.shards.conftest import MakeSegment
 def test_a_row_is_read_as_it_was_written_and_only_by_its_id(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
     board = RouterBoard(segment)
-    row = RouterRow(RouterPhase.HELD, 5, 6, 7, "partition 0 of topic 'ä' is full")
+    row = RouterRow(
+        RouterPhase.HELD, 5, 6, 7, "partition 0 of topic 'ä' is full", "r", "s", "d", 8, 9, "at 0:9"
+    )
     assert board.read(3, 9) is None
     board.write(3, 9, row)
     assert RouterBoard(segment).read(3, 9) == row
@@ -26,10 +28,11 @@ def test_a_long_reason_is_cut_and_the_next_row_is_untouched(make_segment: MakeSe
     segment = make_segment(Layout(1, 4096))
     board = RouterBoard(segment)
     board.write(1, 2, RouterRow(reason="next"))
-    board.write(0, 1, RouterRow(reason="x" * 1000))
+    board.write(0, 1, RouterRow(router="r" * 255, reason="x" * 1000, stands="y" * 2000))
     found = board.read(0, 1)
     assert found is not None
-    assert found.reason == "x" * at.R_TEXT_BYTES
+    assert (found.router, found.reason) == ("r" * 255, "x" * 255)
+    assert found.stands == "y" * (at.B_TEXT_BYTES - 510)
     assert board.read(1, 2) == RouterRow(reason="next")
 
 
@@ -37,10 +40,10 @@ def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegmen
     segment = make_segment(Layout(1, 4096))
     board = RouterBoard(segment)
     board.write(0, 1, RouterRow(copied=5))
-    segment.words[segment.layout.router(0) + at.R_VERSION] |= 1
+    segment.words[segment.layout.router(0) + at.B_VERSION] |= 1
     assert board.read(0, 1) == RouterRow(copied=5)
     board.write(0, 1, RouterRow(copied=6))
-    assert segment.words[segment.layout.router(0) + at.R_VERSION] % 2 == 0
+    assert segment.words[segment.layout.router(0) + at.B_VERSION] % 2 == 0
     assert board.read(0, 1) == RouterRow(copied=6)
 
 

@@ -17,7 +17,7 @@ from tests.shards.conftest import MakeSegment
 
 ROW = SubscriptionRow(
     "orders", "billing", SubscriptionPhase.HELD, "the store does not answer: 'ä'",
-    *range(2**53, 2**53 + len(NUMBERS)),
+    "message 0:7 of the key 'k'", *range(2**53, 2**53 + 2 + len(NUMBERS)),
 )  # fmt: skip
 
 
@@ -52,12 +52,13 @@ def test_all_rows_are_read_by_slot_and_freed_ones_are_not(make_segment: MakeSegm
 def test_names_of_the_largest_size_leave_the_rest_to_the_reason(make_segment: MakeSegment) -> None:
     board = SubscriptionBoard(make_segment(Layout(1, 4096)))
     board.write(1, 2, SubscriptionRow("next", "next"))
-    long = SubscriptionRow("t" * 255, "s" * 255, reason="x" * 1000)
+    long = SubscriptionRow("t" * 255, "s" * 255, reason="x" * 1000, stands="y" * 1000)
     board.write(0, 1, long)
     found = board.read(0, 1)
     assert found is not None
     assert (found.topic, found.subscription) == (long.topic, long.subscription)
-    assert found.reason == "x" * (at.U_TEXT_BYTES - 510) and len(found.reason) >= 200
+    assert found.reason == "x" * 255
+    assert found.stands == "y" * (at.B_TEXT_BYTES - 3 * 255) and len(found.stands) >= 500
     assert board.rows()[1] == BoardRow(1, 2, SubscriptionRow("next", "next"))
 
 
@@ -65,10 +66,10 @@ def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegmen
     segment = make_segment(Layout(1, 4096))
     board = SubscriptionBoard(segment)
     board.write(0, 1, SubscriptionRow("t", "s", lag=5))
-    segment.words[segment.layout.subscription(0) + at.U_VERSION] |= 1
+    segment.words[segment.layout.subscription(0) + at.B_VERSION] |= 1
     assert board.read(0, 1) == SubscriptionRow("t", "s", lag=5)
     board.write(0, 1, SubscriptionRow("t", "s", lag=6))
-    assert segment.words[segment.layout.subscription(0) + at.U_VERSION] % 2 == 0
+    assert segment.words[segment.layout.subscription(0) + at.B_VERSION] % 2 == 0
     assert board.read(0, 1) == SubscriptionRow("t", "s", lag=6)
 
 

@@ -13,12 +13,13 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from daemon.alarms import MEANINGS
+from daemon.alarms import NAMES
 from daemon.api import metrics
 from daemon.api.metric_kinds import OTHERS, Scrape
 from daemon.api.metric_table import METRICS
 from daemon.api.names import TOPIC_NAME
 from daemon.api.push_figures import push_series
+from daemon.api.router_figures import router_series
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
 from daemon.api.subscription_figures import SERIES_MAX, series
@@ -74,6 +75,7 @@ class Daemon:
             self.builder.document(NOW_NS, stages), stages, self.builder.topics(),
             series(self.builder.subscriptions()),
             push_series(totals(self.segment), self.builder.subscriptions()),
+            router_series(self.builder.routers()),
         )  # fmt: skip
 
     def text(self, accept: str = "") -> Text:
@@ -180,9 +182,9 @@ def test_values_are_the_shared_words(daemon: Daemon) -> None:
 
 def test_each_kind_of_alarm_has_a_series_whether_it_is_raised_or_not(daemon: Daemon) -> None:
     AlarmBoard(daemon.segment, 0).raise_(AlarmKind.FOREIGN_OBJECT, "a key", NOW_NS)
-    for meaning in MEANINGS.values():
-        raised = daemon.value("headgate_alarm_active", alarm=meaning.name)
-        assert raised == (meaning.name == "foreign_object")
+    for name in NAMES:
+        raised = daemon.value("headgate_alarm_active", alarm=name)
+        assert raised == (name == "foreign_object")
     assert daemon.value("headgate_ready") == 0
 
 

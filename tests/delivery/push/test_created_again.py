@@ -99,7 +99,7 @@ def test_a_row_that_a_former_owner_wrote_over_is_written_again(node: Node, tmp_p
         running = them.owner.subscriptions._running[made.subscription_id]
         for _ in range(2):  # nothing changes any more
             await them.owner.later(2)
-            await them.until(lambda: running not in them.owner.subscriptions._rows.touched, made)
+            await them.until(lambda: running not in them.owner.subscriptions.rows.touched, made)
         assert board.read(*place) is not None
         board.free(*place)
         board.write(made.slot, made.subscription_id - 1, SubscriptionRow())

@@ -30,7 +30,7 @@ from ledger.tx import WriteTx
 from ledger.types import Advance, Commit, Topic, TopicConfig
 from shards.clock import monotonic_ns
 from shards.frame import FLAG_WAITS, Part, encode_conditions
-from shards.routerboard import RouterBoard
+from shards.routerboard import RouterBoard, RouterRow
 from tests.delivery.node import Node, l0_reader, node_in, raise_it, stored_reader
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
@@ -47,6 +47,7 @@ class RingOutbox:
         self.shard = shard
         self.room = 1 << 20
         self.full = False
+        self.refuses = ""
         self.full_partitions: set[int] = set()
         self.appended = 0
         self.on_their_way: dict[int, Callable[[bool], None]] = {}
@@ -65,6 +66,8 @@ class RingOutbox:
     ) -> None:
         if not self.room:
             raise RingShareUsed(1)
+        if self.refuses:
+            raise DestinationFull(self.refuses)
         if self.full and sum(part.record_count for part in parts) > 2:
             raise DestinationFull("it takes two records at a time")
         if self.full_partitions & {part.partition for part in parts}:
@@ -480,5 +483,37 @@ def test_a_start_with_many_partitions_begins_few_tasks(
         await world.until(done)
         assert len(world.copies()) == 12
         assert most <= 3  # with the one that asks for settings
+
+    run(tmp_path, body)
+
+
+def test_a_router_says_how_far_behind_it_is_and_at_which_record_it_stands(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        second_ns = 10**9
+        world.now_ns = second_ns
+        world.create()
+        outbox = world.add()
+        await world.until(lambda: len(world.shards[0][0]))
+        outbox.refuses = "partition 0 of topic 'copies' is full"
+        produce(world, *(f"{n}" for n in range(9)), partition=1)
+        world.commit()
+
+        def row() -> RouterRow:
+            world.now_ns += second_ns // 4
+            view = world.node.ledger.read(routers.view, "r")
+            assert view is not None
+            found = RouterBoard(world.node.segment).read(view.router.slot, view.router.router_id)
+            return found or RouterRow()
+
+        await world.until(lambda: row().stands_since_ns)
+        found = row()
+        assert (found.router, found.source, found.dest) == ("r", "t", "copies")
+        assert (found.lag, found.state.name) == (9, "HELD")
+        assert found.stands == "record 1:1 waits: partition 0 of topic 'copies' is full"
+        outbox.refuses = ""
+        await world.until(lambda: not row().stands_since_ns and not row().lag)
+        world.node.ledger.write(routers.delete, "r", 9)
+        world.changes += 1
+        await world.until(lambda: not RouterBoard(world.node.segment).rows())
 
     run(tmp_path, body)

@@ -1,0 +1,54 @@
+"""The board of routers as figures: for the status, and for metrics with few series.
+
+As for subscriptions (``subscription_figures.py``), the first SERIES_MAX slots have series of their
+own, and all others are added up. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from daemon.api.metric_kinds import OTHERS
+from daemon.api.status_schemas import RouterFigures, RoutersStatus
+from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
+from shards.routerboard import RouterBoardRow, RouterPhase, RouterRow
+
+_SUMS = ("lag", "copied", "filtered", "skipped")
+
+
+def router_series(rows: Iterable[RouterBoardRow]) -> list[RouterRow]:
+    """Those that have series of their own, after all others together."""
+    own: list[RouterRow] = []
+    others: list[RouterRow] = []
+    for slot, _, row in rows:
+        (own if slot < SERIES_MAX else others).append(row)
+    state = max((row.state for row in others), default=RouterPhase.RUNNING)
+    together = RouterRow(state, router=OTHERS, source=OTHERS, dest=OTHERS, **_sums(others))
+    return [together, *own]
+
+
+def status_of(rows: Sequence[RouterBoardRow]) -> RoutersStatus:
+    """All together, and those that an operator should look at first."""
+    all_ = [each.row for each in rows]
+    return RoutersStatus(
+        count=len(all_),
+        held=sum(row.state is RouterPhase.HELD for row in all_),
+        stopped=sum(row.state is RouterPhase.STOPPED for row in all_),
+        first=[
+            RouterFigures(
+                router=row.router, source=row.source, dest=row.dest,
+                state=row.state.name.lower(), reason=row.reason, **_sums([row]),
+            )
+            for row in sorted(all_, key=_rank)[:SHOWN_MAX]
+        ],
+        **_sums(all_),
+    )  # fmt: skip
+
+
+def _rank(row: RouterRow) -> tuple[bool, int, str]:
+    return row.state not in (RouterPhase.HELD, RouterPhase.STOPPED), -row.lag, row.router
+
+
+def _sums(rows: Sequence[RouterRow]) -> dict[str, Any]:
+    return {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
