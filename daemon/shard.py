@@ -560,7 +560,6 @@ class Shard:
         await self._server.close()
         await self._pipes.close()
         await self._pipe_server.close()
-        await self._subscriptions.ended()
         await self.cursor_flush.stop()
         self._uploads.stop()
         self._ledger_thread.shutdown()

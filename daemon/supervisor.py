@@ -46,6 +46,7 @@ from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
 from delivery.pipes.addresses import open_pipe_listeners
 from delivery.push.secrets import SecretsFile
+from delivery.subscriptions.replay import add, replay_last
 from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at
@@ -54,6 +55,7 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
+from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile
 from shards.segment import Segment
@@ -204,8 +206,13 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _let_go(self) -> None:
-        """Releases the prefix, after the upkeep: the last entry has all of its work."""
+        """Releases the prefix, after the upkeep: the last entry has all of its work, and what was
+        acknowledged by shards that died and have no successor."""
         self._upkeep.stop()
+        if not self._owner.superseded:
+            for child in self.children:
+                journal = FinishedJournal(self.segment, child.shard)
+                replay_last(journal, lambda lot: self._kept.write(add, lot))
         self._owner.release()
 
     def _note(self, number: int, _: FrameType | None) -> None:

@@ -1,4 +1,5 @@
 """What a dead shard left in its journal is written into the ledger, before its successor delivers.
+If it has no successor because the daemon ends, the supervisor writes it, last of all.
 
     entries -> lots of rows, as the ledger has them -> a transaction each -> the journal is empty
 
@@ -60,6 +61,16 @@ async def replay(
         log.info("%d acknowledged messages of a former process of this shard were written to the"
                  " ledger", found.offsets)  # fmt: skip
     return Replayed(found.entries, found.offsets)
+
+
+def replay_last(journal: FinishedJournal, write: Callable[[Lot], object]) -> None:
+    """As ``replay``, but does not wait: the journal ends with the process."""
+    try:
+        for lot in lots(journal.entries()):
+            write(lot)
+    except (LedgerError, JournalDamaged) as error:
+        log.error("messages that were acknowledged in the last seconds may be delivered again:"
+                  " the journal of a shard cannot be written to the ledger: %s", error)  # fmt: skip
 
 
 class _Counter:

@@ -170,7 +170,6 @@ class Subscriptions:
         self.wants_senders: Callable[[Subscription], bool] = lambda subscription: False
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._last_replay: asyncio.Task[None] | None = None
         self.try_push: Callable[[TryPush], Awaitable[Struct]]  # set before the first request
 
     def __len__(self) -> int:
@@ -237,14 +236,6 @@ class Subscriptions:
             )
         for task in self.tasks:
             task.cancel()
-        if not self.progress.is_replayed:
-            # This process began while the daemon ends, and its predecessor's journal ends with it.
-            self._last_replay = asyncio.get_running_loop().create_task(self._replay())
-
-    async def ended(self) -> None:
-        """Returns after ``close``, when what is acknowledged may be flushed for the last time."""
-        if self._last_replay is not None:
-            await self._last_replay
 
     async def _replay(self) -> None:
         await self.progress.replay(lambda lot: self._flush.write(add, lot), asyncio.sleep)

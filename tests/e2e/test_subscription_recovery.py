@@ -1,16 +1,39 @@
-"""After a daemon and its directory are gone, a subscription goes on from what the log told."""
+"""A subscription goes on from what is durable, whatever has ended: an owner without a successor, or
+a daemon with its directory."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.daemon import running, wait_until
-from tests.e2e.subscribing import Subscription
+from tests.e2e.processes import alive, shard_pids, stopped
+from tests.e2e.subscribing import Subscription, seqs
 from tests.e2e.test_recovery import log_entries, recovered
+
+
+def test_what_a_dead_owner_acknowledged_stays_so_if_the_daemon_ends_before_its_successor_begins(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path / "data", shards=1) as daemon:
+        daemon.json("PUT", "/v0/topics/orders", {})
+        found = Subscription(daemon, "orders", start="earliest")
+        found.produce(*"abc")
+        first, second, _ = found.take("c", 3)
+        (pid,) = shard_pids(daemon)
+        with stopped(daemon.process.pid):  # so the supervisor hears of both simultaneously
+            found.ack("c", [first, second])
+            os.kill(pid, signal.SIGKILL)
+            daemon.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not alive(pid), "the shard to end")
+        assert daemon.stop() == 0
+    with running(tmp_path / "data", shards=1) as daemon:
+        assert seqs(Subscription(daemon, "orders").take("c", 1)) == [3]
 
 
 @pytest.mark.slow

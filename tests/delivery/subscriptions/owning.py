@@ -101,7 +101,6 @@ class Owner:
         self.subscriptions.close()
         if self.has_died:
             self.subscriptions.progress.collect = list  # type: ignore[method-assign]
-        await self.subscriptions.ended()
         await self.flush.stop()
 
     def create(self, name: str = "s", start: Any = "earliest", **config: Any) -> Subscription:

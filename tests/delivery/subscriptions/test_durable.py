@@ -21,7 +21,7 @@ from delivery.subscriptions.requests import (
     Seek,
     SkipKey,
 )
-from ledger import progress, subscriptions, topics
+from ledger import subscriptions, topics
 from ledger.push_settings import PushSettings
 from ledger.space import retention
 from ledger.types import Topic, TopicConfig
@@ -81,30 +81,6 @@ def test_a_successor_delivers_nothing_that_was_acknowledged(node: Node) -> None:
         assert (state["lag"], state["acknowledged"]) == (5, 0)
 
     run(node, first, second)
-
-
-def test_a_successor_that_must_end_immediately_keeps_what_was_acknowledged(node: Node) -> None:
-    made: Any = None
-
-    async def first(owner: Owner) -> None:
-        nonlocal made
-        made = owner.create()
-        owner.produce(record(0), record(1), record(2))
-        client = await owner.consume(made, "c")
-        owner.dies()
-        await owner.ack(made, "c", *messages(client))
-
-    async def ends() -> None:
-        with owning(node) as owner:
-            await owner.stop()
-            assert owner.journal.used_bytes == 0
-
-    run(node, first)
-    asyncio.run(ends())
-    state = node.ledger.read(progress.state_of, made.subscription_id)
-    assert state is not None
-    bits = [int.from_bytes(bits, "little") for *_, bits in state.rows]
-    assert state.floors.get(0) == 3 or bits == [0b1110]
 
 
 def test_a_flush_is_enough_without_the_journal(node: Node) -> None:

@@ -152,3 +152,19 @@ def test_a_successor_that_dies_in_between_leaves_all_to_the_next_one(left: Left)
     assert len(left.finished(0)) == LOT_ROWS
     left.replay()
     assert len(left.finished(0)) == LOT_ROWS + 1
+
+
+def test_a_shard_without_a_successor_is_replayed_by_the_supervisor(
+    left: Left, caplog: pytest.LogCaptureFixture
+) -> None:
+    left.journal.append(1, left.generation, 0, [2])
+    replay.replay_last(
+        FinishedJournal(left.segment, 0), lambda lot: left.ledger.write(replay.add, lot)
+    )
+    assert left.finished(0) == [2]
+
+    def fails(_: Lot) -> None:
+        raise LedgerBusy(Path("ledger.db"), 1)
+
+    replay.replay_last(FinishedJournal(left.segment, 0), fails)
+    assert "may be delivered again" in caplog.text, "the daemon ends all the same"
