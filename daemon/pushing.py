@@ -45,7 +45,7 @@ def push_senders(
         update_interval_s=config.push_update_interval_s,
         significant_change=config.push_use_change_min_percent / 100,
     )
-    client = PushClient(AllowList(config.push_allow), config.push_ca_file)
+    client = PushClient(AllowList(config.push_allow, config.push_deny), config.push_ca_file)
     tools = SenderTools(
         owners, client, limits, learned, QueuedBudget(QUEUED_BYTES_MAX), monotonic_ns, wall_ms,
         may_deliver, failed,

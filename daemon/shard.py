@@ -76,7 +76,6 @@ from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.server import PipeServer
-from delivery.push.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
@@ -286,7 +285,7 @@ class Shard:
         partitions = self._after.partitions
         subscriptions = SubscriptionRoutes(
             self.segment, changes, ledger, self.topics, partitions,
-            SecretsFile(Path(config.data_dir)), AllowList(config.push_allow), directory, owners,
+            SecretsFile(Path(config.data_dir)), self._after.senders.allow, directory, owners,
         )  # fmt: skip
         handlers = Handlers(
             topics=TopicRoutes(self.topics, TopicActivityView(self.segment)),

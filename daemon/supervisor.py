@@ -58,6 +58,7 @@ from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile
+from shards.pushrules import PushRules
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable
 from uploader.ownership.ownerlog import OwnerLog, SealedLog
@@ -113,6 +114,7 @@ class Supervisor:
         )
         self._leases = LeaseTable(self._words, self.layout)
         self._orphans = Orphans(self.segment)
+        self._push_rules = PushRules(self.segment)
         self._push_balance = PushBalance(self.segment, balancer_settings(config))
         self._groups = GroupTable(self.segment)
         self._governor = GovernorTick(self.segment, config, self._alarms)
@@ -247,6 +249,8 @@ class Supervisor:
             return
         result = reload(self.config, wanted)
         levels = (self.config.log_level, result.config.log_level)
+        if {"push_allow", "push_deny"} & set(result.applied):
+            self._push_rules.publish((result.config.push_allow, result.config.push_deny))
         self.config = result.config
         self._billing.follow(self.config, monotonic_ns())
         self._words[at.G_LOG_LEVEL] = logs.LEVELS.index(self.config.log_level)

@@ -9,7 +9,9 @@ word                   writer
 =====================  =========================================================================
 global: incarnation,   supervisor
 epoch, draining, log
-level, deaths, gate
+level, deaths, gate,
+push rules and their
+text
 global: owned, entry   supervisor's owner thread
 number, superseded,
 backed up
@@ -103,6 +105,7 @@ G_TOPICS = 6 * LINE_WORDS
 G_DELIVERY = G_TOPICS + 2  # the change number when routers or subscriptions last changed
 G_CURSORS = G_TOPICS + 1  # the change number when cursors were last created, set or deleted
 G_DEATHS = 7 * LINE_WORDS
+G_PUSH_RULES = G_DEATHS + 1  # counts changes of whom push may call (shards/pushrules.py)
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
@@ -289,6 +292,8 @@ OUTCOMES_MAX = 16
 F_LATENCIES = F_OUTCOMES + OUTCOMES_MAX  # a histogram
 PUSH_LATENCIES = 24
 FIGURES_WORDS = 7 * LINE_WORDS
+# Of two texts: each has two lists of 1,000 entries, of at most 256 characters.
+PUSH_RULES_BYTES = 1 << 20
 PAGE_BYTES = 4096
 
 # When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
@@ -481,9 +486,14 @@ class Layout(Struct, frozen=True):
         return first + (slot * self.shards + shard) * FIGURES_WORDS
 
     @property
-    def sparse_words(self) -> int:
-        """How many those are: 512 KiB a shard."""
+    def push_rules(self) -> int:
+        """Index, among the sparse words, of the first word of whom push may call."""
         return self.figures(SUBSCRIPTION_SLOTS, 0)
+
+    @property
+    def sparse_words(self) -> int:
+        """How many those are: 512 KiB a shard, and 2 MiB."""
+        return self.push_rules + 2 * PUSH_RULES_BYTES // WORD_BYTES
 
     @property
     def size_bytes(self) -> int:

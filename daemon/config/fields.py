@@ -15,7 +15,7 @@ import msgspec
 
 from daemon.api.schemas import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from daemon.config.price_values import PRICES
-from daemon.config.push_values import ALLOWED
+from daemon.config.push_values import ALLOWED, DENIED
 from daemon.config.values import (
     ADDRESS,
     BYTES,
@@ -109,6 +109,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gate_pause_above: float
     gate_resume_below: float
     push_allow: tuple[str, ...]
+    push_deny: tuple[str, ...]
     push_ca_file: str | None
     push_limiter_period_s: float
     push_speedup_tolerance: float
@@ -343,7 +344,13 @@ FIELDS: tuple[Field, ...] = (
     Field("push_allow", ALLOWED, "public", "",
           "whom push may call: `public` for all addresses that the internet routes, host names,"
           " `*.example.com`, addresses, networks like `10.0.0.0/8`; a name in the list may lead to"
-          " any address. In the environment, with commas; empty for nobody"),
+          " any address that `push_deny` does not have. In the environment, with commas; empty for"
+          " nobody", reloadable=True),
+    Field("push_deny", DENIED, "own,metadata", "",
+          "whom push may not call: addresses, networks, `metadata` (where clouds serve a machine's"
+          " credentials), `own` (addresses of this machine and of its IPv6 networks, as far as only"
+          " `public` allows them). An address or network in `push_allow` that is no larger wins",
+          reloadable=True),
     Field("push_ca_file", optional(FILE), None, "",
           "certificates, in PEM format, of authorities that push trusts in addition to those of"
           " the system"),

@@ -1,4 +1,4 @@
-"""Reads ``push_allow``: whom push may call, from a list or from text with commas."""
+"""Reads ``push_allow`` and ``push_deny``: whom push may call, from lists or text with commas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from delivery.push.addresses import AllowList
 
 def read_allowed(value: object) -> tuple[str, ...]:
     """The entries, each checked; an empty list allows nobody."""
+    return AllowList(_entries(value), ()).entries
+
+
+def read_denied(value: object) -> tuple[str, ...]:
+    """The entries, each checked; an empty list denies nobody."""
+    return AllowList((), _entries(value)).denied
+
+
+def _entries(value: object) -> list[str]:
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
         raise ValueError("must be a list of hosts and networks, or text with commas between them")
     entries = [each.strip() for each in given]
-    return AllowList(() if entries == [""] else entries).entries
+    return [] if entries == [""] else entries
 
 
 ALLOWED = ValueType("list of hosts and networks", read_allowed)
+DENIED = ValueType("list of networks", read_denied)

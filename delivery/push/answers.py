@@ -195,7 +195,7 @@ TABLE: tuple[AnswerKind, ...] = (
         failures=(PushFailure.REFUSED, PushFailure.UNREACHABLE),
     ),
     AnswerKind(
-        "an address that `push_allow` does not allow (`forbidden`)",
+        "an address that `push_allow` does not allow, or `push_deny` denies (`forbidden`)",
         AnswerOutcome.RECEIVER,
         PushOutcome.FORBIDDEN,
         "nothing is sent to it",

@@ -8,7 +8,8 @@ What holds for each POST:
 - it begins immediately, and ends within its timeout, with the end of the answer; time in which this
   process stood still does not count, up to as much again (``stalls.py``);
 - redirects are not followed, cookies not kept, proxies of the environment not used;
-- each new connection is to an address that ``push_allow`` allows; TLS is verified by the system's
+- each new connection is to an address that ``push_allow`` allows and ``push_deny`` does not deny;
+  TLS is verified by the system's
   certificates and those of ``push_ca_file``;
 - of an answer, 64 KiB are read; after that the connection is closed.
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import resource
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delivery.push.addresses import AllowList
@@ -69,7 +70,7 @@ class PushClient:
     ) -> None:
         """``resolve`` finds the addresses of a name, by default as the system does; they are kept
         for ``names_kept_s``, for connections that are made then."""
-        self._allow = allow
+        self.allow = allow
         self._ca_file = ca_file
         self._resolve = resolve
         self._names_kept_s = names_kept_s
@@ -120,6 +121,12 @@ class PushClient:
         if self._poster is not None:
             await self._poster.close()
 
+    def set_rules(self, allowed: Sequence[str], denied: Sequence[str]) -> None:
+        """Whom to call from now on; no connection that is there is used again."""
+        self.allow.set(allowed, denied)
+        if self._poster is not None:
+            self._poster.use_no_connection_again()
+
     def is_ready(self, then: Callable[[], None]) -> bool:
         """Whether a POST would begin immediately. If not, the library is being loaded, and ``then``
         is called after that: POSTs that had waited for it would begin in one moment."""
@@ -144,5 +151,5 @@ class PushClient:
             self._opening = None
             self._has_failed = True
             return PushAnswer(failure=PushFailure.LOCAL, message=str(error))
-        self._poster = posting.Poster(self._allow, context, self._resolve, self._names_kept_s)
+        self._poster = posting.Poster(self.allow, context, self._resolve, self._names_kept_s)
         return None

@@ -3,6 +3,8 @@
 A connection is made by the task of its POST, so that ``TRIES`` says for whom: aiohttp makes the
 sockets and asks ``PushConnector`` for each, which is told the address; the name is in the PushTry.
 
+When it changes who may be called, connections that were made before are not used again.
+
 A connection that waits for its next POST is closed after KEEP_ALIVE_S: most servers close one after
 5 s or more, and a POST on a connection that the server is just closing would be a failure that
 nobody made.
@@ -15,8 +17,8 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -24,7 +26,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import RawResponseMessage
 from aiohttp.http_exceptions import BadHttpMessage
 
-from delivery.push.addresses import AllowList, forbidden_text
+from delivery.push.addresses import AllowList
 
 # The addresses of a name. Raises OSError.
 Resolve = Callable[[str], Awaitable[Iterable[str]]]
@@ -151,15 +153,29 @@ class PushConnector(aiohttp.TCPConnector):
             socket_factory=self._socket,
         )
         self._allow = allow
+        self._handlers: WeakSet[_Handler] = WeakSet()
         # There is no public way; the tests notice when this one is gone.
-        self._factory: Any = partial(_Handler, loop=self._loop)
+        self._factory: Any = self._handler
+
+    def _handler(self) -> _Handler:
+        made = _Handler(self._loop)
+        self._handlers.add(made)
+        return made
+
+    def use_none_again(self) -> None:
+        """Closes what waits for its next POST, and all others after their answer."""
+        for each in list(self._handlers):
+            if each.is_asked:
+                each.force_close()
+            else:
+                each.close()
 
     def _socket(self, info: Any) -> socket.socket:
         """A socket for an address that is about to be connected to."""
         family, kind, protocol, _, address = info
         now = TRIES.get()
-        if not self._allow.allows(now.host, address[0]):
-            now.forbidden = forbidden_text(now.host, address[0])
+        if why := self._allow.why_not(now.host, address[0]):
+            now.forbidden = why
             raise _Forbidden(errno.EACCES, now.forbidden)
         now.address = _address_text(address)
         return socket.socket(family, kind, protocol)

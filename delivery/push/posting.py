@@ -67,8 +67,9 @@ class Poster:
         resolve: Resolve | None,
         names_kept_s: int,
     ) -> None:
+        self._connector = PushConnector(allow, context, resolve, names_kept_s)
         self._session = aiohttp.ClientSession(
-            connector=PushConnector(allow, context, resolve, names_kept_s),
+            connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             request_class=PushRequest,
             response_class=PushResponse,
@@ -86,6 +87,10 @@ class Poster:
 
     async def close(self) -> None:
         await self._session.close()
+
+    def use_no_connection_again(self) -> None:
+        """Who may be called has changed: each is asked for again."""
+        self._connector.use_none_again()
 
     async def post(
         self,

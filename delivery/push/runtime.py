@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from delivery.ledger_thread import LedgerThread
+from delivery.push.addresses import AllowList
 from delivery.push.answers import AnswerOutcome
 from delivery.push.demand import wants_more
 from delivery.push.events import EventSource
@@ -34,6 +35,7 @@ from ledger.subscriptions import Subscription
 from ledger.tx import ReadTx
 from ledger.types import Topic
 from shards.pushboard import PushBoard, PushSenderRow, SenderWords, sender_shards
+from shards.pushrules import PushRules
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.push")
@@ -63,6 +65,8 @@ class PushSenders:
         self._secrets = secrets
         self._tools = tools
         self._board = PushBoard(segment)
+        self._rules = PushRules(segment)
+        self._rules_seen = 0
         self._senders: dict[int, PushSender] = {}
         self._ending: set[int] = set()
         self._stale: set[int] = set()
@@ -78,6 +82,11 @@ class PushSenders:
 
     def __len__(self) -> int:
         return len(self._senders)
+
+    @property
+    def allow(self) -> AllowList:
+        """Whom push may call; it follows reloads."""
+        return self._tools.client.allow
 
     def held(self, subscription_id: int) -> str:
         """Why the sender of a subscription sends nothing; empty if it may send."""
@@ -102,6 +111,10 @@ class PushSenders:
         """To be called regularly: notices changes of settings, and what time brings."""
         if self._closed:
             return
+        number = self._rules.number
+        if number != self._rules_seen and (lists := self._rules.read(number)) is not None:
+            self._rules_seen = number
+            self._tools.client.set_rules(*lists)
         if self._asking is None and self._lacking and self._tools.now_ns() >= self._lacks_due_ns:
             self._lacks_due_ns = self._tools.now_ns() + LACKS_NS
             self._stale |= self._lacking

@@ -303,7 +303,7 @@ def test_a_default_derived_from_a_kept_key_is_not_reported() -> None:
 
 def test_exactly_the_documented_keys_are_reloadable() -> None:
     assert {field.name for field in FIELDS if field.reloadable} == {
-        "commit_window_min_ms", "commit_window_max_ms", "log_level",
+        "commit_window_min_ms", "commit_window_max_ms", "log_level", "push_allow", "push_deny",
         "pressure_weights", "put_budget_usd_per_month", "retention_interval_ms",
     }  # fmt: skip
 
@@ -382,6 +382,15 @@ def test_whom_push_may_call_is_a_list_or_text_with_commas(
     file = written(tmp_path, f"push_allow = {text.split(',') if text else []}")
     assert load(file, {}).push_allow == read
     assert loaded().push_allow == ("public",)
+
+
+def test_whom_push_may_not_call_is_a_list_or_text_with_commas(tmp_path: Path) -> None:
+    assert loaded().push_deny == ("own", "metadata")
+    assert loaded(("push_deny", "")).push_deny == ()
+    assert loaded(("push_deny", "Own, 10.0.0.0/8")).push_deny == ("own", "10.0.0.0/8")
+    assert load(written(tmp_path, 'push_deny = ["::1"]'), {}).push_deny == ("::1",)
+    with pytest.raises(ConfigError, match="push_deny must have `own`"):
+        loaded(("push_deny", "a.example"))
 
 
 @pytest.mark.parametrize("entry", ["http://a.example", "10.0.0.1/8", "a b", ",", "*", "127.1"])

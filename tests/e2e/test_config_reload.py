@@ -17,6 +17,7 @@ from tests.e2e.processes import Line, shard_pids
 from tests.e2e.proxy import Fault, object_puts, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
+from tools.receiver.process import ReceiverProcess
 
 
 @pytest.fixture
@@ -119,3 +120,31 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     assert values["records_max"] == {"value": 40, "origin": "environment HEADGATE_RECORDS_MAX"}
     assert values["log_level"] == {"value": "error", "origin": f"file {file}"}
     assert values["uploads_in_flight_max"] == {"value": 4, "origin": "default"}
+
+
+def test_whom_push_may_call_changes_with_a_reload_at_each_shard(data: Path, file: Path) -> None:
+    """Also for a shard that starts later, and for connections that are open."""
+    with ReceiverProcess() as receiver, running(data, shards=2, config_file=file) as daemon:
+        assert daemon.json("PUT", "/v0/topics/t", {}).status == 201
+        push = {"push": {"endpoint": receiver.url("hook"), "rate_max": 1_000}}
+
+        def answers() -> set[int]:
+            """Of as many connections as reach both shards."""
+            return {
+                daemon.json("PUT", f"/v0/topics/t/subscriptions/s{number}", push).status
+                for number in range(20)
+            }
+
+        assert answers() == {400}
+        reload(daemon, file, 'push_allow = ["127.0.0.1"]\n', "push_allow")
+        wait_until(lambda: answers() <= {200, 201}, "both shards to call 127.0.0.1")
+        assert daemon.produce("t", 1).status == 200
+        wait_until(lambda: receiver.counts("hook").posts >= 20, "POSTs of all subscriptions")
+        reload(daemon, file, 'push_allow = ["public"]\n', "changed: push_allow")
+        wait_until(lambda: answers() == {400}, "neither shard to call 127.0.0.1")
+        assert daemon.produce("t", 2).status == 200
+        path = "/v0/topics/t/subscriptions/s0"
+        wait_until(
+            lambda: daemon.get(path).json["push"]["outcomes"].get("forbidden"), "it to be forbidden"
+        )
+        assert receiver.counts("hook").posts == 20

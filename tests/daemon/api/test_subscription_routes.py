@@ -394,11 +394,12 @@ def test_a_push_that_is_resumed_is_not_paused_and_its_senders_hear_of_it(
         before_ns = words.resumed_ns
         assert node.ask("POST", "/s/push/resume").json == {"was_paused": was_paused}
         assert words.resumed_ns > before_ns
-        assert node.ask("GET", "/s").json["config"]["paused"] is False
+        assert node.ask("PUT", "/s", {}).json["config"]["paused"] is False
+    PushBoard(node.segment).withdraw(0, made["subscription_id"])
     node.ask("PUT", "/c", {"paused": True})
     refused = node.ask("POST", "/c/push/resume")
     assert (refused.status, refused.code) == (409, "not_pushed")
-    assert node.ask("GET", "/c").json["config"]["paused"] is True
+    assert node.ask("PUT", "/c", {}).json["config"]["paused"] is True
     assert node.ask("POST", "/none/push/resume").code == "unknown_subscription"
 
 

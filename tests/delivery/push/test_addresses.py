@@ -12,6 +12,7 @@ from delivery.push.addresses import (
     AllowList,
     BadEndpoint,
     ForbiddenEndpoint,
+    IPAddress,
     check_endpoint,
     is_public,
 )
@@ -135,8 +136,70 @@ def test_what_is_no_url_that_can_be_called_is_refused(endpoint: str) -> None:
      "http://[::ffff:127.0.0.1]/", "http://[fe80::1%25eth0]/", "http://0.0.0.0/"],
 )  # fmt: skip
 def test_a_url_that_shows_an_address_which_is_not_allowed_is_refused(endpoint: str) -> None:
-    with pytest.raises(ForbiddenEndpoint, match="not allowed by push_allow: add"):
+    with pytest.raises(ForbiddenEndpoint, match=r"not allowed by push_allow: add|denied by push_d"):
         AllowList(["public"]).check(endpoint)
+
+
+METADATA = ["169.254.169.254", "168.63.129.16", "100.100.100.200", "fd00:ec2::254",
+            "::ffff:168.63.129.16", "64:ff9b::a83f:8110"]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", METADATA)
+def test_hosts_of_a_cloud_are_denied_whatever_name_or_larger_network_leads_there(
+    address: str,
+) -> None:
+    allow = AllowList(["public", "*.example.com", "100.64.0.0/10", "169.254.0.0/16", "::/0"])
+    why = allow.why_not("a.example.com", address)
+    assert why.startswith(
+        f"{address} (a.example.com leads there) is denied by push_deny, which has"
+    )
+    assert AllowList(["0.0.0.0/0", "::/0"], ()).allows("a.example", address), "nothing is denied"
+
+
+def test_of_an_allowed_and_a_denied_network_the_narrower_one_decides() -> None:
+    allow = AllowList(["10.0.0.0/8", "10.1.2.0/24", "10.9.0.0/16"], ["10.1.0.0/16", "10.9.0.0/16"])
+    assert allow.allows("a.example", "10.0.0.1")
+    assert not allow.allows("a.example", "10.1.0.1")
+    assert allow.allows("a.example", "10.1.2.1")
+    assert allow.allows("a.example", "10.9.0.1"), "of two that are alike, push_allow"
+    assert AllowList(["169.254.169.254"]).allows("a.example", "169.254.169.254")
+
+
+def test_addresses_of_this_machine_are_not_public_but_may_be_allowed() -> None:
+    asked: list[str] = []
+
+    def is_own(address: IPAddress) -> bool:
+        asked.append(str(address))
+        return str(address) in ("8.8.8.8", "2606:4700::1")
+
+    for own in ("8.8.8.8", "2606:4700::1", "::ffff:8.8.8.8", "64:ff9b::808:808"):
+        why = AllowList(["public"], is_own=is_own).why_not("a.example", own)
+        assert "denied by push_deny, which has `own`" in why
+        assert AllowList(["public", "a.example"], is_own=is_own).allows("a.example", own)
+        assert AllowList(["public"], (), is_own).allows("a.example", own)
+    assert AllowList(["public", "8.0.0.0/8"], is_own=is_own).allows("a.example", "8.8.8.8")
+    asked.clear()
+    allow = AllowList(["public"], is_own=is_own)
+    assert allow.allows("a.example", "1.1.1.1") and not allow.allows("a.example", "10.0.0.1")
+    assert asked == ["1.1.1.1"]
+
+
+@pytest.mark.parametrize("entry", ["", "a.example", "*.example.com", "10.0.0.1/8", "public", "*"])
+def test_only_addresses_networks_and_their_words_can_be_denied(entry: str) -> None:
+    with pytest.raises(ValueError, match="must have"):
+        AllowList((), [entry])
+
+
+def test_lists_that_are_set_are_those_of_all_who_have_the_object() -> None:
+    allow = AllowList(["public", "a.example"])
+    allow.set(["10.0.0.0/8"], ["10.1.0.0/16"])
+    assert (allow.entries, allow.denied) == (("10.0.0.0/8",), ("10.1.0.0/16",))
+    assert not allow.allows("a.example", "8.8.8.8") and not allow.allows("b.example", "10.1.0.1")
+    with pytest.raises(ValueError, match="must have"):
+        allow.set(["public"], ["x"])
+    with pytest.raises(ValueError, match="at most 256 characters"):
+        allow.set(["[" * 300 + "::1]"], ())
+    assert allow.entries == ("10.0.0.0/8",)
 
 
 def test_a_name_is_not_looked_up_for_the_check() -> None:

@@ -317,6 +317,19 @@ def test_an_address_that_is_not_allowed_is_not_connected_to(url: str) -> None:
     assert judge(answer).outcome is AnswerOutcome.RECEIVER
 
 
+def test_no_connection_is_used_again_after_a_change_of_whom_to_call(evil: EvilReceiver) -> None:
+    async def scenario(client: PushClient) -> list[PushAnswer]:
+        first = await client.post(f"{evil.plain}/ok", {}, b"x", PATIENT_MS)
+        client.set_rules(["public"], ())
+        denied = await client.post(f"{evil.plain}/ok", {}, b"x", PATIENT_MS)
+        client.set_rules(["127.0.0.0/8"], ())
+        return [first, denied, await client.post(f"{evil.plain}/ok", {}, b"x", PATIENT_MS)]
+
+    answers = run(scenario)
+    assert [each.status for each in answers] == [200, None, 200]
+    assert answers[1].failure is PushFailure.FORBIDDEN
+
+
 def test_it_is_the_address_that_counts_and_not_the_name(evil: EvilReceiver) -> None:
     """A name leads to an address that is allowed, and at the next look to one that is not."""
     port = evil.plain.rpartition(":")[2]
