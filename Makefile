@@ -8,6 +8,9 @@ PYTEST := $(BIN)/python -m pytest
 CPUS := $(shell nproc)
 WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
 
+# Containers set it. Then each process compiles all that it imports, and takes twice the CPU to start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist clean
 

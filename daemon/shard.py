@@ -30,13 +30,13 @@ import uvloop
 
 from daemon import inherit, logs, open_files
 from daemon.after_commit import AfterCommit
+from daemon.api import openapi
 from daemon.api.admin import AdminRoutes
 from daemon.api.application import Api
 from daemon.api.consumer_routes import ConsumerRoutes
 from daemon.api.cursor_routes import CursorRoutes
 from daemon.api.daemon_routes import DaemonRoutes
 from daemon.api.diff_routes import DiffRoutes
-from daemon.api.openapi import DOCUMENT as OPENAPI
 from daemon.api.plan_routes import PlanRoutes
 from daemon.api.route import Handlers
 from daemon.api.router_routes import RouterRoutes
@@ -301,7 +301,7 @@ class Shard:
             ),
             watch=WatchRoutes(self.topics, partitions, self._after.hub, self._after.priorities),
             plans=PlanRoutes(self.topics, ledger, config),
-            daemon=DaemonRoutes(StatusBuilder(self.segment, config), OPENAPI),
+            daemon=DaemonRoutes(StatusBuilder(self.segment, config), openapi.served),
             admin=self._admin,
         )
         self.api = Api(

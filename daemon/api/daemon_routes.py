@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from daemon.api import metrics
@@ -19,7 +21,7 @@ from shards.clock import monotonic_ns
 class DaemonRoutes:
     """The daemon, as one of its shards knows it."""
 
-    def __init__(self, status: StatusBuilder, openapi: dict[str, Any]) -> None:
+    def __init__(self, status: StatusBuilder, openapi: Callable[[], dict[str, Any]]) -> None:
         self._status = status
         self._openapi = openapi
 
@@ -57,4 +59,4 @@ class DaemonRoutes:
 
     async def openapi(self) -> dict[str, Any]:
         """``/openapi.json``."""
-        return self._openapi
+        return await asyncio.to_thread(self._openapi)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -163,4 +164,7 @@ def _summary_of(type_: Any) -> str:
     return " ".join((text or "JSON.").split()).partition(". ")[0].removesuffix(".") + "."
 
 
-DOCUMENT = document(ROUTES)
+@cache
+def served() -> dict[str, Any]:
+    """The document of all routes. The first call takes about 0.2 s, a third of a shard's start."""
+    return document(ROUTES)

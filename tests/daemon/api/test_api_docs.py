@@ -8,7 +8,7 @@ from pathlib import Path
 from daemon.api import schemas
 from daemon.api.api_docs import with_tables
 from daemon.api.metric_table import METRICS
-from daemon.api.openapi import DOCUMENT
+from daemon.api.openapi import served
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "http-api.md").read_text()
@@ -31,7 +31,7 @@ def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
     assert len(shown) == len(set(shown))
     # Their fields are those of TopicConfig and ShownConfig, all optional.
     settings = {"TopicSettings", "SubscriptionSettings"}
-    assert set(DOCUMENT["components"]["schemas"]) - settings <= set(shown)
+    assert set(served()["components"]["schemas"]) - settings <= set(shown)
 
 
 def test_a_table_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from daemon.api.openapi import DOCUMENT
+from daemon.api.openapi import served
 from daemon.api.route import Handlers, Route
 from daemon.api.routes import ROUTES
 from daemon.api.streaming import EncodedJson, Streaming, Text
@@ -56,7 +56,7 @@ def test_a_handler_returns_the_types_that_its_row_promises(route: Route, handler
 def test_a_query_parameter_of_the_document_is_described_and_is_never_null() -> None:
     found = [
         parameter
-        for item in DOCUMENT["paths"].values()
+        for item in served()["paths"].values()
         for operation in item.values()
         if isinstance(operation, dict)
         for parameter in operation.get("parameters", ())
