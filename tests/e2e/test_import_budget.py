@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.cli.importing.daemon_model import IntervalLaw
 from tests.e2e.daemon import Daemon, running
 
 FILE_BYTES = 16_000_000
+TURNS = 3
 
 
 @pytest.fixture
@@ -30,19 +32,13 @@ def test_the_budget_finds_what_pays_and_the_law_on_processing_over_interval_coll
     files = write_files(tmp_path / "files", FILE_BYTES)
     law = IntervalLaw(CEILING_BYTES, interval_s=0.0005)
     law.bytes = START_BYTES  # where ours begins
-    # Other work on the machine takes from a rate and adds to none: the best of several is compared,
-    # and not one of each, of which only one may have met it.
-    best = best_all_in = 0.0
-    for attempt in range(6):
-        all_in = import_files(AllIn(), daemon.url, f"all-in-{attempt}", files)
-        ours = import_files(ByteBudget(), daemon.url, f"ours-{attempt}", files)
-        assert ours.peak_bytes <= CEILING_BYTES
-        best_all_in = max(best_all_in, all_in.bytes_per_s)
-        best = max(best, ours.bytes_per_s)
-        if best >= 0.8 * best_all_in:
-            break
+    ours, all_in = [], []
+    for turn in range(TURNS):  # in alternation, so that other work on the machine meets both
+        all_in.append(import_files(AllIn(), daemon.url, f"all-in-{turn}", files))
+        ours.append(import_files(ByteBudget(), daemon.url, f"ours-{turn}", files))
+    assert max(each.peak_bytes for each in ours) <= CEILING_BYTES
+    rate = mean(each.bytes_per_s for each in ours)
+    assert rate >= 0.9 * mean(each.bytes_per_s for each in all_in), (ours, all_in)
     collapsed = import_files(law, daemon.url, "by-interval", files[:2])
     assert law.bytes == IntervalLaw.FLOOR_BYTES
-    # 0.9 and more on a quiet machine; the rest is for one that is not.
-    assert best >= 0.8 * best_all_in
-    assert collapsed.bytes_per_s <= 0.6 * best
+    assert collapsed.bytes_per_s <= 0.6 * rate

@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from daemon.http.limits import HttpLimits
+from shards.clock import monotonic_ns
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_for_heartbeats, wait_until
+from tests.e2e.load import load
 
 RING = 16 << 20
 BODY_MAX = 4 << 20
@@ -269,6 +271,40 @@ def test_a_shard_that_is_silent_raises_an_alarm_and_the_ladder_and_refuses_nothi
         assert "refuse begins" not in daemon.text
         assert daemon.status()["shards"][1]["pid"] == pid, "it was not killed"
         assert daemon.produce("after", 1).status == 200
+
+
+@pytest.mark.slow
+def test_puts_per_second_fall_as_the_window_grows(tmp_path: Path) -> None:
+    """Row T10."""
+    settings = SETTINGS | {"commit_window_min_ms": 20, "commit_window_max_ms": 400}
+    rates = []
+    with (
+        running(tmp_path / "data", shards=1, settings=settings) as daemon,
+        load(daemon, [("t", 0)], connections=8, depth=1, pause_s=0.002) as run,
+    ):
+        for level in (0.0, 0.5, 0.9):
+            with announced(daemon, round((0.25 + 0.75 * level) * RING) if level else 0):
+                window_ms = 20 + 380 * max(0.0, level - 0.4) / 0.6
+
+                def grown(window_ms: float = window_ms) -> bool:
+                    return abs(float(daemon.status()["window_ms"]) - window_ms) < 0.05 * window_ms
+
+                wait_until(grown, f"a window of {window_ms:.0f} ms")
+                before, began_ns = store_puts(daemon), monotonic_ns()
+
+                def enough(before: int = before) -> int:
+                    count = store_puts(daemon) - before
+                    return count if count > 30 else 0
+
+                puts = wait_until(enough, "PUTs")
+                rates.append(puts / (monotonic_ns() - began_ns) * 1e9)
+        run.stop()
+        assert not run.unknown and not run.refused
+    assert rates[1] < 0.5 * rates[0] and rates[2] < 0.5 * rates[1], rates
+
+
+def store_puts(daemon: Daemon) -> int:
+    return int(daemon.status()["store"]["puts"])
 
 
 @pytest.mark.slow

@@ -105,6 +105,16 @@ def test_a_lease_whose_ledger_errors_end_its_upload_and_not_its_process_is_found
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_million_steps_come_to_rest_also_under_the_highest_pressure(seed: int) -> None:
+    """Row D4, with the other seeds: 8 x 125,000."""
+    outcome = simulate(1_000 + seed, 125_000)
+    assert outcome.steps >= 125_000
+    assert outcome.drained, "nothing had to come to rest under the highest pressure"
+
+
+@pytest.mark.slow
 def test_stuck_leases_without_an_alarm_are_found() -> None:
     with patch.object(orphans, "_is_stuck", lambda _: False):
         assert "a stuck lease has its alarm" in str(first_failure())
