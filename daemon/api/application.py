@@ -168,6 +168,10 @@ class Api:
         """Finds the handler. Raises ApiError 404, 405, 400."""
         return self._router.find(head)
 
+    def is_probe(self, route: Any) -> bool:
+        """Whether it shows whether the daemon works."""
+        return isinstance(route, Found) and route.route.is_probe
+
     def admit(self, request: Request, body_bytes: int | None) -> object | None:
         """Promises space for a body, before it is taken in."""
         found: Found = request.head.route

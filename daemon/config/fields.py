@@ -100,6 +100,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_down_not_ready_ms: int
     standstill_after_ms: int
     streams_max: int
+    connections_per_address_max: int | None
     cors_origins: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
     admin_over_tcp: bool
@@ -309,6 +310,12 @@ FIELDS: tuple[Field, ...] = (
           " for this long, although it could", check=between(1_000, 86_400_000)),
     Field("streams_max", COUNT, 10_000, "streams",
           "most streams (watches) of a shard; a further one gets 503. Each needs an open file",
+          check=between(1, 1_000_000)),
+    Field("connections_per_address_max", optional(COUNT), None, "connections",
+          "most connections of a shard that come from one address (of IPv6, from one network of 64"
+          " bits) and are not streams; by default three quarters of all, 6,144. For a further one,"
+          " the one that has been idle for the longest time, and for a second at least, is closed;"
+          " if there is none, it gets 503",
           check=between(1, 1_000_000)),
     Field("cors_origins", ORIGINS, (), "",
           "web pages that may use the API from another origin: origins like `https://example.org`,"

@@ -36,6 +36,10 @@ class Application(Protocol):
         """
         ...
 
+    def is_probe(self, route: Any) -> bool:
+        """Whether requests of this route are answered on a connection too many."""
+        ...
+
     def admit(self, request: Request, body_bytes: int | None) -> object | None:
         """A token for the space that this request is promised, None if it needs none, or QUEUED.
 

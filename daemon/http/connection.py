@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from daemon.api.errors import ApiError
 from daemon.http.head import bad_request, unreadable_head
+from daemon.http.places import ConnectionPlaces
 from daemon.http.receiver import (
     BODY,
     CLOSED,
@@ -45,10 +46,14 @@ class Front(Service, Protocol):
     """What a connection needs of its server."""
 
     def connection_made(self, connection: Connection) -> ApiError | None:
-        """Takes a connection in; an error says why it must be refused."""
+        """Takes a connection in; an error says why all but probes must be refused."""
 
     def connection_lost(self, connection: Connection) -> None:
         """Forgets a connection."""
+
+    @property
+    def places(self) -> ConnectionPlaces[Connection]:
+        """Who may have a connection."""
 
 
 class Connection(Receiver, asyncio.Protocol):
@@ -70,8 +75,7 @@ class Connection(Receiver, asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=self.server.limits.write_buffer_high_bytes)
         refusal = self.server.connection_made(self)
         if refusal is not None:
-            self.last_ns = monotonic_ns()
-            self._refuse_and_end(unreadable_head(), refusal)
+            self._serve_probes_only(refusal)
 
     def data_received(self, data: bytes) -> None:
         self.last_ns = monotonic_ns()
@@ -168,6 +172,7 @@ class Connection(Receiver, asyncio.Protocol):
         self.queue = _NO_REQUESTS
         self.stream = stream
         self.server.streams.add(stream)
+        self.server.places.leave(self)
         # From now on, writing pauses whenever the buffer is not empty.
         self.transport.set_write_buffer_limits(high=0)
         self.transport.write(head)
@@ -239,6 +244,21 @@ class Connection(Receiver, asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Closes a connection on which nothing is under way."""
         if self._phase == HEAD and not self.queue and not self.buffer and not self._feeding:
+            self.transport.close()
+
+    def idle_since_ns(self) -> int | None:
+        """Since when no request is under way; None while one is."""
+        if self.shut_ns:
+            return self.shut_ns
+        if self._phase != HEAD or self._hold or self.queue or self._feeding:
+            return None
+        return self._since_ns if self.buffer else max(self.last_ns, self.answered_ns)
+
+    def give_way(self) -> None:
+        """Ends a connection that is idle."""
+        if self.shut_ns:
+            self.transport.abort()
+        else:
             self.transport.close()
 
     def end(self) -> None:

@@ -27,8 +27,11 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     discard_bytes_max: int = 256 * KIB
     # Requests of one connection that are not answered yet; reading pauses at the limit.
     requests_outstanding_max: int = 128
-    # Connections that are not streams. Beyond it, some are told why they are refused.
+    # Connections that are not streams; and of these, those of one address: three quarters of them
+    # if None, so that nobody shuts all others out, and a proxy has enough.
     connections_max: int = 8_192
+    connections_per_address_max: int | None = None
+    # Beyond these, this many are told why they are refused, and probes among them are answered.
     connections_told_max: int = 1_024
     streams_max: int = 10_000
     # A client has nothing to say on a stream. Some send an empty line, or a request by mistake.
@@ -63,4 +66,8 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 
 def http_limits(config: Config) -> HttpLimits:
     """Those of a shard of this configuration."""
-    return HttpLimits(body_bytes_max=config.body_bytes_max, streams_max=config.streams_max)
+    return HttpLimits(
+        body_bytes_max=config.body_bytes_max,
+        streams_max=config.streams_max,
+        connections_per_address_max=config.connections_per_address_max,
+    )

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 from daemon.api.errors import ApiError, too_large
@@ -45,6 +46,11 @@ logger = logging.getLogger(__name__)
 
 HEAD, BODY, DISCARD, WAIT, IGNORE, STREAM, CLOSED = range(7)
 HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION = 1, 2, 4
+
+
+def _no_head(_: bytes) -> Head | None:
+    """Instead of a look into the cache."""
+    return None
 
 
 class Service(Shared, Protocol):
@@ -75,12 +81,14 @@ class Receiver(Sender):
         "_known_head",
         "_outstanding_max",
         "_phase",
+        "_refusal",
         "_resumed",
         "_since_ns",
         "_taking",
         "_token",
         "buffer",
         "continue_due",
+        "is_local",
         "last_ns",
     )
 
@@ -89,9 +97,11 @@ class Receiver(Sender):
     def __init__(self, server: Service, *, is_local: bool) -> None:
         super().__init__(server)
         self._application = server.application
+        self.is_local = is_local
+        self._refusal: ApiError | None = None  # of everything but a probe
         # A head is checked once, so those of the two kinds of sockets must not meet.
         self._heads = server.local_heads if is_local else server.tcp_heads
-        self._known_head = self._heads.known
+        self._known_head: Callable[[bytes], Head | None] = self._heads.known
         self._body_bytes_max = server.limits.body_bytes_max
         self._outstanding_max = server.limits.requests_outstanding_max
         self.buffer = b""
@@ -183,6 +193,11 @@ class Receiver(Sender):
         elif self.server.draining:
             self._end_if_done()
 
+    def _serve_probes_only(self, refusal: ApiError) -> None:
+        """For a connection too many: one probe is answered, anything else is refused."""
+        self._refusal = refusal
+        self._known_head = _no_head
+
     def _take(self, head: Head, body: bytes) -> None:
         """A request whose body came with its head."""
         request = Request(head, body, self.last_ns, self)
@@ -240,11 +255,16 @@ class Receiver(Sender):
         except ApiError as error:
             self._refuse_and_end(unreadable_head(), error)
             return None
-        head.is_local = self._heads is server.local_heads
+        head.is_local = self.is_local
         try:
             if server.guard is not None and not head.is_local:
                 server.guard.check(head)
             head.route = server.application.route(head)
+            if self._refusal is not None:
+                if not server.application.is_probe(head.route):
+                    raise self._refusal
+                head.keep_alive = head.plain = False
+                return head
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
             head.route = error  # raised again when the request has its place in the queue
             return head

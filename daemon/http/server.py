@@ -20,6 +20,7 @@ from daemon.http.cors import Cors
 from daemon.http.guard import Guard
 from daemon.http.head import HeadCache
 from daemon.http.limits import HttpLimits
+from daemon.http.places import ConnectionPlaces
 from daemon.http.request import Sender
 from daemon.http.stream import Streams
 from daemon.http.unsent import Unsent
@@ -32,6 +33,12 @@ logger = logging.getLogger(__name__)
 _WHEEL_SLOTS = 32
 _CHECK_PERIOD_MS_MAX = 5_000
 _LISTEN_BACKLOG = 1024
+
+
+def places_of(limits: HttpLimits) -> ConnectionPlaces[Connection]:
+    """No connection yet."""
+    of_address = limits.connections_per_address_max or max(1, limits.connections_max * 3 // 4)
+    return ConnectionPlaces(limits.connections_max, of_address, limits.connections_told_max)
 
 
 def streams_of(limits: HttpLimits) -> Streams:
@@ -55,6 +62,7 @@ class Server:
     def __init__(self) -> None:
         self.application: Application
         self._limits = HttpLimits()
+        self.places = places_of(self._limits)
         self.streams = streams_of(self._limits)
         self.unsent = unsent_of(self._limits)
         self.unread = unread_of(self._limits)
@@ -80,6 +88,7 @@ class Server:
     @limits.setter
     def limits(self, limits: HttpLimits) -> None:
         self._limits = limits
+        self.places = places_of(limits)
         self.streams = streams_of(limits)
         self.unsent = unsent_of(limits)
         self.unread = unread_of(limits)
@@ -196,24 +205,30 @@ class Server:
             self._timer = None
 
     def connection_made(self, connection: Connection) -> ApiError | None:
-        """Takes a connection in; an error says why it must be refused."""
-        limit = self.limits.connections_max
-        if self.connections >= limit + self.limits.connections_told_max:
-            connection.transport.abort()
+        """Takes a connection in; an error says why all but probes must be refused."""
         self._wheel.add(connection)
-        if self.connections <= limit:
+        if connection.is_local:
             return None
+        peer = connection.transport.get_extra_info("peername")
+        places = self.places
+        if places.take(connection, peer[0] if peer else "", self.now_ns):
+            return None
+        if not places.reserve(connection):
+            connection.transport.abort()
         return ApiError(
             503,
             "too_many_connections",
-            f"this shard serves at most {limit} connections; use fewer, or more shards",
-            {"limit": limit},
+            f"this shard serves at most {places.limit} connections, {places.address_limit} of one"
+            " address, and all have requests under way; use fewer, raise"
+            " connections_per_address_max, or use more shards",
+            {"limit": places.limit, "limit_of_address": places.address_limit},
             retry_after_s=1,
             close=True,
         )
 
     def connection_lost(self, connection: Connection) -> None:
         """Forgets a connection."""
+        self.places.leave(connection)
         self._wheel.remove(connection)
         if not self._wheel:
             for future in self._drained:

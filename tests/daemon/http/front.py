@@ -57,6 +57,9 @@ class Script:
             raise ZeroDivisionError("route")
         return head.segments[0] if head.segments else ""
 
+    def is_probe(self, route: str) -> bool:
+        return route == "probe"
+
     def let_in(self) -> None:
         """Admits the first that waits."""
         request = self.queued.pop(0)

@@ -15,8 +15,8 @@ class MemoryTransport(asyncio.Transport):
     The socket takes ``room`` bytes; what is written beyond that waits until ``take``.
     """
 
-    def __init__(self, room: float = math.inf) -> None:
-        super().__init__()
+    def __init__(self, room: float = math.inf, address: str = "127.0.0.1") -> None:
+        super().__init__({"peername": (address, 1)})
         self.written = bytearray()
         self.room = room
         self.protocol: Connection | None = None
@@ -82,11 +82,15 @@ class MemoryTransport(asyncio.Transport):
 
 
 def connect(
-    server: Server, room: float = math.inf, *, is_local: bool = False
+    server: Server,
+    room: float = math.inf,
+    *,
+    is_local: bool = False,
+    address: str = "127.0.0.1",
 ) -> tuple[Connection, MemoryTransport]:
     """A connection of ``server`` over a memory transport."""
     connection = Connection(server, is_local=is_local)
-    transport = MemoryTransport(room)
+    transport = MemoryTransport(room, address)
     transport.protocol = connection
     connection.connection_made(transport)
     return connection, transport

@@ -296,28 +296,38 @@ class TestRefusals:
             front.answer(1, b"{}")
             assert client.ended()
 
-    def test_one_connection_too_many_is_503(self) -> None:
+    def test_one_connection_too_many_is_503_but_for_a_probe(self) -> None:
         with serving(connections_max=1) as front, front.client() as first:
-            first.send(get("/echo"))
-            assert first.answer().status == 200
+            first.send(get("/later"))
+            front.script.wait_for_later(1)
             with front.client() as second:
+                second.send(get("/echo"))
                 answer = second.answer()
                 assert (answer.status, answer.code) == (503, "too_many_connections")
                 assert second.ended()
-            first.send(get("/echo"))
+            for _ in range(2):  # which no cache of heads answers otherwise
+                with front.client() as probe:
+                    probe.send(get("/probe"))
+                    answer = probe.answer()
+                    assert (answer.status, answer.headers["connection"]) == (200, "close")
+                    assert probe.ended()
+            front.answer(0, b"{}")
             assert first.answer().status == 200
 
     def test_a_crowd_beyond_the_limit_is_dropped_without_a_word(self) -> None:
         with (
-            serving(connections_max=1, connections_told_max=1, linger_ms=60_000) as front,
+            serving(connections_max=1, connections_told_max=1) as front,
             front.client() as first,
         ):
-            first.send(get("/echo"))
-            assert first.answer().status == 200
+            first.send(get("/later"))
+            front.script.wait_for_later(1)
             with front.client() as second:
+                second.send(post("/echo", b"x")[:-1])  # its request is under way
                 assert second.answer().status == 503
-                with front.client() as third:
-                    assert third.ended()
+                with front.client() as third:  # takes the place of one that lingers
+                    third.send(get("/echo"))
+                    assert third.answer().status == 503
+                    assert second.ended()
 
 
 class TestExpectations:

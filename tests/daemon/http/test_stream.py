@@ -175,7 +175,8 @@ class TestOpening:
         connection, transport = shard.connect()
         connection.data_received(get("/free"))
         assert transport.written.startswith(b"HTTP/1.1 200 OK")
-        _, third = shard.connect()
+        connection, third = shard.connect()
+        connection.data_received(get("/free"))
         assert third.written.startswith(b"HTTP/1.1 503 ")
 
     def test_a_start_that_fails_ends_the_connection(self, caplog: pytest.LogCaptureFixture) -> None:
