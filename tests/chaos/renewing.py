@@ -192,7 +192,7 @@ class Sink(Client):
             if status == 200:
                 self._written.add(Answered(attempt, status, answer["first_seq"]))
                 return True
-            if status:
+            if status not in (0, 504):
                 self._written.add(Answered(attempt, status))
             if status == 412:
                 where = answer["error"]["detail"]["position"]
