@@ -232,10 +232,11 @@ class Trimmed(msgspec.Struct, frozen=True, tag="trimmed"):
 
 
 class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
-    """A topic is about to be deleted, or (``done``) was deleted and created again."""
+    """A topic is about to be deleted, is ``gone``, or (``done``) was deleted and created again."""
 
     topic: str
-    done: bool
+    done: bool = False
+    gone: bool = False
 
 
 class Pushes(msgspec.Struct, frozen=True, tag="pushes"):

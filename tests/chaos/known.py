@@ -46,7 +46,8 @@ class Known:
         self.ends: dict[Place, int] = {}
         self.evicted: dict[Place, int] = defaultdict(int)
         self.trimmed: dict[Place, int] = defaultdict(int)  # of these, by request
-        self.renewed: set[str] = set()  # topics of which only the last life can be read
+        # Topics of which only the last life can be read, and the line when the one before was gone.
+        self.renewed: dict[str, int] = {}
         self.caps: dict[Place, int] = {}
         self.watchers: dict[str, Watching] = {}
         self.lossy: set[str] = set()
@@ -65,7 +66,7 @@ class Known:
                 if line.attempt in self.sent and line.attempt not in self._straddling:
                     self.answers[line.attempt] = line
             elif isinstance(line, Renewed):
-                self._renew(line)
+                self._renew(line, number)
             elif isinstance(line, Page):
                 self.pages.append(line)
                 if line.gap is not None and line.reason in EVICTED:
@@ -119,10 +120,13 @@ class Known:
         for sent in self.sent.values():
             self.attempts[sent.records].append(sent)
 
-    def _renew(self, line: Renewed) -> None:
+    def _renew(self, line: Renewed, number: int) -> None:
         """What was stored before a topic was deleted is gone; what was on its way is here or not.
         Until the topic is there again, attempts are on their way."""
-        self.renewed.add(line.topic)
+        if line.gone:
+            self.renewed[line.topic] = number
+            return
+        self.renewed.setdefault(line.topic, number)
         for attempt, sent in list(self.sent.items()):
             if sent.place[0] != line.topic or attempt in self._straddling:
                 continue

@@ -106,8 +106,9 @@ class LettersOperator(Client):
 
     def _renew(self) -> None:
         path = f"/v0/topics/{LOST[0]}"
-        self._written.add(Renewed(LOST[0], done=False))
+        self._written.add(Renewed(LOST[0]))
         until_answered(self._port, "DELETE", f"{path}?force=true", None, (200, 404))
+        self._written.add(Renewed(LOST[0], gone=True))
         self.stopping.wait(self._rng.uniform(*PAUSE_S))
         until_answered(self._port, "PUT", path, {"partitions": 1}, (200, 201))
         self._written.add(Renewed(LOST[0], done=True))

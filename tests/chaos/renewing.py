@@ -130,7 +130,7 @@ class Renewer(Client):
         (each,) = (each for each in SUBSCRIPTIONS if each.topic == RENEWED)
         with self._lives.renewed(each.subscription) as former:
             self._written.add(Ended(former, now_ms(), with_topic=True))
-            self._written.add(Renewed(RENEWED, done=False))
+            self._written.add(Renewed(RENEWED))
             self._replace(f"/v0/topics/{RENEWED}", {"partitions": 1})
             self._written.add(Renewed(RENEWED, done=True))
             settings = subscriptions.settings_of(each)

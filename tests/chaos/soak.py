@@ -203,8 +203,9 @@ class SoakOperator(Client):
 
     def _renew(self, topic: str) -> None:
         path = f"/v0/topics/{topic}"
-        self._written.add(Renewed(topic, done=False))
+        self._written.add(Renewed(topic))
         until_answered(self._port, "DELETE", f"{path}?force=true", None, (200, 404))
+        self._written.add(Renewed(topic, gone=True))
         self.stopping.wait(self._rng.uniform(*PAUSE_S))
         until_answered(self._port, "PUT", path, {"partitions": 1}, (200, 201))
         self._written.add(Renewed(topic, done=True))

@@ -33,7 +33,7 @@ from tests.chaos.lives import Lives
 from tests.chaos.pushed import HELD_MS
 
 T: Place = ("t", 0)
-AGAIN: list[Line] = [Renewed("t", done=False), Renewed("t", done=True)]
+AGAIN: list[Line] = [Renewed("t"), Renewed("t", done=True)]
 SUBSCRIBED = Subscribed("s", "t", "shared", "drop", 3, 8_000)
 _FIRST = Message(0, 1, "1.1.0")
 PUSHES = Pushes("p", "t", "shared", "drop", 3, 10.0, 1, 4, 4_000)
@@ -95,7 +95,8 @@ def test_each_life_may_store_a_dead_letter_of_what_it_could_not_deliver() -> Non
     assert names(lines(both, 3)) == names(lines(accepted, 2)) == {"reburied"}
     assert names(lines([], 1)) == {"unserved"}, "a letter of a former life finished it"
     assert names([*lines(both, 0), *AGAIN]) == {"unserved"}
-    assert names([*lines(both, 0), Renewed("buried", done=True)]) == set()
+    assert names([*lines(both, 0), Renewed("buried", gone=True)]) == set()
+    assert names([Renewed("buried", gone=True), *lines(both, 0)]) == {"unserved"}
 
 
 def test_what_was_read_and_trimmed_counts_as_kept() -> None:
