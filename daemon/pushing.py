@@ -18,6 +18,7 @@ from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
 from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from shards.clock import monotonic_ns, wall_ms
+from shards.endpointholds import EndpointHolds
 from shards.segment import Segment
 
 
@@ -47,8 +48,8 @@ def push_senders(
     )
     client = PushClient(AllowList(config.push_allow, config.push_deny), config.push_ca_file)
     tools = SenderTools(
-        owners, client, limits, learned, QueuedBudget(QUEUED_BYTES_MAX), monotonic_ns, wall_ms,
-        may_deliver, failed,
+        owners, client, limits, learned, QueuedBudget(QUEUED_BYTES_MAX), EndpointHolds(segment),
+        monotonic_ns, wall_ms, may_deliver, failed,
     )  # fmt: skip
     secrets = SecretsFile(Path(config.data_dir))
     return PushSenders(segment, shard, ledger, version, secrets, tools)

@@ -57,6 +57,7 @@ use
 push share: all        the shard of the row
 others; push sender:
 all words
+endpoint hold          any shard, any time (shards/endpointholds.py)
 recency                any shard, any time: see below
 topic row: all words   the shard of the row (delivery/topic_rows.py)
 topic slot: all words  the holder of the lock of the slots, once (shards/topiccounts.py)
@@ -294,6 +295,7 @@ PUSH_LATENCIES = 24
 FIGURES_WORDS = 7 * LINE_WORDS
 # Of two texts: each has two lists of 1,000 entries, of at most 256 characters.
 PUSH_RULES_BYTES = 1 << 20
+HOLD_LINES = 512  # of eight pauses that receivers asked for (shards/endpointholds.py); 32 KiB
 PAGE_BYTES = 4096
 
 # When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
@@ -491,9 +493,14 @@ class Layout(Struct, frozen=True):
         return self.figures(SUBSCRIPTION_SLOTS, 0)
 
     @property
+    def endpoint_holds(self) -> int:
+        """Index, among the sparse words, of the first pause that a receiver asked for."""
+        return self.push_rules + 2 * PUSH_RULES_BYTES // WORD_BYTES
+
+    @property
     def sparse_words(self) -> int:
         """How many those are: 512 KiB a shard, and 2 MiB."""
-        return self.push_rules + 2 * PUSH_RULES_BYTES // WORD_BYTES
+        return self.endpoint_holds + HOLD_LINES * LINE_WORDS
 
     @property
     def size_bytes(self) -> int:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum, unique
 from typing import NamedTuple
 
@@ -236,15 +236,6 @@ class PushBoard:
             if shares[start + at.V_SUBSCRIPTION] == subscription_id
         ]
 
-    def held_until_ns(self, slot: int, subscription_id: int, shards: Iterable[int]) -> int:
-        """Until when the receiver asked any sender of these shards to wait; 0 for never."""
-        latest, sparse = 0, self._sparse
-        for shard in shards:
-            index = self._layout.figures(slot, shard)
-            if sparse[index + at.F_SUBSCRIPTION] == subscription_id:
-                latest = max(latest, sparse[index + at.F_HELD_UNTIL_NS])
-        return latest
-
     def _row(self, slot: int, shard: int, share: list[int]) -> PushSenderRow:
         found = _figures(self._sparse, self._layout.figures(slot, shard))
         joins, granted = share[at.V_JOINS], share[at.V_GRANTED]
@@ -385,11 +376,6 @@ class SenderWords:
             return
         self._figures[at.F_NEXT_NS] = next_ns
         self._figures[at.F_HELD_UNTIL_NS] = held_until_ns
-
-    @property
-    def held_until_ns(self) -> int:
-        """What was told last: after ``join``, by a predecessor that died. 0 for never."""
-        return int(self._figures[at.F_HELD_UNTIL_NS])
 
     def began(self) -> None:
         """Counts an attempt."""

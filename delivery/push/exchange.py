@@ -74,6 +74,7 @@ async def _turn(sender: PushSender, tools: SenderTools) -> None:
     while True:
         now_ns = tools.now_ns()
         limiter.set_maximum(sender.words.follow(), now_ns)
+        sender.hold_with_others()
         next_ns = limiter.test_ns(now_ns)
         is_ours = tools.may_deliver()
         # While the client loads its library no POST begins: it would count as the receiver's time.

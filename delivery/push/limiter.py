@@ -282,7 +282,7 @@ class Limiter:
         self._held_ns = max(self._held_ns, until_ns)
 
     def hold_with_others(self, until_ns: int) -> None:
-        """Until when the senders of other shards are held, 0 for none; the last call counts."""
+        """Until when all senders to this receiver are held, 0 for none; the last call counts."""
         self._held_others_ns = until_ns
 
     def release(self) -> None:

@@ -34,7 +34,7 @@ from ledger.push_rates import PushRate
 from ledger.subscriptions import Subscription
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.pushboard import PushBoard, PushSenderRow, SenderWords, sender_shards
+from shards.pushboard import PushBoard, PushSenderRow, SenderWords
 from shards.pushrules import PushRules
 from shards.segment import Segment
 
@@ -123,8 +123,6 @@ class PushSenders:
         for sender in self._senders.values():
             if sender.number == 0:
                 self._offer(sender.job.subscription, is_pushed=True)
-            if sender.job.push.senders > 1:
-                sender.limiter.hold_with_others(self._held_elsewhere(sender.job))
             sender.look()
 
     def topic_changed(self, topic: Topic) -> None:
@@ -133,15 +131,6 @@ class PushSenders:
             subscription_id
             for subscription_id, sender in self._senders.items()
             if sender.job.source.topic_id == topic.topic_id
-        )
-
-    def _held_elsewhere(self, job: SenderJob) -> int:
-        """Until when the receiver asked the senders of other shards to wait."""
-        subscription = job.subscription
-        subscription_id, senders = subscription.subscription_id, job.push.senders
-        there = sender_shards(subscription_id, senders, self._shards)
-        return self._board.held_until_ns(
-            subscription.slot, subscription_id, [each for each in there if each != self._shard]
         )
 
     async def test(self, asked: TryPush) -> PushExchange:

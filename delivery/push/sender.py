@@ -52,6 +52,7 @@ from ledger.errors import LedgerError
 from ledger.push_rates import PushRate
 from ledger.push_settings import PushSettings
 from ledger.subscriptions import Subscription, SubscriptionConfig
+from shards.endpointholds import EndpointHolds
 from shards.pushboard import PushState, SenderWords
 
 log = logging.getLogger("headgate.push")
@@ -79,6 +80,7 @@ class SenderTools(NamedTuple):
     limits: LimiterSettings
     learned: LearnedRates
     queued: QueuedBudget
+    holds: EndpointHolds
     now_ns: Callable[[], int]
     wall_ms: Callable[[], int]
     may_deliver: Callable[[], bool]
@@ -135,8 +137,7 @@ class PushSender:
         part = job.push.start_part if first_part is None else first_part
         self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, part)
         self._resumed_ns = words.resumed_ns
-        self._asked_ns = words.held_until_ns  # for a pause until then; at first a predecessor was
-        self.limiter.hold(self._asked_ns)
+        self._hold_place = tools.holds.place(job.push.endpoint)
         self.reports = SenderReports(
             tools.owners, subscription_id, self.consumer, self._answered, tools.failed
         )
@@ -173,12 +174,15 @@ class PushSender:
         if is_other:
             self.limiter.restart(self._now_ns(), now.push.start_part)
             self._due_ns = 0  # the next look tells of it
+        if then.config.paused and not now.config.paused:
+            self._tools.holds.release(self._hold_place)
         if is_other or now.config.paused != then.config.paused:
             self.limiter.release()
-            self._asked_ns = 0
             self.failing.clear()
-        self._tell_next()
         self.job = job
+        self._hold_place = self._tools.holds.place(now.push.endpoint)
+        self.hold_with_others()
+        self._tell_next()
         self.queue.set_settings(job.push)
         self.look_again()
 
@@ -292,6 +296,7 @@ class PushSender:
         if maximum == limiter.maximum and now_ns < self._due_ns and not self.queue.messages:
             return  # as most of a thousand senders most of the time
         limiter.set_maximum(maximum, now_ns)
+        self.hold_with_others()
         if now_ns >= limiter.tick_due_ns:
             limiter.tick(now_ns)
             words.use(limiter.use)
@@ -309,11 +314,17 @@ class PushSender:
         """An operator has said, or seen by a test, that the receiver takes something again."""
         self._resumed_ns = self.words.resumed_ns
         if self._resumed_ns:
+            self._tools.holds.release(self._hold_place)
             self.limiter.resume(now_ns)
-            self._asked_ns = self._due_ns = 0
+            self._due_ns = 0
+
+    def hold_with_others(self) -> None:
+        """The receiver may have asked another sender for a pause, also of another subscription."""
+        self.limiter.hold_with_others(self._tools.holds.until_ns(self._hold_place))
 
     def _tell_next(self) -> None:
-        self.words.tell_next(self.limiter.next_ns(self._now_ns()), self._asked_ns)
+        held_ns = self._tools.holds.until_ns(self._hold_place)
+        self.words.tell_next(self.limiter.next_ns(self._now_ns()), held_ns)
 
     def _say_mode(self) -> None:
         """Says in the log that the mode has changed, and what failed last: once in a period."""
@@ -359,6 +370,7 @@ class PushSender:
         while queue.messages > 0:
             now_ns = self._now_ns()
             limiter.set_maximum(self._maximum(), now_ns)
+            self.hold_with_others()
             next_ns = limiter.next_ns(now_ns)
             if next_ns > now_ns:
                 if (due_ns := queue.next_due_ns()) is not None and due_ns <= now_ns:
@@ -425,7 +437,8 @@ class PushSender:
             until_ns = now_ns + verdict.retry_after_ms * 1_000_000
             self.limiter.hold(until_ns)
             if answer.failure is None:  # else this machine is short of something
-                self._asked_ns = max(self._asked_ns, until_ns)
+                self._tools.holds.hold(self._hold_place, until_ns, now_ns)
+                self.hold_with_others()
             self._tell_next()
         return verdict
 

@@ -137,8 +137,9 @@ def test_words_of_senders_share_no_address_and_fill_the_end(layout: Layout) -> N
     assert len(set(taken)) == len(taken)
     assert all(layout.share(slot, shard) % LINE_WORDS == 0 for slot in slots for shard in shards)
     assert max(taken) == layout.push_rules - 1
-    left = (layout.sparse_words - layout.push_rules) * WORD_BYTES
-    assert left == 2 * at.PUSH_RULES_BYTES
+    rules = (layout.endpoint_holds - layout.push_rules) * WORD_BYTES
+    assert rules == 2 * at.PUSH_RULES_BYTES and layout.endpoint_holds % LINE_WORDS == 0
+    assert layout.sparse_words - layout.endpoint_holds == at.HOLD_LINES * LINE_WORDS
     assert at.F_LATENCIES + at.PUSH_LATENCIES == at.FIGURES_WORDS
 
 

@@ -22,6 +22,7 @@ from ledger.push_settings import PushSettings
 from ledger.subscriptions import Subscription, SubscriptionConfig
 from shards import layout as at
 from shards.clock import monotonic_ns, wall_ms
+from shards.endpointholds import EndpointHolds
 from shards.pushgrants import SlotGrants
 from tests.delivery.node import Node, raise_it
 from tests.delivery.subscriptions.owning import Owner, owning
@@ -98,7 +99,7 @@ class Sending:
         tools = SenderTools(
             Owners(0, 1, self.owner.subscriptions, cast(Pipes, None)),
             PushClient(AllowList(("127.0.0.1",))), LimiterSettings(), learned, self.queued,
-            monotonic_ns, wall_ms, lambda: not self.is_foreign, raise_it,
+            EndpointHolds(segment), monotonic_ns, wall_ms, lambda: not self.is_foreign, raise_it,
         )  # fmt: skip
         return PushSenders(
             segment, 0, self.owner.ledger,

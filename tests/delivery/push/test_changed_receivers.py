@@ -11,6 +11,7 @@ from delivery.push.limiter import Mode
 from delivery.push.sender import PushSender
 from ledger.subscriptions import Subscription
 from shards.clock import monotonic_ns
+from shards.endpointholds import EndpointHolds, HoldPlace
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending, until_it_rests
@@ -28,6 +29,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def sender_of(them: Sending, made: Subscription) -> PushSender:
     return them.senders._senders[made.subscription_id]
+
+
+def place_of(them: Sending) -> HoldPlace:
+    return EndpointHolds(them.owner.node.segment).place(them.endpoint)
+
+
+def hold(them: Sending) -> int:
+    """The receiver asks some sender for a pause of an hour. Returns its end."""
+    holds, now_ns = EndpointHolds(them.owner.node.segment), monotonic_ns()
+    holds.hold(place_of(them), now_ns + HOUR_NS, now_ns)
+    return holds.until_ns(place_of(them))
 
 
 @pytest.mark.parametrize("last_words", ["410 Gone", PAUSE, "500 No"])
@@ -100,8 +112,8 @@ def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path)
         await until_it_rests(them, made)
         held_ns = sender_of(them, made).limiter.held_until_ns
         assert held_ns > monotonic_ns() + HOUR_NS // 2
-        board = PushBoard(node.segment)
-        assert board.held_until_ns(made.slot, made.subscription_id, [0]) == held_ns
+        (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
+        assert row.held_until_ns == held_ns
 
     sending(node, tmp_path, use)
 
@@ -109,10 +121,7 @@ def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path)
 def test_a_pause_outlives_the_process_that_was_asked_for_it(node: Node, tmp_path: Path) -> None:
     async def use(them: Sending) -> None:
         made = them.create()
-        until_ns = monotonic_ns() + HOUR_NS
-        words = SenderWords(node.segment, 0, made.slot)
-        words.join(made.subscription_id)
-        words.tell_next(until_ns, until_ns)  # and it dies
+        until_ns = hold(them)  # and it dies
         them.owner.produce(record(1, "a"))
         await them.until(lambda: len(them.senders) == 1, made)
         sender = sender_of(them, made)
@@ -124,24 +133,46 @@ def test_a_pause_outlives_the_process_that_was_asked_for_it(node: Node, tmp_path
     sending(node, tmp_path, use)
 
 
-def test_a_pause_that_one_sender_was_asked_for_holds_all_of_them(tmp_path: Path) -> None:
+def test_a_pause_holds_all_subscriptions_that_send_to_the_endpoint_at_all_shards(
+    node: Node, tmp_path: Path
+) -> None:
     async def use(them: Sending) -> None:
-        made = them.create({"senders": 2})
-        segment = them.owner.node.segment
-        PushBoard(segment).offer(made.slot, made.subscription_id, 100_000.0, 2)
-        other = SenderWords(segment, 1, made.slot)
-        other.join(made.subscription_id)
-        await them.until(lambda: len(them.senders) == 1, made)
-        limiter = sender_of(them, made).limiter
-        await them.until(lambda: limiter.maximum > 0, made)
-        until_ns = monotonic_ns() + HOUR_NS
-        other.tell_next(until_ns, until_ns)
-        await them.until(lambda: limiter.held_until_ns == until_ns, made)
-        assert limiter.next_ns(monotonic_ns()) == until_ns
-        own_ns = PushBoard(segment).held_until_ns(made.slot, made.subscription_id, [0])
-        assert own_ns == 0, "it does not tell as its own what it has from others"
-        other.leave()
-        await them.until(lambda: limiter.held_until_ns == 0, made)
+        made = them.create({"connections_max": 1})
+        them.owner.produce(record(1, "a"))
+        await them.until_finished(made, 1)
+        until_ns = hold(them)  # a sender of another subscription, at any shard
+        them.owner.produce(record(2, "a"))
+        sender = sender_of(them, made)
+        await them.until(lambda: sender.queue.messages == 1, made)
+        looks = iter(range(20))
+        await them.until(lambda: next(looks, None) is None, made)
+        assert sender.limiter.held_until_ns == until_ns and len(them.receiver.posts) == 1
+        (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
+        assert row.held_until_ns == until_ns
+        PushBoard(node.segment).resume(made.slot, made.subscription_id, 1)
+        await them.until_finished(made, 2)
+        assert EndpointHolds(node.segment).until_ns(place_of(them)) == 0, "for the others too"
 
-    with node_in(tmp_path, shards=2, ring_bytes=1 << 16) as node:
-        sending(node, tmp_path, use)
+    sending(node, tmp_path, use)
+
+
+def test_what_an_endpoint_asks_for_holds_no_other_one_and_ends_when_an_operator_resumes(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        answers = iter([PAUSE])
+        them.receiver.answer = lambda *_: next(answers, "204 OK")
+        made = them.create()
+        them.owner.produce(record(1, "a"))
+        await until_it_rests(them, made)
+        assert EndpointHolds(node.segment).until_ns(place_of(them)) > monotonic_ns()
+        other = EndpointHolds(node.segment).place(them.endpoint + "/other")
+        assert EndpointHolds(node.segment).until_ns(other) == 0
+        them.alter(paused=True)
+        await them.until(lambda: sender_of(them, made).job.config.paused, made)
+        them.alter(paused=False)
+        await them.until(lambda: not sender_of(them, made).job.config.paused, made)
+        await them.owner.later(10)
+        await them.until_finished(made, 1)
+
+    sending(node, tmp_path, use)
