@@ -162,13 +162,16 @@ def bounds(config: Config) -> dict[str, int]:
         "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES)
         + SUBSCRIPTIONS_MAX * budget.LITTLE_MESSAGES_BYTES,
         "consumers": shards * budget.MEMBERS_BYTES_MAX,
-        # Records that are sent; and as of a catch-up, pages that are loaded, one from the rings.
+        # Records that are kept, or one; pages that are loaded, of characters of four bytes; and
+        # one of them, or one from the rings, is decoded and encoded for what is kept and sent.
         "blocks": shards
         * (
-            blocks.BLOCKS_BYTES
-            + (subscriptions.LOADS_AT_ONCE + 1)
-            * max(8 * blocks.LOAD_BYTES, 3 * config.record_bytes_max)
+            max(blocks.BLOCKS_BYTES, config.record_bytes_max)
+            + (subscriptions.LOADS_AT_ONCE + 2)
+            * (6 * max(blocks.LOAD_BYTES, config.record_bytes_max) + blocks.LOAD_HEADS_BYTES)
         ),
+        # One batch at a time is decoded, whoever reads it: its bytes, and four for a character.
+        "decoded": shards * 5 * config.body_bytes_max,
         # Nothing of this is taken before the first POST.
         "push": shards
         * (

@@ -33,7 +33,7 @@ from delivery.subscriptions.batches import (
     WindowCounts,
 )  # fmt: skip
 from delivery.subscriptions.key_queue import KeyQueue
-from delivery.subscriptions.look_ahead import MESSAGE_BYTES, LookAhead
+from delivery.subscriptions.look_ahead import LookAhead, Tally
 from delivery.subscriptions.loose import LooseMessages
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
@@ -62,6 +62,7 @@ class Deliveries(ABC):
         self.stuck: dict[Place, Blocked] = {}
         self.dead_letters = WaitingLetters()
         self.counts = WindowCounts()
+        self._tally = Tally()
         self._rests = Rests()
         self._numbers = 0
         self._unanswered: OrderedDict[int, Batch] = OrderedDict()  # sent, oldest first
@@ -92,9 +93,8 @@ class Deliveries(ABC):
     @property
     def memory_bytes(self) -> int:
         """What the messages take."""
-        waiting = sum(map(len, self.lanes.values())) * MESSAGE_BYTES
         blocked = len(self.stuck) + len(self.resting)
-        return waiting + self.in_flight * SENT_BYTES + blocked * BLOCKED_BYTES
+        return self._tally.bytes + self.in_flight * SENT_BYTES + blocked * BLOCKED_BYTES
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that has an open message."""
@@ -154,7 +154,7 @@ class Deliveries(ABC):
 
     def open(self, partition: int, floor: int) -> LookAhead:
         """Begins a partition after ``floor``."""
-        lane = self.lanes[partition] = LookAhead(partition, floor)
+        lane = self.lanes[partition] = LookAhead(partition, floor, self._tally)
         return lane
 
     @abstractmethod

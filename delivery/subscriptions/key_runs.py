@@ -37,10 +37,9 @@ class KeyRunsWindow(DeliveryWindow):
             lane, offset, attempts = queue.lane, queue.head, queue.attempts
             run = self._out[queue] = {}
             while offset and len(run) < run_max and len(messages) < left:
-                if not lane.is_done(offset):
-                    run[offset] = epoch
-                    messages.append(new_message(SentMessage, (lane, offset, queue, attempts)))
-                    attempts = 0
+                run[offset] = epoch
+                messages.append(new_message(SentMessage, (lane, offset, queue, attempts)))
+                attempts = 0
                 offset = lane.following(offset)
 
     def _is_first(self, message: SentMessage) -> bool:
@@ -61,22 +60,20 @@ class KeyRunsWindow(DeliveryWindow):
             if message.queue is not None:
                 finished.setdefault(message.queue, set()).add(message.offset)
                 self._came_back(message)
-        # Before the floor moves, which forgets what follows what.
-        passed = [(queue, *_passed(queue, offsets)) for queue, offsets in finished.items()]
+        # Before they are finished, which forgets what follows what.
+        passed = [(queue, len(each), _unlink(queue, each)) for queue, each in finished.items()]
         lane.finish_all([message.offset for message in messages])
         for message in messages:
             if message.queue is None:
                 self.loose.finished(lane, message.offset)
-        for queue, count, following in passed:
-            if not queue.skip(count, following):
+        for queue, count, head in passed:
+            if head == queue.head:
+                queue.waiting -= count
+            elif not queue.skip(count, head):
                 del self.keys[queue.key]
-            elif queue not in self._out:
+                continue
+            if queue not in self._out:
                 self._make_ready(queue)
-
-    def _pass(self, queue: KeyQueue) -> None:
-        count, following = _passed(queue, {queue.head})
-        queue.lane.finish_all((queue.head,))
-        self._passed_over(queue, more=queue.skip(count, following))
 
     def _take_back_after(self, message: SentMessage) -> None:
         run = None if message.queue is None else self._out.get(message.queue)
@@ -140,17 +137,23 @@ class KeyRunsWindow(DeliveryWindow):
             assert len({self.batches[epoch].member for epoch in run.values()}) == 1
             offset = queue.head
             for place in run:
-                while offset != place:  # nothing between them is left out
-                    assert queue.lane.is_done(offset)
-                    offset = queue.lane.following(offset)
+                assert offset == place, "nothing between them is left out"
                 offset = queue.lane.following(offset)
 
 
-def _passed(queue: KeyQueue, finished: set[int]) -> tuple[int, int]:
-    """How many messages at the head of a key are finished when these are, too; and the first one
-    after them in its partition, 0 if there is none."""
-    lane, offset, count = queue.lane, queue.head, 0
-    while offset and (offset in finished or lane.is_done(offset)):
-        offset = lane.following(offset)
-        count += 1
-    return count, offset
+def _unlink(queue: KeyQueue, finished: set[int]) -> int:
+    """Takes messages that will be finished, all among the first ones of a key, out of its queue;
+    returns the new head in its partition, 0 if there is none."""
+    lane, offset, before, head = queue.lane, queue.head, 0, 0
+    left = len(finished)
+    while left:
+        following = lane.following(offset)
+        if offset in finished:
+            left -= 1
+            if before:
+                lane.link(before, following)
+                queue.tail = queue.tail if following else before
+        else:
+            head, before = head or offset, offset
+        offset = following
+    return head or offset

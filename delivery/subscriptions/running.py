@@ -14,6 +14,7 @@ tasks, the ledger and the journal.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from delivery.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
-from delivery.subscriptions.blocks import BLOCK, MISSING, Blocks
+from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks
 from delivery.subscriptions.budget import LITTLE_MESSAGES, LookAheadBudget, MembersBudget
 from delivery.subscriptions.consumers import Consumers
 from delivery.subscriptions.dead_letters import DeadLetters
@@ -53,16 +54,22 @@ MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
 ADMIT_EACH = 128  # messages for each consumer, of ADMIT_CONSUMERS_MAX: 1 ms of admitting
 ADMIT_CONSUMERS_MAX = 16
+ADMIT_LOT = 256  # messages that are admitted together
+# Of a partition in a row: about what was loaded of it together, which is forgotten soon.
+ADMIT_TURN = 2_048
+LOADS_EACH = 2  # partitions of which records are loaded simultaneously, to be admitted
+MISSES_MAX = 16  # partitions that are looked at while no more can be loaded
 HELD_NS = 1_000_000_000  # after a read that failed
 REFUSED_NAMED = 100
 NEVER_NS = 1 << 62
 
 
 class Wanted(NamedTuple):
-    """A record that must be loaded, with some of those after it."""
+    """A record that must be loaded, with those after it, ``records`` at most."""
 
     key: Key
     offset: int
+    records: int = NEAR_RECORDS
 
 
 class RunningSubscription:
@@ -99,8 +106,15 @@ class RunningSubscription:
         self._budget = budget
         self._head = head
         self._now_ns = now_ns
-        self._lanes: list[int] = sorted(window.lanes)
-        self._growth: list[PartitionGrowth] = list(view.growth)
+        self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
+        self._turn_left = ADMIT_TURN
+        self._unread: OrderedDict[int, None]  # partitions that may have more to admit, in turn
+        self._growth: list[tuple[PartitionGrowth, list[int]]]  # with the older ones that lag
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._unread = OrderedDict.fromkeys(sorted(self.window.lanes))
+        self._growth = [(each, [*range(len(each.heads))]) for each in self.view.growth]
 
     def count_on(self, row: SubscriptionRow) -> None:
         """Goes on from what a former owner counted."""
@@ -117,8 +131,7 @@ class RunningSubscription:
         self.unserved = ""
         self.consumers.follow(view)
         self.window.set_policy(policy_of(view.subscription.config))
-        self._lanes = sorted(self.window.lanes)
-        self._growth = list(view.growth)
+        self._look_at_all()
 
     def restart(self, view: SubscriptionView, window: SubscriptionWindow) -> None:
         """Goes on with another window: what consumers have is not theirs any more."""
@@ -207,15 +220,16 @@ class RunningSubscription:
     def _pass_unheard(self) -> None:
         """Without a consumer, what is not tracked is for nobody: the next one gets what is new."""
         window = self.window
-        for partition in self._lanes:
+        for partition in self._unread:
             count = self.head(partition) - window.lanes[partition].end
             if count > 0:
                 window.pass_over(partition, count)
                 window.counts.unmatched += count
+        self._unread.clear()
 
     def _send_round(self, wanted: list[Wanted]) -> tuple[int, bool]:
         """Sends each session that there is something for a batch; returns what it cost, and whether
-        one could be sent more than there is."""
+        one that does not wait for records could be sent more than there is."""
         cost = 0
         window, consumers = self.window, self.consumers
         for session in list(self._parked):
@@ -232,7 +246,10 @@ class RunningSubscription:
             cost += self._send_next(session, wanted)
         if cost or window.is_full:
             return cost, False
-        return 0, any(consumers.room(each) and window.room(each.name) > 0 for each in in_turn)
+        return 0, any(
+            each.parked is None and consumers.room(each) and window.room(each.name) > 0
+            for each in in_turn
+        )
 
     def _send_next(self, session: Session, wanted: list[Wanted]) -> int:
         """Sends a session its next batch, if there is one and it has room."""
@@ -266,7 +283,10 @@ class RunningSubscription:
                 if not sent and not gone:
                     session.parked = batch
                     self._parked[session] = None
-                    wanted.append(Wanted(self._key(lane.partition), offset))
+                    # With order per key it was loaded before, and is long ago.
+                    is_near = self.view.subscription.config.mode == "key_shared"
+                    records = NEAR_RECORDS if is_near else LOAD_RECORDS
+                    wanted.append(Wanted(self._key(lane.partition), offset, records))
                     return 0
                 back.append(message.place)
             elif item is None:
@@ -317,39 +337,21 @@ class RunningSubscription:
         self.is_crowded = config.reliable and self._budget.is_full and not self._has_little
         if self.is_crowded:
             return 0
-        is_keyed = config.mode == "key_shared"
-        lanes = self._lanes
-        for _ in range(len(lanes)):
-            partition = lanes[0]
-            lanes.append(lanes.pop(0))
-            if self._growth and not self._may_admit(partition):
-                continue
-            lane = window.lanes[partition]
-            key = self._key(partition)
-            first = lane.end + 1
-            count = min(self.head(partition) - lane.end, lane.room, BLOCK - first % BLOCK)
-            if count <= 0:
-                continue
-            if not is_keyed:
-                window.admit_loose(partition, count)
-                return count
-            found = self._blocks.known(key, first, count)
-            if not found:
-                wanted.append(Wanted(key, first))
-                continue
-            keys: list[str | None] = []
-            for item in found:
-                if item is not None:
-                    keys.append(item[2].key)
-                    continue
-                if keys:
-                    window.admit(partition, keys)
-                    keys = []
-                window.pass_over(partition, 1)
-                window.counts.evicted += 1
-            if keys:
-                window.admit(partition, keys)
-            return len(found)
+        unread, misses = self._unread, 0
+        for _ in range(len(unread)):
+            partition = next(iter(unread))
+            is_loading = len(self.loading) >= LOADS_EACH
+            admitted = self._admit_of(partition, wanted)
+            self._turn_left -= admitted or ADMIT_TURN
+            if self._turn_left <= 0:
+                self._turn_left = ADMIT_TURN
+                if partition in unread:
+                    unread.move_to_end(partition)
+            if admitted:
+                return admitted
+            misses += is_loading
+            if misses > MISSES_MAX:
+                break
         return 0
 
     @property
@@ -359,14 +361,53 @@ class RunningSubscription:
         blocked = len(window.stuck) + len(window.resting)
         return window.unfinished - blocked < LITTLE_MESSAGES
 
+    def _admit_of(self, partition: int, wanted: list[Wanted]) -> int:
+        """As ``_admit``, of one partition."""
+        window, key = self.window, self._key(partition)
+        lane = window.lanes[partition]
+        left = self.head(partition) - lane.end
+        if left <= 0:
+            del self._unread[partition]  # until its head moves
+            return 0
+        if partition in self.loading or not self._may_admit(partition):
+            return 0
+        if lane.has_finished and lane.finished_next:
+            window.pass_over(partition, min(left, lane.finished_next))
+            return 1
+        count = min(left, lane.room, ADMIT_LOT)
+        if count <= 0:
+            return 0
+        if self.view.subscription.config.mode != "key_shared":
+            window.admit_loose(partition, count)
+            return count
+        known = self._blocks.known(key, lane.end + 1, count)
+        if known.gone:
+            self._pass_to(partition, lane.end + 1 + min(left, known.gone))
+            return 1
+        if known.items:
+            window.admit(partition, [item[2].key for item in known.items])
+        elif len(self.loading) < LOADS_EACH:
+            self.loading.add(partition)
+            wanted.append(Wanted(key, lane.end + 1, LOAD_RECORDS))
+        return len(known.items)
+
     def _may_admit(self, partition: int) -> bool:
         """Whether older partitions are far enough: a key may have moved from there."""
         lanes = self.window.lanes
-        self._growth = [
-            growth for growth in self._growth
-            if any(lanes[older].end < head for older, head in enumerate(growth.heads))
-        ]  # fmt: skip
-        return all(partition < growth.first_partition for growth in self._growth)
+        for each in [*self._growth]:
+            growth, lagging = each
+            while lagging and lanes[lagging[-1]].end >= growth.heads[lagging[-1]]:
+                lagging.pop()
+            if not lagging:
+                self._growth.remove(each)
+            elif partition >= growth.first_partition:
+                return False
+        return True
+
+    def committed(self, partition: int) -> None:
+        """The head of a partition has moved."""
+        if partition in self.window.lanes:
+            self._unread[partition] = None
 
     def key_at_hand(self, place: Place) -> str | None:
         """The key of a message whose record is in memory; None: it has none, or is elsewhere."""
@@ -402,16 +443,25 @@ class RunningSubscription:
     def evicted(self, partition: int, earliest_seq: int, tombstone: Tombstone | None) -> None:
         """The first record that can be read is this. What is told of those before it is told once,
         to one consumer and in the state."""
-        window = self.window
-        lane = window.lanes[partition]
-        window.evict(partition, earliest_seq)
-        if lane.end + 1 < earliest_seq:
-            count = earliest_seq - lane.end - 1
-            window.counts.evicted += count
-            window.pass_over(partition, count)
+        lane = self.window.lanes[partition]
+        self.window.evict(partition, earliest_seq)
+        self._pass_to(partition, earliest_seq)
         if tombstone is None or tombstone.gap_to < lane.floor:
             return
         self.gaps.add(partition, tombstone)
+
+    def missing(self, partition: int, first: int, following: int) -> None:
+        """No record can be read from an offset to before another one. What of it was admitted is
+        finished when it would be sent."""
+        if first <= self.window.lanes[partition].end + 1:
+            self._pass_to(partition, following)
+
+    def _pass_to(self, partition: int, offset: int) -> None:
+        """What was not admitted before an offset is gone."""
+        count = offset - self.window.lanes[partition].end - 1
+        if count > 0:
+            self.window.counts.evicted += count
+            self.window.pass_over(partition, count)
 
     # Outcomes
 

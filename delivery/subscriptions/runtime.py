@@ -35,7 +35,7 @@ from delivery.pipes.server import Asker
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection, unserved
-from delivery.subscriptions.blocks import LOAD_RECORDS, Blocks
+from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
@@ -212,10 +212,13 @@ class Subscriptions:
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
         by_topic = self._by_topic
-        if by_topic:
-            keys = {(key[0], Kind.CONSUME) for key in moved if key[0] in by_topic}
-            if keys:
-                self._dirty(keys, published_ns)
+        keys: set[EntryKey] = set()
+        for topic_id, partition in moved if by_topic else ():
+            for running in by_topic.get(topic_id, ()):
+                running.committed(partition)
+                keys.add((topic_id, Kind.CONSUME))
+        if keys:
+            self._dirty(keys, published_ns)
 
     def topic_changed(self, topic: Topic) -> None:
         """A topic is new, has other settings, or was deleted."""
@@ -486,7 +489,7 @@ class Subscriptions:
                 continue
             wanted: list[Wanted] = []
             spent, more = running.serve(turn.budget_bytes - cost, wanted)
-            running.is_loading = bool(wanted)
+            running.is_loading = bool(wanted or running.loading)
             if spent:
                 self._delivered(turn.key[0], self._now_ns() - turn.published_ns)
             self._record(running)
@@ -513,7 +516,7 @@ class Subscriptions:
     def _want(self, wanted: Wanted) -> None:
         # A load brings what follows, too: whoever wants that looks again when it has come.
         if not any(
-            each.key == wanted.key and 0 <= wanted.offset - each.offset < LOAD_RECORDS
+            each.key == wanted.key and 0 <= wanted.offset - each.offset < each.records
             for each in self._loading
         ):
             self._loading.add(wanted)
@@ -525,13 +528,15 @@ class Subscriptions:
         try:
             async with self._loads:
                 head = await self._reader.head(wanted.key)
-                loaded = await self._blocks.load(wanted.key, wanted.offset, head)
+                loaded = await self._blocks.load(*wanted, head, len(self._loading))
         except _CANNOT_READ as error:
             self._hold(topic_id, f"its topic cannot be read from offset {wanted.offset} of"
                                  f" partition {partition} on: {error}")  # fmt: skip
             return
         finally:
             self._loading.discard(wanted)
+            for running in self._by_topic.get(topic_id, ()):
+                running.loading.discard(partition)
         tombstone = loaded.tombstone
         if tombstone is not None and tombstone.reason == QUARANTINED:
             gap = f"{tombstone.gap_from} to {tombstone.gap_to}"
@@ -541,6 +546,7 @@ class Subscriptions:
         for running in self._by_topic.get(topic_id, ()):
             running.unreadable = ""
             running.evicted(partition, loaded.earliest_seq, tombstone)
+            running.missing(partition, wanted.offset, loaded.following)
             self._record(running)
             self._wake(running)
 

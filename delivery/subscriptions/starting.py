@@ -91,9 +91,7 @@ def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> Subscripti
     window = _window(config, former.epoch)
     for partition, lane in former.lanes.items():
         opened = window.open(partition, lane.floor)
-        for row, bits in lane.rows():
-            opened.restore(row, bits)
-        opened.changed_rows |= lane.changed_rows
+        opened.take_over(lane)
     return window
 
 

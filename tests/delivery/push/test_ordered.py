@@ -28,6 +28,7 @@ from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
 from ledger.push_settings import PushSettings
 from tests.delivery.push.test_queue import Message
+from tests.delivery.subscriptions.tracked import rows_of
 
 S = 1_000_000_000
 SENDERS = ("push/0", "push/1")
@@ -102,7 +103,8 @@ class SendersMachine(RuleBasedStateMachine):
         window = window_for(self.mode, self.policy, epoch, is_pushed=True)
         for partition in (0, 1):
             lane = window.open(partition, 0)
-            lane.restore_offsets([place[1] for place in self.finished if place[0] == partition])
+            for row, bits in rows_of(at for p, at in self.finished if p == partition):
+                lane.restore(row, bits)
             for place in sorted(self.keys):
                 if place[0] == partition:
                     window.admit(partition, [self.keys[place]])

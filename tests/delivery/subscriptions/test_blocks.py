@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from daemon import memory
+from daemon.config import Override
+from daemon.config import load as load_config
 from delivery.followed import Key
 from delivery.lake_reader import Item
-from delivery.subscriptions.blocks import BLOCK_BYTES, RECORD_BYTES, Blocks, Loaded
+from delivery.subscriptions.blocks import (
+    BLOCK_BYTES,
+    BLOCK_BYTES_MAX,
+    BLOCKS_BYTES,
+    LOAD_RECORDS,
+    MISSING,
+    Blocks,
+    Loaded,
+)
+from delivery.subscriptions.runtime import LOADS_AT_ONCE
 from ledger.log import recovery
 from tests.delivery.node import Node, node_in
 from tests.delivery.test_diff import Told, rec, told_reader
+from uploader.l0.records import Record
 
 
 @pytest.fixture
@@ -43,10 +58,20 @@ async def records(blocks: Blocks, key: Key, first: int, last: int, head: int) ->
         at = first + len(found)
         known = blocks.known(key, at, last - at + 1)
         blocks.check_invariants()
-        found += known
-        if not known:
-            await blocks.load(key, at, head)
+        found += known.items or [None] * known.gone
+        if not known.items and not known.gone:
+            await blocks.load(key, at, LOAD_RECORDS, head)
     return found
+
+
+def bound_bytes() -> int:
+    """What the daemon says that they take in one shard at most."""
+    return memory.bounds(load_config(None, {}, [Override("shards", "1")]))["blocks"]
+
+
+def kept(blocks: Blocks, key: Key, first: int, count: int) -> list[object]:
+    """What is at hand."""
+    return data(list(blocks.known(key, first, count).items))
 
 
 def data(items: list[Item | None]) -> list[object]:
@@ -59,17 +84,17 @@ def test_a_new_record_comes_from_the_rings_and_an_old_one_from_the_store(node: N
     async def use(told: Told) -> None:
         told.partitions.follow(node.key())
         blocks = Blocks(told.partitions)
-        assert blocks.known(node.key(), 1, 10) == ()
-        await blocks.load(node.key(), 1, 300)
+        assert kept(blocks, node.key(), 1, 10) == []
+        await blocks.load(node.key(), 1, LOAD_RECORDS, 300)
         assert data(await records(blocks, node.key(), 1, 300, 300)) == list(range(1, 301))
         commit(node, 301, 400)
         told.tell()
         gets = len(node.store.gets)
-        assert data(list(blocks.known(node.key(), 301, 500))) == list(range(301, 401))
+        assert kept(blocks, node.key(), 301, 500) == list(range(301, 401))
         assert len(node.store.gets) == gets
         # What is longer ago than what is kept, and then what follows it.
         fresh = Blocks(told.partitions)
-        assert data(list(fresh.known(node.key(), 350, 10))) == list(range(350, 360))
+        assert kept(fresh, node.key(), 350, 10) == list(range(350, 360))
         assert data(await records(fresh, node.key(), 255, 400, 400)) == list(range(255, 401))
 
     run(node, use)
@@ -83,9 +108,10 @@ def test_what_is_gone_is_known_as_gone(node: Node) -> None:
     async def use(told: Told) -> None:
         blocks = Blocks(told.partitions)
         assert data(await records(blocks, node.key(), 1, 7, 7)) == [1, 2, None, None, None, 6, 7]
-        loaded = await Blocks(told.partitions).load(node.key(), 3, 7)
+        loaded = await Blocks(told.partitions).load(node.key(), 3, LOAD_RECORDS, 7)
         assert loaded.tombstone is not None
         assert (loaded.tombstone.gap_from, loaded.tombstone.gap_to) == (3, 5)
+        assert loaded.following == 6
 
     run(node, use)
 
@@ -100,22 +126,174 @@ def test_records_in_quarantine_are_not_taken_for_gone(
 
     async def use(told: Told) -> None:
         blocks = Blocks(told.partitions)
-        loaded: Loaded = await blocks.load(node.key(), 3, 7)
+        loaded: Loaded = await blocks.load(node.key(), 3, LOAD_RECORDS, 7)
         assert loaded.tombstone is not None and loaded.tombstone.reason == "recovery"
-        assert blocks.known(node.key(), 3, 1) == ()
+        assert blocks.known(node.key(), 3, 1) == ((), 0)
 
     run(node, use)
 
 
 def test_the_least_recently_used_block_goes_first(node: Node) -> None:
     commit(node, 1, 1000)
+    commit(node, 1001, 2000)
 
     async def use(told: Told) -> None:
-        limit = 2 * (BLOCK_BYTES + 256 * (RECORD_BYTES + 4))
+        limit = 2 * BLOCK_BYTES_MAX
         blocks = Blocks(told.partitions, limit)
-        assert data(await records(blocks, node.key(), 1, 1000, 1000)) == list(range(1, 1001))
+        assert data(await records(blocks, node.key(), 1, 2000, 2000)) == list(range(1, 2001))
         assert blocks.bytes <= limit
-        assert blocks.known(node.key(), 1000, 1)
-        assert blocks.known(node.key(), 1, 1) == ()
+        assert kept(blocks, node.key(), 2000, 1) == [2000]
+        assert kept(blocks, node.key(), 1, 1) == []
 
     run(node, use)
+
+
+def test_a_gap_of_a_billion_offsets_is_one_block(node: Node) -> None:
+    commit(node, 1, 2)
+    node.ledger.write(recovery.prepare, [], {node.key(): 1_000_000_000}, 0, 1)
+    commit(node, 1_000_000_003, 1_000_000_004)
+
+    async def use(told: Told) -> None:
+        blocks = Blocks(told.partitions)
+        head = 1_000_000_004
+        assert data(await records(blocks, node.key(), 1, 2, head)) == [1, 2]
+        assert (await blocks.load(node.key(), 500, LOAD_RECORDS, head)).following == 1_000_000_003
+        assert blocks.known(node.key(), 777, 10) == ((), 1_000_000_003 - 777)
+        assert blocks.find(node.key(), 900_000_000) is None
+        assert (await blocks.load(node.key(), 3, LOAD_RECORDS, head)).following == 1_000_000_003
+        assert blocks.known(node.key(), 3, 10) == ((), 1_000_000_000)
+        assert kept(blocks, node.key(), 1_000_000_003, 10) == [1_000_000_003, 1_000_000_004]
+        assert blocks.bytes < 5 * BLOCK_BYTES
+        blocks.check_invariants()
+
+    run(node, use)
+
+
+@pytest.mark.parametrize("text", ["x", "x\N{SNOWMAN}", "x\N{GRINNING FACE}"])
+def test_large_records_take_what_the_bound_says_whatever_their_characters(
+    tmp_path: Path, text: str
+) -> None:
+    """One character beyond the usual ones makes all of a text take two or four bytes each."""
+    size, count = 1_000_000, 20
+
+    async def use(told: Told) -> None:
+        told.partitions.follow(told.node.key())
+        told.tell()
+        blocks = Blocks(told.partitions)
+        tracemalloc.start()
+        try:
+            for offset in range(1, count + 1):
+                found = blocks.known(told.node.key(), offset, 100).items
+                assert len(found) == 1 and len(found[0][2].data) == size + len(text)
+                del found
+                blocks.check_invariants()
+            taken, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert BLOCKS_BYTES / 2 < blocks.bytes <= BLOCKS_BYTES
+        assert taken <= BLOCKS_BYTES * 1.1
+        assert peak <= bound_bytes()
+
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 25) as made:
+        for _ in range(count):
+            made.produce(0, {0: [Record('"' + "x" * (size - 2) + text + '"')]})
+            made.commit(0)
+        run(made, use)
+
+
+def test_small_records_are_counted_as_they_are(tmp_path: Path) -> None:
+    count = 10_000
+
+    async def use(told: Told) -> None:
+        told.partitions.follow(told.node.key())
+        told.tell()
+        tracemalloc.start()
+        try:
+            blocks = Blocks(told.partitions)
+            await records(blocks, told.node.key(), 1, count, count)
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert 0.9 * taken <= blocks.bytes <= 1.5 * taken
+
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 22) as made:
+        for _ in range(count // 100):
+            made.produce(0, {0: [Record(f'"{"x" * 60}"', key=f"k{n}") for n in range(100)]})
+            made.commit(0)
+        run(made, use)
+
+
+def test_blocks_of_few_records_are_counted_as_they_are(node: Node) -> None:
+    commit(node, 1, 200)
+
+    async def use(told: Told) -> None:
+        await told.partitions.head(node.key())
+        tracemalloc.start()
+        try:
+            blocks = Blocks(told.partitions)
+            offsets = [*range(1, 200, 2)]
+            random.Random(5).shuffle(offsets)
+            for offset in offsets:
+                await blocks.load(node.key(), offset, 1, 200)
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert 0.9 * taken <= blocks.bytes <= 2 * taken
+        blocks.check_invariants()
+
+    run(node, use)
+
+
+def test_blocks_give_what_was_stored_whatever_was_read_before(node: Node) -> None:
+    """In random orders, with little room."""
+    commit(node, 1, 400)
+    node.ledger.write(recovery.prepare, [], {node.key(): 300}, 0, 1)
+    commit(node, 701, 1000)
+    rng = random.Random(21)
+
+    async def use(told: Told) -> None:
+        blocks = Blocks(told.partitions, 30_000)
+        for _ in range(600):
+            offset = rng.randrange(1, 1001)
+            if rng.random() < 0.3:
+                await blocks.load(node.key(), offset, rng.choice([1, 10, 500]), 1000)
+            found = blocks.find(node.key(), offset)
+            known = blocks.known(node.key(), offset, 50)
+            if 400 < offset < 701:
+                assert found in (None, MISSING) and known in (((), 0), ((), 701 - offset))
+            else:
+                assert found is MISSING or data([found]) == [offset]
+                assert data(list(known.items)) == [*range(offset, offset + len(known.items))]
+            blocks.check_invariants()
+
+    run(node, use)
+
+
+def test_loads_take_what_the_bound_says(tmp_path: Path) -> None:
+    """As many as are under way together, of records whose texts take four bytes a character."""
+    size, each = 200_000, 10
+
+    async def use(told: Told) -> None:
+        blocks, keys = Blocks(told.partitions), [told.node.key(partition) for partition in range(3)]
+        heads = [await told.partitions.head(key) for key in keys]
+        wanted = [(key, 1 + each * n) for key in keys for n in range(3)]
+        tracemalloc.start()
+        try:
+            for at in range(0, len(wanted), LOADS_AT_ONCE):
+                loads = [
+                    blocks.load(key, offset, LOAD_RECORDS, heads[0])
+                    for key, offset in wanted[at : at + LOADS_AT_ONCE]
+                ]
+                await asyncio.gather(*loads)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert BLOCKS_BYTES / 2 < blocks.bytes <= BLOCKS_BYTES
+        assert peak <= bound_bytes() + 9 * each * size, "and the bytes of the extents"
+
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 24) as made:
+        for _ in range(3):
+            texts = ['"' + "x" * size + "\N{GRINNING FACE}" + '"'] * each
+            made.produce(0, {partition: rec(*texts) for partition in range(3)})
+            made.commit(0)
+        run(made, use)

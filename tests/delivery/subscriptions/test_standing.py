@@ -131,7 +131,7 @@ def test_a_lost_wake_up_is_found_by_the_invariant_although_no_path_says_anything
         assert row.phase == 0 and row.reason == "", "no path says it"
         assert row.stands == f"message 0:1 of the key 'a' {UNKNOWN}"
         assert abs(row.stands_since_ns - began_ns) <= S
-        owner.subscriptions._wake_all()
+        owner.subscriptions.committed([owner.node.key()], owner.now_ns)
         await owner.rest()
         assert (await row_after(owner, made, 2)).stands_since_ns == 0
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
+from ledger.progress import ROW_OFFSETS
 from tests.delivery.subscriptions.obvious import (
     ObviousSubscription,
     Place,
@@ -25,6 +26,7 @@ from tests.delivery.subscriptions.obvious import (
 
 S = 1_000_000_000
 NAMES = ("a", "b", "c")
+GAPS = (1, 3, ROW_OFFSETS - 2, ROW_OFFSETS, 1_000_000_000, 1 << 33)
 KEYS = ("k0", "k1", "k2", "k3", None)
 PARTITIONS = (0, 1)
 
@@ -56,7 +58,7 @@ class WindowsMachine(RuleBasedStateMachine):
         self.first_sent: dict[tuple[str | None, int], list[int]] = {}
         self.taken_letters: set[Place] = set()
         self.stored: set[Place] = set()
-        self.voids: set[Place] = set()
+        self.heads = dict.fromkeys(PARTITIONS, 0)
         self.stored_floors = dict.fromkeys(PARTITIONS, 0)
         self.stored_rows: dict[tuple[int, int], int] = {}
         self.journal: list[Place] = []
@@ -73,7 +75,7 @@ class WindowsMachine(RuleBasedStateMachine):
 
     def head(self, partition: int) -> int:
         """The last offset of a partition."""
-        return max((place[1] for place in self.model.keys if place[0] == partition), default=0)
+        return self.heads[partition]
 
     def known(self, *which: str) -> list[str]:
         """Members that are present."""
@@ -90,16 +92,21 @@ class WindowsMachine(RuleBasedStateMachine):
             keys = [{"k1": "k0", "k3": "k2"}.get(key or "", key) for key in keys]
         for offset, key in enumerate(keys, self.head(partition) + 1):
             self.model.keys[partition, offset] = key
+        self.heads[partition] += len(keys)
         self.window.admit(partition, keys)
 
-    @rule(partition=st.sampled_from(PARTITIONS), count=st.integers(1, 3), void=st.booleans())
-    def admit_others(self, partition: int, count: int, void: bool) -> None:
+    @rule(partition=st.sampled_from(PARTITIONS), count=st.integers(1, 3))
+    def admit_loose(self, partition: int, count: int) -> None:
         for offset in range(self.head(partition) + 1, self.head(partition) + 1 + count):
             self.model.keys[partition, offset] = None
-            if void:
-                self.voids.add((partition, offset))
-                self.model.finished.add((partition, offset))
-        (self.window.pass_over if void else self.window.admit_loose)(partition, count)
+        self.heads[partition] += count
+        self.window.admit_loose(partition, count)
+
+    @rule(partition=st.sampled_from(PARTITIONS), count=st.sampled_from(GAPS))
+    def pass_over(self, partition: int, count: int) -> None:
+        """A gap: nothing was ever there for this subscription."""
+        self.heads[partition] += count
+        self.window.pass_over(partition, count)
 
     @rule(partition=st.sampled_from(PARTITIONS), part=st.sampled_from([0.3, 0.6, 1]))
     def evict(self, partition: int, part: float) -> None:
@@ -205,7 +212,7 @@ class WindowsMachine(RuleBasedStateMachine):
         epoch = data.draw(st.sampled_from(sorted(model.batches)))
         name = model.batches[epoch][0] if is_mine else "stranger"
         left = model.in_batch(epoch) if is_mine else []
-        named = data.draw(st.lists(st.sampled_from([*left, (0, 999)]), unique=True, max_size=5))
+        named = data.draw(st.lists(st.sampled_from([*left, (9, 999)]), unique=True, max_size=5))
         if how == "all":
             named = []
         chosen = [p for p in left if p not in named] if how != "some" else named
@@ -295,33 +302,51 @@ class WindowsMachine(RuleBasedStateMachine):
         self.stored = set(self.model.finished)
         self.journal.clear()
 
-    @rule(with_journal=st.booleans())
-    def crash(self, with_journal: bool) -> None:
-        """Everything that was not finished durably is delivered again."""
+    @rule(keeps=st.sampled_from(["flushed", "journaled", "all"]))
+    def begin_again(self, keeps: str) -> None:
+        """A crash: what was not finished durably is delivered again. Or another window takes over
+        what this one knows, as when the mode changes."""
         self.look()
-        model = self.model
+        model, former = self.model, self.window
         model.forget_deliveries()
-        model.finished = self.stored | self.voids
-        self.window = window_for(
-            self.mode, model.policy, self.window.epoch, is_pushed=self.is_pushed
-        )
+        self.window = window_for(self.mode, model.policy, former.epoch, is_pushed=self.is_pushed)
+        if keeps != "all":
+            model.finished = set(self.stored)
+        if keeps == "journaled":
+            model.finished.update(self.journal)
         for partition in PARTITIONS:
-            lane = self.window.open(partition, self.stored_floors[partition])
-            for (at, row), bits in self.stored_rows.items():
-                if at == partition:
+            if keeps == "all":
+                lane = self.window.open(partition, former.lanes[partition].floor)
+                lane.take_over(former.lanes[partition])
+            else:
+                lane = self.window.open(partition, self.stored_floors[partition])
+                for row, bits in self.rows_of(partition, with_journal=keeps == "journaled"):
                     lane.restore(row, bits.to_bytes(512, "little"))
-            if with_journal:
-                mine = [offset for at, offset in self.journal if at == partition]
-                lane.restore_offsets(mine)
-                model.finished.update((partition, offset) for offset in mine)
-            for offset in range(lane.floor + 1, self.head(partition) + 1):
-                if (partition, offset) in self.voids:
-                    self.window.pass_over(partition, 1)
-                else:
-                    self.window.admit(partition, [model.keys[partition, offset]])
+            self.admit_again(partition)
             self.window.evict(partition, model.gone_before[partition])
-        if not with_journal:
+        if keeps == "flushed":
             self.journal.clear()
+
+    def rows_of(self, partition: int, *, with_journal: bool) -> list[tuple[int, int]]:
+        """What the ledger has."""
+        rows = {row: bits for (at, row), bits in self.stored_rows.items() if at == partition}
+        for at, offset in self.journal if with_journal else ():
+            if at == partition:
+                row, bit = divmod(offset, ROW_OFFSETS)
+                rows[row] = rows.get(row, 0) | 1 << bit
+        return sorted(rows.items())
+
+    def admit_again(self, partition: int) -> None:
+        """All after the floor; what is finished is passed over in one step or one by one."""
+        lane, keys = self.window.lanes[partition], self.model.keys
+        for offset in sorted(offset for at, offset in keys if at == partition):
+            if lane.end < offset <= lane.end + lane.finished_next:
+                self.window.pass_over(partition, lane.finished_next)
+            if offset > lane.end + 1:
+                self.window.pass_over(partition, offset - lane.end - 1)
+            if offset > lane.end:
+                self.window.admit(partition, [keys[partition, offset]])
+        self.window.pass_over(partition, max(0, self.head(partition) - lane.end))
 
     # What holds after each step
 

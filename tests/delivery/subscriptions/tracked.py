@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from delivery.subscriptions.look_ahead import LookAhead
+from ledger.progress import ROW_BYTES, ROW_OFFSETS
+
+
+def rows_of(offsets: Iterable[int]) -> list[tuple[int, bytes]]:
+    """Finished offsets as the ledger has them, row by row."""
+    rows: dict[int, int] = {}
+    for offset in offsets:
+        row, bit = divmod(offset, ROW_OFFSETS)
+        rows[row] = rows.get(row, 0) | 1 << bit
+    return [(row, bits.to_bytes(ROW_BYTES, "little")) for row, bits in sorted(rows.items())]
 
 
 class FinishingWindow:
