@@ -410,7 +410,7 @@ def fill(daemon: Daemon) -> None:
 def everything(daemon: Daemon) -> list[Any]:
     """Answers to many diffs; if they are equal, a reader cannot tell two states apart."""
     questions: list[dict[str, Any]] = [
-        {}, {"limit": 7}, {"max_bytes": 100}, {"tag": "1"}, {"node": "0", "limit": 2},
+        {}, {"limit": 7}, {"max_bytes": 500}, {"tag": "1"}, {"node": "0", "limit": 2},
         *({"from_ts": ts} for ts in (0, 991, 995, 1000, 10**13)),
     ]  # fmt: skip
     partitions = (("spread", 0), ("spread", 1), ("spread", 2), ("single", 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from tests.e2e.orphans import Place
 from tests.e2e.wire import Wire, request, wire_of_each_shard
 
 SOON = {"retention_interval_ms": 100}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("data"), settings=SOON) as started:
+        yield started
 
 
 def state(daemon: Daemon, topic: str, partition: int = 0) -> Any:
@@ -48,20 +55,19 @@ def test_the_oldest_records_over_a_cap_are_evicted_and_a_late_reader_is_told(dat
         assert read["tombstone"] == {"gap_from": 1, "gap_to": 8, "reason": "cap"}
 
 
-def test_records_older_than_their_time_to_live_go(data: Path) -> None:
-    with running(data, settings=SOON) as daemon:
-        old = {"records": [{"data": "old", "ts": 1_000}]}
-        assert daemon.json("POST", "/v0/topics/t", old).status == 200
-        daemon.produce("t", "new")
-        # After the records: a look at a topic without any is not repeated for minutes.
-        daemon.json("PUT", "/v0/topics/t", {"ttl_ms": 3_600_000})
-        until_count(daemon, "t", 1)
-        read = daemon.diff("t", from_seq=0)
-        assert [record["data"] for record in read["records"]] == ["new"]
-        assert read["tombstone"] == {"gap_from": 1, "gap_to": 1, "reason": "ttl"}
-        daemon.json("PUT", "/v0/topics/t", {"ttl_ms": 200})
-        until_count(daemon, "t", 0)
-        assert daemon.produce("t", "newer").json["first_seq"] == 3
+def test_records_older_than_their_time_to_live_go(daemon: Daemon, topic: str) -> None:
+    old = {"records": [{"data": "old", "ts": 1_000}]}
+    assert daemon.json("POST", f"/v0/topics/{topic}", old).status == 200
+    daemon.produce(topic, "new")
+    # After the records: a look at a topic without any is not repeated for minutes.
+    daemon.json("PUT", f"/v0/topics/{topic}", {"ttl_ms": 3_600_000})
+    until_count(daemon, topic, 1)
+    read = daemon.diff(topic, from_seq=0)
+    assert [record["data"] for record in read["records"]] == ["new"]
+    assert read["tombstone"] == {"gap_from": 1, "gap_to": 1, "reason": "ttl"}
+    daemon.json("PUT", f"/v0/topics/{topic}", {"ttl_ms": 200})
+    until_count(daemon, topic, 0)
+    assert daemon.produce(topic, "newer").json["first_seq"] == 3
 
 
 @pytest.mark.slow
@@ -88,28 +94,29 @@ def test_an_eviction_survives_a_kill_and_a_recovery_from_the_store(
         assert daemon.get("/v0/topics/t").json["config"]["columns"] == {"n": "long"}
 
 
-def test_a_full_topic_that_rejects_answers_422_and_keeps_what_it_has(data: Path) -> None:
-    with running(data, settings=SOON) as daemon:
-        daemon.json("PUT", "/v0/topics/t", {"cap_records": 5, "discard": "reject"})
-        for _ in range(2):
-            assert daemon.produce("t", 1, 2).status == 200
-        full = daemon.produce("t", 3, 4, disable_backpressure=True)  # a cap is not waited for
-        assert (full.status, full.code) == (422, "topic_full")
-        detail = full.json["error"]["detail"]
-        assert (detail["limit"], detail["max"], detail["held"]) == ("cap_records", 5, 4)
-        assert daemon.produce("t", 5).status == 200
-        assert daemon.produce("t", 6).status == 422
-        assert [record["data"] for record in daemon.read_all("t")] == [1, 2, 1, 2, 5]
-        # Room again: by a trim, by a larger cap, by evicting instead.
-        assert daemon.json("POST", "/v0/topics/t/trim", {"before_seq": 2}).status == 200
-        assert daemon.produce("t", 7).json["first_seq"] == 6
-        assert daemon.produce("t", 8).status == 422
-        daemon.json("PUT", "/v0/topics/t", {"cap_records": 6})
-        assert daemon.produce("t", 8).status == 200
-        assert daemon.produce("t", 9).status == 422
-        daemon.json("PUT", "/v0/topics/t", {"discard": "old"})
-        assert daemon.produce("t", 9, 10).status == 200
-        until_count(daemon, "t", 6)
+def test_a_full_topic_that_rejects_answers_422_and_keeps_what_it_has(
+    daemon: Daemon, topic: str
+) -> None:
+    daemon.json("PUT", f"/v0/topics/{topic}", {"cap_records": 5, "discard": "reject"})
+    for _ in range(2):
+        assert daemon.produce(topic, 1, 2).status == 200
+    full = daemon.produce(topic, 3, 4, disable_backpressure=True)  # a cap is not waited for
+    assert (full.status, full.code) == (422, "topic_full")
+    detail = full.json["error"]["detail"]
+    assert (detail["limit"], detail["max"], detail["held"]) == ("cap_records", 5, 4)
+    assert daemon.produce(topic, 5).status == 200
+    assert daemon.produce(topic, 6).status == 422
+    assert [record["data"] for record in daemon.read_all(topic)] == [1, 2, 1, 2, 5]
+    # Room again: by a trim, by a larger cap, by evicting instead.
+    assert daemon.json("POST", f"/v0/topics/{topic}/trim", {"before_seq": 2}).status == 200
+    assert daemon.produce(topic, 7).json["first_seq"] == 6
+    assert daemon.produce(topic, 8).status == 422
+    daemon.json("PUT", f"/v0/topics/{topic}", {"cap_records": 6})
+    assert daemon.produce(topic, 8).status == 200
+    assert daemon.produce(topic, 9).status == 422
+    daemon.json("PUT", f"/v0/topics/{topic}", {"discard": "old"})
+    assert daemon.produce(topic, 9, 10).status == 200
+    until_count(daemon, topic, 6)
 
 
 @pytest.mark.slow
@@ -123,24 +130,22 @@ def test_a_cap_of_bytes_is_known_to_a_new_process(data: Path) -> None:
         assert daemon.produce("t", "x" * 100).status == 200
 
 
-def test_a_repeat_gets_its_first_answer_from_a_full_topic_too(data: Path) -> None:
-    with running(data) as daemon:
-        daemon.json("PUT", "/v0/topics/t", {"cap_records": 2, "discard": "reject"})
-        first = daemon.produce("t", 1, 2, idempotency_key="k")
-        assert first.json["deduped"] is False
-        again = daemon.produce("t", 1, 2, idempotency_key="k")
-        assert again.json == {**first.json, "deduped": True}
-        assert daemon.produce("t", 1, 2, idempotency_key="other").status == 422
-        assert state(daemon, "t")["count"] == 2
+def test_a_repeat_gets_its_first_answer_from_a_full_topic_too(daemon: Daemon, topic: str) -> None:
+    daemon.json("PUT", f"/v0/topics/{topic}", {"cap_records": 2, "discard": "reject"})
+    first = daemon.produce(topic, 1, 2, idempotency_key="k")
+    assert first.json["deduped"] is False
+    again = daemon.produce(topic, 1, 2, idempotency_key="k")
+    assert again.json == {**first.json, "deduped": True}
+    assert daemon.produce(topic, 1, 2, idempotency_key="other").status == 422
+    assert state(daemon, topic)["count"] == 2
 
 
-def test_time_to_live_makes_room_in_a_full_topic(data: Path) -> None:
-    with running(data, settings=SOON) as daemon:
-        settings = {"cap_records": 2, "ttl_ms": 500, "discard": "reject"}
-        daemon.json("PUT", "/v0/topics/t", settings)
-        assert daemon.produce("t", 1, 2).status == 200
-        wait_until(lambda: daemon.produce("t", 3).status == 200, "room")
-        assert state(daemon, "t")["lost_reason"] == "ttl"
+def test_time_to_live_makes_room_in_a_full_topic(daemon: Daemon, topic: str) -> None:
+    settings = {"cap_records": 2, "ttl_ms": 500, "discard": "reject"}
+    daemon.json("PUT", f"/v0/topics/{topic}", settings)
+    assert daemon.produce(topic, 1, 2).status == 200
+    wait_until(lambda: daemon.produce(topic, 3).status == 200, "room")
+    assert state(daemon, topic)["lost_reason"] == "ttl"
 
 
 def test_what_is_in_flight_takes_room_too(data: Path) -> None:
@@ -168,21 +173,20 @@ def test_two_shards_know_of_each_others_commits(data: Path) -> None:
         assert state(daemon, "t")["count"] == 3
 
 
-def test_a_trim_from_the_command_line(data: Path) -> None:
+def test_a_trim_from_the_command_line(daemon: Daemon, topic: str) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "cli", "topics", *arguments, "--url", daemon.url],
             cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False,
         )  # fmt: skip
 
-    with running(data) as daemon:
-        daemon.produce("t", *range(5))
-        done = run("trim", "t", "--before-seq", "4", "-o", "json")
-        assert json.loads(done.stdout)["earliest_seq"] == 4, done.stderr
-        people = run("trim", "t", "--before-seq", "2")
-        assert people.stdout.startswith("t, partition 0: begins at 4, 2 records"), people.stderr
-        refused = run("trim", "t", "--before-seq", "7")
-        assert refused.returncode == 1 and "the next offset" in refused.stderr
-        assert run("alter", "t", "--column", "a:long", "--column", "b:string").returncode == 0
-        done = run("alter", "t", "--column", "c:double", "--column", "a:none", "-o", "json")
-        assert json.loads(done.stdout)["config"]["columns"] == {"b": "string", "c": "double"}
+    daemon.produce(topic, *range(5))
+    done = run("trim", topic, "--before-seq", "4", "-o", "json")
+    assert json.loads(done.stdout)["earliest_seq"] == 4, done.stderr
+    people = run("trim", topic, "--before-seq", "2")
+    assert people.stdout.startswith(f"{topic}, partition 0: begins at 4, 2 records"), people.stderr
+    refused = run("trim", topic, "--before-seq", "7")
+    assert refused.returncode == 1 and "the next offset" in refused.stderr
+    assert run("alter", topic, "--column", "a:long", "--column", "b:string").returncode == 0
+    done = run("alter", topic, "--column", "c:double", "--column", "a:none", "-o", "json")
+    assert json.loads(done.stdout)["config"]["columns"] == {"b": "string", "c": "double"}
