@@ -8,7 +8,7 @@ change a subscription, and alter refuses to create one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -28,8 +28,8 @@ from commands.consuming.texts import (
     key_text,
     keys_text,
     list_text,
-    message_text,
     progress_text,
+    settled_text,
     show_text,
 )
 from commands.pushing.options import push_options, shown_target, take_push_settings
@@ -43,7 +43,13 @@ from commands.shell.options import (
 )
 from commands.shell.output import show
 from daemon.api.subscription_schemas import SubscriptionStatus
-from delivery.subscriptions.schemas import BlockedKey, BlockedKeys, KeyState, Sought
+from delivery.subscriptions.schemas import (
+    BlockedKey,
+    BlockedKeys,
+    KeyState,
+    RepairedMessages,
+    Sought,
+)
 from ledger.push_settings import PushTarget
 from ledger.subscription_rules import SubscriptionRules
 from shards.clock import wall_ms
@@ -112,6 +118,35 @@ def _message_options(function: Function) -> Function:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def _many_options(function: Function) -> Function:
+    """Blocked messages: all, or those that match."""
+    for option in (
+        click.option("--resting", is_flag=True, help="With --all or --where: also those that rest,"
+                     " and would be sent again by themselves."),
+        click.option("--where", multiple=True, callback=_conditions, metavar="FIELD=VALUE",
+                     help="All blocked messages that match: key=PATTERN, partition=P or"
+                     " reason=PATTERN; repeated, they match all of these."),
+        click.option("--all", "is_all", is_flag=True, help="All blocked messages."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _conditions(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
+    """``key=customer-*``, ``partition=3``, ``reason=*503*``."""
+    found: dict[str, Any] = {}
+    for value in values:
+        field, _equals, text = value.partition("=")
+        if field not in ("key", "partition", "reason") or not text or field in found:
+            raise click.BadParameter(
+                f"must be key=PATTERN, partition=P or reason=PATTERN, each once, got {value!r}"
+            )
+        if field == "partition" and not text.isdecimal():
+            raise click.BadParameter(f"partition must be a number from 0 on, got {text!r}")
+        found[field] = int(text) if field == "partition" else text
+    return found
 
 
 @click.group()
@@ -291,43 +326,48 @@ def subscriptions_keys(
 @subscriptions.command("retry")
 @_named
 @_message_options
+@_many_options
 @client_option
 @output_option
 def subscriptions_retry(
-    topic: str, subscription: str, key: str | None, partition: int | None, seq: int | None,
-    client: Client, as_json: bool,
-) -> None:  # fmt: skip
-    """Send a blocked message again, as if it had never failed.
+    topic: str, subscription: str, client: Client, as_json: bool, **named: Any
+) -> None:
+    """Send a blocked message again, as if it had never failed; or all that match.
 
     \b
     Examples:
       headgate subscriptions retry orders billing customer-17
       headgate subscriptions retry orders billing --partition 2 --seq 1234
+      headgate subscriptions retry orders billing --where 'reason=*503*'
     """
-    found = _settle(client, topic, subscription, "retry", key, partition, seq)
-    show(found, as_json, lambda found: f"{message_text(found)} is sent again")
+    body = _named_messages(**named)
+    found = _settle(client, topic, subscription, "retry", body)
+    show(found, as_json, lambda found: settled_text(found, "sent again"))
 
 
 @subscriptions.command("skip")
 @_named
 @_message_options
+@_many_options
 @yes_option
 @client_option
 @output_option
 def subscriptions_skip(
-    topic: str, subscription: str, key: str | None, partition: int | None, seq: int | None,
-    yes: bool, client: Client, as_json: bool,
-) -> None:  # fmt: skip
-    """Give a blocked message up; the next one of its key is sent.
+    topic: str, subscription: str, yes: bool, client: Client, as_json: bool, **named: Any
+) -> None:
+    """Give a blocked message up, or all that match; the next one of the key is sent.
 
     \b
-    Example:
+    Examples:
       headgate subscriptions skip orders billing customer-17 --yes
+      headgate subscriptions skip orders billing --where 'key=test-*' --yes
     """
+    body = _named_messages(**named)
     if not yes and sys.stdin.isatty():
-        click.confirm("Give the message up? It is never sent again.", abort=True, err=True)
-    found = _settle(client, topic, subscription, "skip", key, partition, seq)
-    show(found, as_json, lambda found: f"{message_text(found)} is given up")
+        what = "all these messages" if "where" in body else "the message"
+        click.confirm(f"Give {what} up? That is never sent again.", abort=True, err=True)
+    found = _settle(client, topic, subscription, "skip", body)
+    show(found, as_json, lambda found: settled_text(found, "given up"))
 
 
 def _different(settings: Mapping[str, Any], present: SubscriptionStatus) -> list[str]:
@@ -348,15 +388,32 @@ def _different(settings: Mapping[str, Any], present: SubscriptionStatus) -> list
     ]
 
 
+def _named_messages(
+    key: str | None, partition: int | None, seq: int | None, is_all: bool, where: dict[str, Any],
+    resting: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """The body that names one message, or many."""
+    ways = [key is not None, seq is not None, is_all, bool(where)]
+    if sum(ways) != 1 or (seq is None and partition is not None):
+        raise click.UsageError(
+            "name one message by its key, or by --partition and --seq; or many by --all or --where"
+        )
+    if is_all or where:
+        return {"where": where | ({"resting": True} if resting else {})}
+    if resting:
+        raise click.UsageError("--resting is for --all and --where")
+    return {"key": key} if seq is None else {"partition": partition or 0, "seq": seq}
+
+
 def _settle(
-    client: Client, topic: str, subscription: str, action: str, key: str | None,
-    partition: int | None, seq: int | None,
-) -> BlockedKey:  # fmt: skip
-    if (key is None) == (seq is None) or (seq is None and partition is not None):
-        raise click.UsageError("name one message: give its key, or --partition and --seq")
-    named = {"key": key} if seq is None else {"partition": partition or 0, "seq": seq}
+    client: Client, topic: str, subscription: str, action: str, body: Mapping[str, Any]
+) -> BlockedKey | RepairedMessages:
+    if "where" in body:
+        path = subscription_path(topic, subscription, "repair")
+        answer = client.call("POST", path, msgspec.json.encode({"action": action, **body}))
+        return decoded(client, answer, RepairedMessages)
     path = subscription_path(topic, subscription, action)
-    return decoded(client, client.call("POST", path, msgspec.json.encode(named)), BlockedKey)
+    return decoded(client, client.call("POST", path, msgspec.json.encode(body)), BlockedKey)
 
 
 def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,9 @@ from delivery.pipes.server import PipeServer
 from delivery.push.secrets import SecretsFile
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.store_threads import StoreThreads
+from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.owners import Owners, PipedRequests
-from delivery.subscriptions.runtime import OwnerClocks, Subscriptions
+from delivery.subscriptions.runtime import Subscriptions
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.types import Commit

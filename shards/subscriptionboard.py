@@ -52,6 +52,7 @@ class SubscriptionRow(Struct, frozen=True):
     redelivered: int = 0
     refused: int = 0
     dropped: int = 0
+    skipped: int = 0
     dead_lettered: int = 0
     evicted: int = 0
     unmatched: int = 0

@@ -6,13 +6,19 @@ from commands.pushing.texts import push_lines, senders_text
 from commands.shell.output import (
     Cell,
     count_text,
+    counted_text,
     duration_text,
     printable,
     table,
     time_text,
 )
 from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
-from delivery.subscriptions.schemas import BlockedKey, KeyState, PartitionProgress
+from delivery.subscriptions.schemas import (
+    BlockedKey,
+    KeyState,
+    PartitionProgress,
+    RepairedMessages,
+)
 
 
 def list_text(found: list[SubscriptionSummary]) -> str:
@@ -62,7 +68,7 @@ def show_text(state: SubscriptionStatus) -> str:
     totals = {
         "delivered": state.delivered, "acknowledged": state.acknowledged,
         "redelivered": state.redelivered, "refused": state.refused, "dropped": state.dropped,
-        "dead letters": state.dead_lettered, "evicted": state.evicted,
+        "skipped": state.skipped, "dead letters": state.dead_lettered, "evicted": state.evicted,
         "unmatched": state.unmatched,
     }  # fmt: skip
     lines += [
@@ -128,10 +134,15 @@ def key_text(state: KeyState) -> str:
     return "\n".join(map(printable, lines))
 
 
-def message_text(found: BlockedKey) -> str:
-    """A message in half a sentence."""
+def settled_text(found: BlockedKey | RepairedMessages, what: str) -> str:
+    """What has become of a message, or of many."""
+    if isinstance(found, RepairedMessages):
+        are = "is" if found.repaired == 1 else "are"
+        text = f"{counted_text(found.repaired, 'message')} {are} {what}"
+        left = counted_text(found.moving, "dead letter")
+        return f"{text}; {left} on the way to the topic left alone" if found.moving else text
     of_key = "" if found.key is None else f" of key {found.key}"
-    return printable(f"message {found.seq} of partition {found.partition}{of_key}")
+    return printable(f"message {found.seq} of partition {found.partition}{of_key} is {what}")
 
 
 def _age_text(milliseconds: int) -> str:

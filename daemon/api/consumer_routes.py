@@ -19,18 +19,21 @@ from daemon.api.subscription_schemas import (
     FILTERS_MAX,
     NAMED_MESSAGES_MAX,
     AckRequest,
+    BlockedCondition,
     BlockedMessageRequest,
     ConsumeHeaders,
     ConsumeQuery,
     KeysQuery,
     LeaveRequest,
     NackRequest,
+    RepairRequest,
 )
 from delivery.filters import Filter, FilterError
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import (
     Acknowledge,
     BatchRef,
+    BlockedWhere,
     Consume,
     DescribeKey,
     Leave,
@@ -38,6 +41,7 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
     Poll,
+    RepairBlocked,
     RetryKey,
     SkipKey,
 )
@@ -48,6 +52,7 @@ from delivery.subscriptions.schemas import (
     ConsumerLeft,
     KeyState,
     Polled,
+    RepairedMessages,
 )
 from delivery.watch.accept import accepted
 from delivery.watch.formats import MSGPACK, NDJSON, SSE
@@ -146,6 +151,15 @@ class ConsumerRoutes:
         _, subscription_id = await self._directory.find(topic, name)
         return EncodedJson(await self._owners.ask(SkipKey(subscription_id, asked.key, place)))
 
+    async def repair(
+        self, topic: str, name: str, asked: RepairRequest
+    ) -> EncodedJson[RepairedMessages]:
+        """Deals with all blocked messages that match."""
+        where = _where(asked.where)
+        _, subscription_id = await self._directory.find(topic, name)
+        is_retry = asked.action == "retry"
+        return EncodedJson(await self._owners.ask(RepairBlocked(subscription_id, is_retry, where)))
+
 
 _acknowledged = msgspec.json.Decoder(Acknowledged)
 
@@ -231,3 +245,14 @@ def _place(asked: BlockedMessageRequest) -> tuple[int, int] | None:
     if asked.partition is None or asked.seq is None:
         return None
     return asked.partition, asked.seq
+
+
+def _where(asked: BlockedCondition) -> BlockedWhere:
+    """Which messages. Raises ApiError 400."""
+    for field, pattern in (("key", asked.key), ("reason", asked.reason)):
+        try:
+            Filter(key=pattern).check()
+        except FilterError as error:
+            says = str(error).removeprefix("key ")
+            raise invalid(f"where.{field} {says}", field=f"where.{field}") from error
+    return BlockedWhere(asked.key, asked.partition, asked.reason, asked.resting)

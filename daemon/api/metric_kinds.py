@@ -187,7 +187,7 @@ def by_router(
 
 
 _OUTCOMES = (
-    "acknowledged", "redelivered", "dropped", "dead_lettered", "evicted", "unmatched",
+    "acknowledged", "redelivered", "dropped", "skipped", "dead_lettered", "evicted", "unmatched",
 )  # fmt: skip
 
 

@@ -198,7 +198,8 @@ class SubscriptionCounters(Struct, frozen=True, kw_only=True):
     acknowledged: int
     redelivered: int
     refused: Annotated[int, Meta(description="messages that acknowledgments named in vain")]
-    dropped: Annotated[int, Meta(description="given up, by policy or by an operator")]
+    dropped: Annotated[int, Meta(description="given up by the policy of failures")]
+    skipped: Annotated[int, Meta(description="given up by an operator")]
     dead_lettered: int
     evicted: Annotated[int, Meta(description="removed by retention before they were finished")]
     unmatched: Annotated[int, Meta(description="skipped: no consumer accepted them")]

@@ -13,7 +13,7 @@ from daemon.api.metric_kinds import OTHERS
 from daemon.api.status_schemas import SubscriptionFigures, SubscriptionsStatus
 from shards.subscriptionboard import NUMBERS, BoardRow, SubscriptionPhase, SubscriptionRow
 
-SERIES_MAX = 128  # with 17 series each, and 22 more that push: 35 ms of a scrape, in slices
+SERIES_MAX = 128  # with 18 series each, and 22 more that push: 35 ms of a scrape, in slices
 SHOWN_MAX = 20  # in the status
 _AGES = ("oldest_unacknowledged_ms", "oldest_unfinished_ms")
 _SUMS = [name for name in NUMBERS if name not in _AGES]

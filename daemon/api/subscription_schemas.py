@@ -12,6 +12,7 @@ from msgspec.structs import fields
 
 from daemon.api.names import CONSUMER_CHARACTERS_MAX
 from daemon.api.push_schemas import PushActivity, PushChanges, PushSenderActivity, ShownConfig
+from delivery.filters import PATTERN_CHARACTERS_MAX
 from delivery.subscriptions.schemas import (
     PartitionProgress,
     SubscriptionCounts,
@@ -277,12 +278,40 @@ class KeysQuery(Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=KEYS_MAX, description="keys in the answer")] = 100
 
 
+_Pattern = Annotated[str, Meta(max_length=PATTERN_CHARACTERS_MAX)]
+
+
+class BlockedCondition(Struct, frozen=True, forbid_unknown_fields=True):
+    """Blocked messages that match all that is given; without anything, all of them."""
+
+    key: (
+        Annotated[
+            _Pattern, Meta(description="a pattern with `*` and `?`; no message without a key")
+        ]
+        | None
+    ) = None
+    partition: _Partition | None = None
+    reason: Annotated[_Pattern, Meta(description="a pattern of the `reason`")] | None = None
+    resting: Annotated[
+        bool, Meta(description="true: also those that rest, and would be sent again by themselves")
+    ] = False
+
+
 class BlockedMessageRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A blocked message: that of ``key``, or the one at ``partition`` and ``seq``."""
 
     key: str | None = None
     partition: _Partition | None = None
     seq: _Sequence | None = None
+
+
+class RepairRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do with which blocked messages."""
+
+    action: Annotated[
+        Literal["retry", "skip"], Meta(description="send them again, or give them up")
+    ]
+    where: BlockedCondition
 
 
 class SeekRequest(Struct, frozen=True, forbid_unknown_fields=True):

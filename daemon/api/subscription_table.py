@@ -14,6 +14,7 @@ from daemon.api.subscription_schemas import (
     KeysQuery,
     LeaveRequest,
     NackRequest,
+    RepairRequest,
     SeekRequest,
     SubscriptionDeleted,
     SubscriptionPage,
@@ -30,6 +31,7 @@ from delivery.subscriptions.schemas import (
     ConsumerLeft,
     KeyState,
     Polled,
+    RepairedMessages,
     Sought,
 )
 
@@ -151,6 +153,15 @@ SUBSCRIPTION_ROUTES = (
         body=BlockedMessageRequest,
         answers={200: BlockedKey},
         errors=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v0/topics/{topic}/subscriptions/{subscription}/repair",
+        summary="retry or skip all blocked messages that match",
+        handler=lambda handlers: handlers.consumers.repair,
+        body=RepairRequest,
+        answers={200: RepairedMessages},
+        errors=(400, 404, 413, 415, 503),
     ),
     Route(
         method="POST",

@@ -140,14 +140,15 @@ class WindowCounts:
     ``redelivered``: sent messages that came back to be sent again. ``refused``: named in vain by
     an acknowledgment, because they are finished or not with this consumer. ``dropped``: finished by
     the policy of failures, or, of a subscription that is not reliable, because their consumer was
-    full or gone. ``unmatched``: finished because no consumer accepts them. ``evicted``: finished
-    because retention removed them.
+    full or gone. ``skipped``: finished by an operator. ``unmatched``: finished because no consumer
+    accepts them. ``evicted``: finished because retention removed them.
     """
 
     __slots__ = (
-        "delivered", "acknowledged", "redelivered", "refused", "dropped", "evicted", "unmatched",
+        "delivered", "acknowledged", "redelivered", "refused", "dropped", "skipped", "evicted",
+        "unmatched",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.delivered = self.acknowledged = self.redelivered = self.refused = 0
-        self.dropped = self.evicted = self.unmatched = 0
+        self.dropped = self.skipped = self.evicted = self.unmatched = 0

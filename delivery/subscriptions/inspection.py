@@ -1,7 +1,7 @@
 """What the owner of a subscription tells of it: its state, its keys, and why a key is blocked.
 
-All but ``unblock`` only reads. Nothing here takes longer than the consumers and the blocked
-messages that it shows; counts of what waits are kept by the window.
+Nothing here changes anything, or takes longer than the consumers and the blocked messages that it
+shows; counts of what waits are kept by the window.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, islice
 
+from msgspec import Struct
+
 from delivery.standstill import Standstill
-from delivery.subscriptions.batches import Blocked, Place
+from delivery.subscriptions.batches import Blocked
 from delivery.subscriptions.key_queue import KeyQueue, QueueState
-from delivery.subscriptions.requests import OwnerRefused, RetryKey, SkipKey
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.schemas import (
     BlockedKey,
@@ -30,6 +31,17 @@ KEY_CHARACTERS_SHOWN = 256 << 10
 
 WallMs = Callable[[int], int]
 """The wall clock at a monotonic time."""
+
+
+class OwnerClocks(Struct, frozen=True):
+    """Monotonic nanoseconds, and milliseconds since the epoch."""
+
+    now_ns: Callable[[], int]
+    wall_ms: Callable[[], int]
+
+    def wall_at(self, at_ns: int) -> int:
+        """The wall clock at a monotonic time, in ms."""
+        return self.wall_ms() - (self.now_ns() - at_ns) // 1_000_000
 
 
 def state_of(
@@ -118,6 +130,7 @@ def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
         "redelivered": counts.redelivered,
         "refused": running.refused,
         "dropped": counts.dropped,
+        "skipped": counts.skipped,
         "dead_lettered": running.dead_lettered,
         "evicted": counts.evicted,
         "unmatched": counts.unmatched,
@@ -145,14 +158,15 @@ def blocked(running: RunningSubscription, limit: int, wall_ms: WallMs) -> list[B
     found: list[BlockedKey] = []
     characters = 0
     for each in islice(chain(window.stuck.values(), window.resting.values()), limit):
-        found.append(_blocked(each, wall_ms))
+        found.append(shown_blocked(each, wall_ms))
         characters += len(found[-1].key or "")
         if characters > KEY_CHARACTERS_SHOWN:
             break
     return found
 
 
-def _blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:
+def shown_blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:
+    """A blocked message."""
     message = found.message
     queue = message.queue
     return BlockedKey(
@@ -165,49 +179,6 @@ def _blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:
         reason=found.why,
         waiting=None if queue is None else queue.waiting - 1,
     )
-
-
-def find_blocked(
-    running: RunningSubscription, key: str | None, place: Place | None, wall_ms: WallMs
-) -> BlockedKey | None:
-    """The blocked message of a key, or at a place; None if there is none."""
-    window = running.window
-    if key is not None:
-        queue = window.queue_of(key)
-        place = None if queue is None else (queue.lane.partition, queue.head)
-    found = None if place is None else window.stuck.get(place) or window.resting.get(place)
-    return None if found is None else _blocked(found, wall_ms)
-
-
-def unblock(
-    running: RunningSubscription, request: RetryKey | SkipKey, wall_ms: WallMs
-) -> BlockedKey:
-    """Sends a blocked message again, or gives it up. Raises OwnerRefused."""
-    found = find_blocked(running, request.key, request.place, wall_ms)
-    if found is None:
-        key = None if request.key is None else request.key[:60]
-        what = (
-            f"key {key!r}"
-            if request.place is None
-            else f"message {request.place[1]} of partition {request.place[0]}"
-        )
-        raise OwnerRefused(
-            404, "not_blocked", f"{what} is not blocked; GET .../keys lists those that are",
-            {"key": key},
-        )  # fmt: skip
-    if (found.partition, found.seq) in running.window.dead_letters.moving:
-        dest = running.view.subscription.config.dead_letter_topic
-        raise OwnerRefused(
-            409, "moving", f"the copy of message {found.seq} of partition {found.partition} is on"
-            f" its way to {dest}; ask again when it is stored or has failed",
-            {"partition": found.partition, "seq": found.seq},
-        )  # fmt: skip
-    if isinstance(request, RetryKey):
-        running.window.retry(found.partition, found.seq)
-    else:
-        running.window.moved(found.partition, found.seq)
-        running.window.counts.dropped += 1
-    return found
 
 
 def key_of(running: RunningSubscription, key: str, wall_ms: WallMs) -> KeyState:

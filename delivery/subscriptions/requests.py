@@ -135,6 +135,24 @@ class SkipKey(OwnerRequest, frozen=True, tag=True, array_like=True):
     place: tuple[int, int] | None = None
 
 
+class BlockedWhere(Struct, frozen=True, array_like=True):
+    """Which blocked messages: those that match all that is given. ``key`` and ``reason`` are
+    patterns; a message without a key matches none. ``resting``: also those that are sent again by
+    themselves."""
+
+    key: str | None = None
+    partition: int | None = None
+    reason: str | None = None
+    resting: bool = False
+
+
+class RepairBlocked(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Sends blocked messages again, or gives them up: all that match."""
+
+    is_retry: bool
+    where: BlockedWhere
+
+
 class Seek(OwnerRequest, frozen=True, tag=True, array_like=True):
     """Goes on elsewhere: by partition the offset that is the floor then. What is in flight is
     forgotten, and acknowledgments of it are refused."""
@@ -170,6 +188,7 @@ AnyRequest = (
     | ListKeys
     | RetryKey
     | SkipKey
+    | RepairBlocked
     | Seek
     | PausePush
     | TryPush

@@ -121,7 +121,8 @@ class RunningSubscription:
         counts = self.window.counts
         counts.delivered, counts.acknowledged = row.delivered, row.acknowledged
         counts.redelivered, self.refused = row.redelivered, row.refused
-        counts.dropped, counts.evicted = row.dropped, row.evicted
+        counts.dropped, counts.skipped = row.dropped, row.skipped
+        counts.evicted = row.evicted
         counts.unmatched, self.dead_lettered = row.unmatched, row.dead_lettered
 
     def follow(self, view: SubscriptionView) -> None:

@@ -34,10 +34,11 @@ from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.pipes.server import Asker
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
-from delivery.subscriptions import inspection, unserved
+from delivery.subscriptions import inspection, repairs, unserved
 from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
 from delivery.subscriptions.dead_letters import DeadLetters
+from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.moving import DeadLetterMover
 from delivery.subscriptions.replay import add
@@ -53,6 +54,7 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     PausePush,
     Poll,
+    RepairBlocked,
     RetryKey,
     Seek,
     SkipKey,
@@ -86,17 +88,6 @@ LOADS_AT_ONCE = 4
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
 
 _encoder = msgspec.json.Encoder()
-
-
-class OwnerClocks(Struct, frozen=True):
-    """Monotonic nanoseconds, and milliseconds since the epoch."""
-
-    now_ns: Callable[[], int]
-    wall_ms: Callable[[], int]
-
-    def wall_at(self, at_ns: int) -> int:
-        """The wall clock at a monotonic time, in ms."""
-        return self.wall_ms() - (self.now_ns() - at_ns) // 1_000_000
 
 
 class Subscriptions:
@@ -257,6 +248,9 @@ class Subscriptions:
             raise
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
+        if isinstance(request, RepairBlocked):
+            repaired = await repairs.repair(running, request, self._record, self._wake)
+            return _encoder.encode(repaired)
         if isinstance(request, TryPush):
             return _encoder.encode(await self.try_push(request))
         if isinstance(request, PausePush):
@@ -296,7 +290,7 @@ class Subscriptions:
             case ListKeys():
                 return BlockedKeys(inspection.blocked(running, request.limit, wall_at))
             case RetryKey() | SkipKey():
-                return inspection.unblock(running, request, wall_at)
+                return repairs.unblock(running, request, wall_at)
             case _:
                 raise TypeError(f"{type(request).__name__} is not answered here")
         return None

@@ -84,6 +84,16 @@ class BlockedKeys(Struct, frozen=True):
     keys: list[BlockedKey]
 
 
+class RepairedMessages(Struct, frozen=True):
+    """What became of the blocked messages that match."""
+
+    repaired: Annotated[int, Meta(description="messages that are sent again, or given up")]
+    moving: Annotated[
+        int,
+        Meta(description="messages that are left alone: their dead letters are on their way"),
+    ]
+
+
 class MissedOffsets(Struct, frozen=True):
     """Offsets that are not delivered."""
 
@@ -126,10 +136,11 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     dropped: Annotated[
         int,
         Meta(
-            description="messages given up by `poison` or `skip`, or, without `reliable`, because"
-            " their consumer was full"
+            description="messages given up by `poison`, or, without `reliable`, because their"
+            " consumer was full"
         ),
     ]
+    skipped: Annotated[int, Meta(description="messages given up by an operator")]
     dead_lettered: int
     evicted: Annotated[
         int, Meta(description="records that retention removed before they were finished")

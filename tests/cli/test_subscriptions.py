@@ -16,7 +16,7 @@ AT = "/v0/topics/orders/subscriptions"
 COUNTS = {
     "lag": 1200, "drainable_lag": 5, "in_flight": 3, "waiting": 6, "blocked_keys": 1,
     "oldest_unacknowledged_ms": 1500, "delivered": 9, "acknowledged": 8, "redelivered": 1,
-    "refused": 2, "dropped": 0, "dead_lettered": 0, "evicted": 4, "unmatched": 0,
+    "refused": 2, "dropped": 0, "skipped": 3, "dead_lettered": 0, "evicted": 4, "unmatched": 0,
 }  # fmt: skip
 BLOCKED = {
     "key": "k", "partition": 1, "seq": 5, "attempts": 6, "since_ms": 0, "reason": "exit code 3",
@@ -87,8 +87,8 @@ def test_show_prints_rules_counts_gaps_consumers_and_blocked_keys() -> None:
         "  held: the store is down\n"
         "  blocked letters: bad is full\n"
         "  lag 1,200, in flight 3, waiting 6, blocked keys 1\n"
-        "  delivered 9, acknowledged 8, redelivered 1, refused 2, dropped 0, dead letters 0,"
-        " evicted 4, unmatched 0\n"
+        "  delivered 9, acknowledged 8, redelivered 1, refused 2, dropped 0, skipped 3,"
+        " dead letters 0, evicted 4, unmatched 0\n"
         "  oldest unacknowledged 1.5 s\n"
         "  missing: 2 to 5 of partition 0 (ttl)\n"
         "\n"
@@ -225,3 +225,40 @@ def test_delete_deletes() -> None:
     with says(Answer(200, {"topic": "orders", "subscription": "s"})) as server:
         run(server, "subscriptions", "delete", "orders", "s", "--yes")
     assert server.calls == [Call("DELETE", f"{AT}/s", None)]
+
+
+def test_many_blocked_messages_are_retried_or_skipped_by_a_condition() -> None:
+    with says(Answer(200, {"repaired": 1200, "moving": 1})) as server:
+        retried = run(server, "subscriptions", "retry", "orders", "s", "--all", "--resting")
+        skipped = run(
+            server, "subscriptions", "skip", "orders", "s", "--where", "key=test-*", "--where",
+            "partition=3", "--where", "reason=*=503*", "-o", "json",
+        )  # fmt: skip
+    assert retried.stdout == (
+        "1,200 messages are sent again; 1 dead letter on the way to the topic left alone\n"
+    )
+    assert json.loads(skipped.stdout) == {"repaired": 1200, "moving": 1}
+    where = {"key": "test-*", "partition": 3, "reason": "*=503*"}
+    assert server.calls == [
+        Call("POST", f"{AT}/s/repair", {"action": "retry", "where": {"resting": True}}),
+        Call("POST", f"{AT}/s/repair", {"action": "skip", "where": where}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "name one message"),
+        (["k", "--all"], "name one message"),
+        (["--all", "--where", "key=a"], "name one message"),
+        (["k", "--resting"], "--resting is for"),
+        (["--where", "tag=a"], "must be key=PATTERN"),
+        (["--where", "key=a", "--where", "key=b"], "each once"),
+        (["--where", "partition=-1"], "must be a number"),
+    ],
+)
+def test_messages_to_repair_are_named_in_one_way(options: list[str], complaint: str) -> None:
+    with says(Answer(200, {})) as server:
+        result = run(server, "subscriptions", "skip", "orders", "s", *options)
+    assert result.exit_code == 2 and complaint in result.stderr
+    assert not server.calls

@@ -174,6 +174,8 @@ def subscriptions(api: Checked) -> None:
     (blocked, *_) = api.ask("GET", f"{one}/keys").json["keys"]
     named = {name: blocked[name] for name in ("partition", "seq")}
     assert api.ask("POST", f"{one}/skip", named).status == 200
+    repair = {"action": "retry", "where": {"key": "none"}}
+    assert api.ask("POST", f"{one}/repair", repair).status == 200
     assert api.ask("POST", f"{one}/leave", consumer).status == 200
     assert api.ask("POST", f"{one}/seek", {"to": "earliest"}).status == 200
     last = api.ask("GET", f"{one}/consume?consumer=c&max=1&wait_ms=30000").json
@@ -188,7 +190,8 @@ def subscriptions(api: Checked) -> None:
     assert api.ask("GET", f"{other}/keys/k").status == 404
     bodies = {
         "ack": consumer | {"batch": 1}, "nack": consumer | {"batch": 1}, "leave": consumer,
-        "retry": {"key": "k"}, "skip": {"key": "k"}, "seek": {"to": "latest"},
+        "retry": {"key": "k"}, "skip": {"key": "k"}, "repair": repair,
+        "seek": {"to": "latest"},
     }  # fmt: skip
     for path, body in bodies.items():
         assert api.ask("POST", f"{other}/{path}", body).status == 404

@@ -15,6 +15,7 @@ from daemon.api.subscription_schemas import FILTERS_MAX
 from delivery.subscriptions.requests import (
     Acknowledge,
     BatchRef,
+    BlockedWhere,
     Consume,
     DescribeKey,
     Leave,
@@ -23,6 +24,7 @@ from delivery.subscriptions.requests import (
     Nack,
     OwnerRefused,
     Poll,
+    RepairBlocked,
     RetryKey,
     SkipKey,
 )
@@ -216,22 +218,45 @@ def test_operators_ask_for_keys_and_settle_blocked_messages(node: SubscribingNod
     node.ask("GET", "/s/keys/" + quote(key, safe=""))
     node.ask("POST", "/s/retry", {"key": key})
     node.ask("POST", "/s/skip", PLACE)
+    node.ask("POST", "/s/repair", {"action": "retry", "where": {}})
+    where = {"key": "a*", "partition": 1, "resting": True}
+    node.ask("POST", "/s/repair", {"action": "skip", "where": where})
     node.ask("POST", "/s/leave", {"consumer": "c"})
     assert node.owners.asked == [
         ListKeys(1, 7),
         DescribeKey(1, key),
         RetryKey(1, key),
         SkipKey(1, None, (1, 5)),
+        RepairBlocked(1, True, BlockedWhere()),
+        RepairBlocked(1, False, BlockedWhere("a*", 1, None, True)),
         Leave(1, "c"),
     ]
 
 
-@pytest.mark.parametrize("body", [{}, {"partition": 1}, {"seq": 1}, PLACE | {"key": "k"}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"partition": 1},
+        {"seq": 1},
+        PLACE | {"key": "k"},
+    ],
+)
 def test_a_blocked_message_is_named_in_one_way(node: SubscribingNode, body: dict[str, Any]) -> None:
     for path in ("retry", "skip"):
         answer = node.ask("POST", f"/s/{path}", body)
         assert (answer.status, answer.code) == (400, "invalid")
         assert "name one message" in answer.json["error"]["message"]
+
+
+def test_a_condition_that_cannot_be_is_refused(node: SubscribingNode) -> None:
+    for field in ("key", "reason"):
+        answer = node.ask("POST", "/s/repair", {"action": "skip", "where": {field: "half\\"}})
+        assert (answer.status, answer.code) == (400, "invalid")
+        assert answer.json["error"]["detail"]["field"] == f"where.{field}"
+    for body in ({"action": "skip", "where": {"node": "x"}}, {"action": "drop", "where": {}}, {}):
+        assert node.ask("POST", "/s/repair", body).status == 400
+    assert not node.owners.asked
 
 
 @pytest.mark.parametrize(
@@ -246,6 +271,7 @@ def test_a_blocked_message_is_named_in_one_way(node: SubscribingNode, body: dict
         ("GET", "/keys/k", None),
         ("POST", "/retry", {"key": "k"}),
         ("POST", "/skip", {"key": "k"}),
+        ("POST", "/repair", {"action": "skip", "where": {}}),
         ("POST", "/seek", {"to": "latest"}),
     ],
 )

@@ -25,8 +25,8 @@ STATE: dict[str, Any] = {
     "subscription": "s", "topic": "t", "owner_shard": 0, "lag": 7, "drainable_lag": 5,
     "in_flight": 1, "waiting": 6, "blocked_keys": 1, "oldest_unacknowledged_ms": 12,
     "delivered": 9, "acknowledged": 8, "redelivered": 1, "refused": 2, "dropped": 0,
-    "dead_lettered": 0, "evicted": 0, "unmatched": 0, "held": "", "blocked_letters": "",
-    "partitions": [],
+    "skipped": 0, "dead_lettered": 0, "evicted": 0, "unmatched": 0, "held": "",
+    "blocked_letters": "", "partitions": [],
     "consumers": [], "blocked": [], "gaps": [],
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from delivery.followed import FollowedPartitions
 from delivery.ledger_thread import LedgerThread
 from delivery.partition_reader import PartitionReader
 from delivery.ready import Kind, PriorityInputs
+from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.requests import (
     Acknowledge,
     AnyRequest,
@@ -28,7 +29,7 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
 )
-from delivery.subscriptions.runtime import OwnerClocks, Subscriptions
+from delivery.subscriptions.runtime import Subscriptions
 from delivery.tail_reader import TailReader
 from ledger import subscriptions
 from ledger.ledger import Ledger

@@ -17,6 +17,7 @@ from delivery.subscriptions.requests import (
     Acknowledge,
     AnyRequest,
     BatchRef,
+    BlockedWhere,
     Consume,
     Describe,
     DescribeKey,
@@ -26,6 +27,7 @@ from delivery.subscriptions.requests import (
     Nack,
     OwnerRefused,
     Poll,
+    RepairBlocked,
     RetryKey,
     Seek,
     SkipKey,
@@ -47,6 +49,7 @@ REQUESTS: list[AnyRequest] = [
     ListKeys(THERE, 100),
     RetryKey(THERE, "k"),
     SkipKey(THERE, None, (1, 2)),
+    RepairBlocked(THERE, True, BlockedWhere("k*", 1, "no*", True)),
     Seek(THERE, {0: 5, 1: 0}),
 ]  # fmt: skip
 
