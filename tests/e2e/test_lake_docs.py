@@ -14,17 +14,26 @@ import pytest
 from compaction.run.java import find_java
 from compaction.source.options import ACCEPTED
 from tests.e2e.daemon import ROOT, Daemon, running
+from tests.e2e.stores import on_s3
+from tests.minio import Bucket
 
 PAGE = (ROOT / "docs" / "lake.md").read_text()
 SAMPLES = ROOT / "examples" / "orders.ndjson"
 JOB_S = 300.0  # ends a hang only
 OTHERS = re.compile(r"make spark-archive\n")  # tests/compaction/test_archive.py
 
-BLOCKS = [
-    (language, text, PAGE[: found.start()].count("\n") + 2)
-    for found in re.finditer(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    for language, text in [found.groups()]
-]
+
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    """Language and text of each block that has a language."""
+    return [
+        (found[1], found[2])
+        for found in re.finditer(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ]
+
+
+IN_A_BUCKET = "### In a bucket\n"
+BEFORE, _, AFTER = PAGE.partition(IN_A_BUCKET)
+BUCKET_PART, _, AFTER = AFTER.partition("\n## ")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,9 @@ def daemon(folder: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def run(daemon: Daemon, folder: Path, language: str, text: str) -> str:
+def run(
+    daemon: Daemon, folder: Path, language: str, text: str, more: dict[str, str] | None = None
+) -> str:
     """Runs a block as a person would. Returns what it printed."""
     command = {"sh": ["sh", "-euc", text], "python": [sys.executable, "-c", text]}[language]
     environ = {
@@ -53,6 +64,7 @@ def run(daemon: Daemon, folder: Path, language: str, text: str) -> str:
         "PYTHONPATH": str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "HEADGATE_URL": daemon.url,
+        **(more or {}),
     }
     done = subprocess.run(
         [word.replace("http://127.0.0.1:7440", daemon.url) for word in command],
@@ -67,15 +79,39 @@ def run(daemon: Daemon, folder: Path, language: str, text: str) -> str:
 @pytest.mark.timeout(900)
 def test_every_block_of_the_page_runs_in_order(daemon: Daemon, folder: Path) -> None:
     ran = 0
-    for language, text, line in BLOCKS:
+    for language, text in blocks_of(BEFORE + AFTER):
         if OTHERS.fullmatch(text):
             continue
         printed = run(daemon, folder, language, text)
-        assert printed.strip(), f"line {line}: nothing was printed"
+        assert printed.strip(), f"nothing was printed by:\n{text}"
         if 'format("headgate")' in text and "readStream" in text:
             assert printed.split()[-1] == str(daemon.diff("orders")["head_seq"])
         ran += 1
     assert ran >= 10
+
+
+@pytest.mark.s3
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_block_about_a_bucket_runs_on_one(tmp_path: Path, bucket: Bucket) -> None:
+    endpoint = bucket.endpoint_url.removeprefix("http://")
+    with running(tmp_path / "headgate-data", **on_s3(bucket)) as daemon:
+        answer = daemon.ask(
+            "POST", "/v0/topics/orders", SAMPLES.read_bytes(), content_type="application/x-ndjson"
+        )
+        assert answer.status == 200, answer.body
+        run(daemon, tmp_path, "sh", f"headgate compact --set s3_endpoint_url={bucket.endpoint_url}"
+            f" --store {bucket.url}", bucket.environment)  # fmt: skip
+        records = daemon.diff("orders")["head_seq"]
+        printed = [
+            run(daemon, tmp_path, language, text.replace("127.0.0.1:9000", endpoint),
+                bucket.environment)
+            for language, text in blocks_of(BUCKET_PART)
+        ]  # fmt: skip
+    by_pyiceberg, by_duckdb, by_spark = printed
+    assert "timestamp" in by_pyiceberg and "shipped" in by_duckdb
+    assert int(by_spark) == records
 
 
 def test_the_page_has_every_option_of_the_source() -> None:
