@@ -30,7 +30,7 @@ from commands.shell.output import (
 from compaction.access.via_daemon import ViaDaemon
 from compaction.run import start
 from compaction.run.java import find_java
-from compaction.run.report import RunReport
+from compaction.run.report import FileSizes, RunReport
 from compaction.run.session import check_extra
 from daemon.lake_settings import lake_settings
 from daemon.serve import open_config_store
@@ -123,6 +123,13 @@ def _needs() -> Needs:
     return Needs(metadata.version("pyspark"), metadata.version("pyiceberg"), str(find_java()))
 
 
+def _sizes_text(sizes: FileSizes) -> str:
+    if not sizes.files:
+        return "-"
+    ends = " to ".join(dict.fromkeys(map(bytes_text, (sizes.smallest, sizes.largest))))
+    return f"{count_text(sizes.files)} of {ends}"
+
+
 def _text(report: RunReport) -> str:
     if report.dry_run:
         return _dry_text(report)
@@ -134,10 +141,12 @@ def _text(report: RunReport) -> str:
     if report.tables:
         rows = [
             (t.topic, t.table, count_text(t.rows), count_text(t.files), bytes_text(t.bytes),
-             count_text(t.rewritten))
+             count_text(t.rewritten), _sizes_text(t.files_now))
             for t in report.tables[:NAMED_MAX]
         ]  # fmt: skip
-        lines.append(table(("topic", "table", "rows", "files", "size", "rewritten"), rows))
+        lines.append(
+            table(("topic", "table", "rows", "files", "size", "rewritten", "all files"), rows)
+        )
         if len(report.tables) > NAMED_MAX:
             lines.append(f"and {count_text(len(report.tables) - NAMED_MAX)} more tables")
     lines += limited(

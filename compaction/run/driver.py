@@ -235,7 +235,7 @@ def outcome_of(what: JobPlan, reports: Sequence[TaskReport]) -> JobOutcome:
                 topic.topic_id, (), (), (), (), failed=failed[topic.topic_id]
             )
             continue
-        of_topic = {each.path for each in topic.joining}
+        of_topic = {each.path for each in topic.rewritten}
         topics[topic.topic_id] = TopicOutcome(
             topic.topic_id,
             tuple(sorted(files[topic.topic_id], key=lambda written: written.file.path)),
@@ -278,7 +278,7 @@ def _check(what: JobPlan, topics: dict[int, TopicOutcome]) -> None:
     found: dict[tuple[int, int], int] = {}
     for topic in what.topics:
         outcome = topics[topic.topic_id]
-        for old in topic.joining:
+        for old in topic.rewritten:
             if old.path in outcome.joined:
                 for part in old.ranges:
                     place = (topic.topic_id, part.partition)

@@ -4,6 +4,9 @@ A *file group* is what one task writes together, of one topic, sorted by (partit
 extents may come in any order. A small file that *joins* is read whole before the first row is
 written. If it cannot be read, it stays in the table, the reason is reported, and the group is
 written without it. An extent that cannot be decoded is a hole.
+
+Without extents files are only *merged*: read side by side, a row group of each in memory
+(``merging.py``), so they may be large.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from compaction.objects import ExtentBytes
@@ -28,7 +30,8 @@ from compaction.parquet.writer import (
     WrittenFile,
 )
 from compaction.place import Place
-from compaction.tables.schema import Column, arrow_schema, field_ids_of
+from compaction.run.merging import FileUnreadable, TableFile, merge_files
+from compaction.tables.schema import Column, arrow_schema
 from ledger.lake.types import Hole, LakeRange
 from uploader.l0 import L0Error
 
@@ -48,12 +51,18 @@ class JoiningFile(Struct, frozen=True):
 
 class TopicWork(Struct, frozen=True):
     """A topic to compact: the ``location`` of its table, without a slash at the end, the typed
-    columns, and the files that join."""
+    columns, the files that join, and sets of files that are merged into one each."""
 
     topic_id: int
     location: str
     columns: tuple[Column, ...] = ()
     joining: tuple[JoiningFile, ...] = ()
+    merged: tuple[tuple[JoiningFile, ...], ...] = ()
+
+    @property
+    def rewritten(self) -> tuple[JoiningFile, ...]:
+        """All files whose rows are written again."""
+        return (*self.joining, *(file for some in self.merged for file in some))
 
 
 class FileGroupResult(NamedTuple):
@@ -86,7 +95,6 @@ def write_file_group(
     removed if possible. The files are durable after ``syncs.wait()``.
     """
     result = FileGroupResult([], [], [], [], [])
-    old = _old_rows(place, topic, joining, result)
     names = FileNames(topic.location, topic.topic_id, run, task)
     writer = TopicWriter(
         place,
@@ -98,8 +106,14 @@ def write_file_group(
         first_number=first_number,
     )
     try:
-        _write_all(writer, topic, extents, old, result)
+        if joining and not extents:
+            merge_files(place, writer, topic, joining, result)
+        else:
+            _write_all(writer, topic, extents, _old_rows(place, topic, joining, result), result)
         result.files.extend(writer.close())
+    except FileUnreadable as error:
+        writer.abort()
+        return FileGroupResult([], [], [], [(each.path, str(error)) for each in joining], [])
     except BaseException:
         writer.abort()
         raise
@@ -182,7 +196,7 @@ def _old_rows(
     sizes: PartitionSizes = {}
     for each in joining:
         try:
-            tables.append(_read(place, each, schema))
+            tables.append(TableFile(place, each, schema).all())
         except (OSError, ValueError, pa.ArrowException) as error:
             result.kept.append((each.path, f"{type(error).__name__}: {error}"))
             continue
@@ -201,26 +215,3 @@ def _old_rows(
         partitions[partition] = (start, count)
         start += count
     return _Old(rows, sizes, partitions)
-
-
-def _read(place: Place, file: JoiningFile, schema: pa.Schema) -> pa.Table:
-    """The rows of a file in the columns of the table, matched by field id. Raises ValueError if
-    they do not fit, OSError, pa.ArrowException."""
-    filesystem, _ = place.filesystem()
-    table = pq.ParquetFile(place.path_of(file.path), filesystem=filesystem).read()
-    wanted = sum(each.rows for each in file.ranges)
-    if table.num_rows != wanted:
-        raise ValueError(f"it has {table.num_rows} rows, the ledger says {wanted}")
-    by_id = dict(zip(field_ids_of(table.schema), table.columns, strict=True))
-    missing = set(by_id) - set(field_ids_of(schema))
-    if missing:
-        raise ValueError(
-            f"it has columns that the table does not have, with the field ids {missing}"
-        )
-    arrays = [
-        by_id[field_id].cast(field.type)
-        if field_id in by_id
-        else pa.nulls(table.num_rows, field.type)
-        for field_id, field in zip(field_ids_of(schema), schema, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)

@@ -20,6 +20,7 @@ shuffled costs as much CPU time as decoding and writing it
     groups     a topic's shuffled extents by (partition, offset), cut at GROUP_BYTES_MAX
     joining    files join the first group of their topic, as many as GROUP_BYTES_MAX allows, the
                others have groups of their own; a file joins one group as a whole
+    merged     sets of files have a task each, after the others
     reducers   the largest group first, each to the reducer that has the least
 
 No byte is read twice: each extent is in one split and in one group.
@@ -148,6 +149,9 @@ def plan_job(
         size = sum(e.byte_length for each in found for e in each.extents)
         if found or of_task:
             tasks.append(MapTask(number, size, found, tuple(of_task)))
+    for index, topic in enumerate(topics):
+        for some in topic.merged:  # in tasks of their own: the others hold what they have read
+            tasks.append(MapTask(len(tasks) + len(local), 0, (), (groups.new(index, 0, some),)))
     return JobPlan(
         tuple(topics),
         tuple(tasks),

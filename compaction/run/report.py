@@ -6,16 +6,29 @@ S3 bills them: a file larger than one part is a multipart upload.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct, field
 
+from ledger.lake.types import LakeFile
 from uploader.stores.counted import Requests
 
 PART_BYTES = 10 << 20  # pyarrow uploads files in such parts
 METADATA_PUTS = 3  # per Iceberg commit: manifest, manifest list, table metadata
 
 
+class FileSizes(Struct, frozen=True):
+    """The files of a table and their sizes, in bytes."""
+
+    files: int = 0
+    smallest: int = 0
+    median: int = 0
+    largest: int = 0
+
+
 class TableReport(Struct):
-    """One table of a run. ``watermarks`` has, by partition, the last offset that is compacted."""
+    """One table of a run. ``watermarks`` has, by partition, the last offset that is compacted;
+    ``files_now`` are all files that the table has after the run."""
 
     topic: str
     table: str
@@ -25,6 +38,7 @@ class TableReport(Struct):
     bytes: int
     watermarks: dict[int, int]
     rewritten: int = 0
+    files_now: FileSizes = FileSizes()
 
 
 class QuarantinedOffsets(Struct, frozen=True):
@@ -99,6 +113,14 @@ class RunReport(Struct):
     def sound(self) -> bool:
         """Whether everything that was planned is in the tables."""
         return not self.quarantined and not self.failed
+
+
+def sizes_of(files: Iterable[LakeFile]) -> FileSizes:
+    """The sizes of live files."""
+    sizes = sorted(file.size_bytes for file in files if file.dropped_ms is None)
+    if not sizes:
+        return FileSizes()
+    return FileSizes(len(sizes), sizes[0], sizes[len(sizes) // 2], sizes[-1])
 
 
 def file_puts(size_bytes: int) -> int:

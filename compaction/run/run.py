@@ -42,6 +42,7 @@ from compaction.run.report import (
     TableReport,
     TopicFailed,
     file_puts,
+    sizes_of,
 )
 from ledger import notes
 from ledger.errors import RunLost, SwitchRefused
@@ -94,6 +95,7 @@ class Run:
         self._report = report
         self._place = settings.place
         self._refused: set[int] = set()
+        self._tables: list[tuple[TableReport, int]] = []  # of this run, with their topics' ids
         report.run = new_run()
         self._lease = RunLease(access, report.run)
 
@@ -146,11 +148,13 @@ class Run:
                 wanted = frozenset(topics.keys() - self._refused)
                 objects = self._round(after, wanted)
                 if not objects:
-                    return
+                    break
                 after = objects[-1].commit_number
                 self._access.await_backup()
                 self._report.requests.puts += 1  # the entry
                 self._one_round(lake, spark, cores, limits, advance, topics, objects)
+        for told, topic_id in self._tables:
+            told.files_now = sizes_of(self._access.read(lake_files.of_topic, topic_id))
 
     def _round(self, after: int, wanted: frozenset[int]) -> list[PlannedObject]:
         objects: list[PlannedObject] = []
@@ -186,7 +190,7 @@ class Run:
         self._refuse(failures)
         self._make_up(lake, tables, topics)
         work = [
-            TopicWork(table.topic_id, table.location, table.columns, self._joining(lake, table))
+            TopicWork(table.topic_id, table.location, table.columns, *self._rewritten(lake, table))
             for table in tables.values()
         ]
         report.commit_seconds += _since(began_ns)
@@ -222,21 +226,30 @@ class Run:
                     )
                 )
 
-    def _joining(self, lake: Lake, table: TopicTable) -> tuple[JoiningFile, ...]:
-        """Small files of the table that have gathered; what remains of each day is one file."""
+    def _rewritten(
+        self, lake: Lake, table: TopicTable
+    ) -> tuple[tuple[JoiningFile, ...], tuple[tuple[JoiningFile, ...], ...]]:
+        """Small files of the table that have gathered, and sets of files to merge. What remains of
+        each set, and of the small ones of each day, is one file."""
         from compaction.run.file_groups import JoiningFile
-        from compaction.run.small_files import files_to_rewrite
+        from compaction.run.small_files import files_to_merge, files_to_rewrite
 
         files = self._access.read(lake_files.of_topic, table.topic_id)
-        chosen = files_to_rewrite(files)
-        if not chosen:
-            return ()
-        kept = set(lake.rewritable(table.table, chosen))
+        sets = files_to_merge(files)
+        merged = {path for some in sets for path in some}
+        small = files_to_rewrite(file for file in files if file.path not in merged)
+        if not merged and not small:
+            return (), ()
+        kept = set(lake.rewritable(table.table, [*small, *merged]))
         ranges = self._access.read(lake_files.ranges, table.topic_id)
-        return tuple(
-            JoiningFile(file.path, file.size_bytes, ranges[file.file_id])
+        joining = {
+            file.path: JoiningFile(file.path, file.size_bytes, ranges[file.file_id])
             for file in files
             if file.path in kept
+        }
+        return (
+            tuple(joining[path] for path in small if path in kept),
+            tuple(tuple(joining[path] for path in some) for some in sets if kept.issuperset(some)),
         )
 
     def _take(self, outcome: JobOutcome, topics: Mapping[int, Topic]) -> None:
@@ -300,6 +313,7 @@ class Run:
         if told is None:
             told = TableReport(commit.table.topic, commit.table.table, "", 0, 0, 0, {})
             report.tables.append(told)
+            self._tables.append((told, commit.table.topic_id))
         told.metadata_location = metadata_location
         told.rows += sum(file.rows for file in files)
         told.files += len(files)

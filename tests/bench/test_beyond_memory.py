@@ -6,6 +6,24 @@ import pytest
 
 from bench import beyond_memory
 
+LIMIT_MIB = 2_304
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_more_data_than_memory_is_compacted_within_the_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert beyond_memory.main(["--limit-mib", str(LIMIT_MIB)]) == 0
+    figures = dict(
+        line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines() if "  " in line
+    )
+    values = {name: float(text.replace(",", "")) for name, text in figures.items() if name[0] != "-"
+              and name != "figure"}  # fmt: skip
+    assert values["L0 compacted, GiB"] * 1024 > LIMIT_MIB
+    assert values["all processes of the compaction, MiB"] <= LIMIT_MIB
+    assert values["bytes read over bytes compacted"] <= 1.05
+
 
 @pytest.mark.slow
 def test_rows_are_compared_with_what_was_acknowledged(
@@ -15,7 +33,7 @@ def test_rows_are_compared_with_what_was_acknowledged(
     figures = dict(
         line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines() if "  " in line
     )
-    assert figures["rows in the tables"] == figures["records acknowledged"] == "12,000"
+    assert figures["rows in the tables"] == figures["records acknowledged"] == "20,000"
     assert float(figures["largest Python worker, MiB"].replace(",", "")) > 0
 
 

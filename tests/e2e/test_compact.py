@@ -83,7 +83,9 @@ def test_diff_and_table_hold_the_same_rows(data: Path) -> None:
             }
         assert report["rows"] == sum(map(len, before.values()))
         assert report["quarantined"] == report["failed"] == []
-        assert report["bytes_read"] <= 1.05 * report["bytes_compacted"] + report["objects"] * 65536
+        sizes = [each.size_bytes for each in place.rows()]
+        assert (report["objects"], report["requests"]["gets"]) == (len(sizes), len(sizes))
+        assert report["bytes_read"] == sum(sizes), "each byte of an object is read once"
 
 
 @pytest.mark.spark

@@ -223,6 +223,19 @@ def test_files_of_a_topic_without_new_records_are_written_too() -> None:
     assert not task.objects and [len(group.joining) for group in task.local] == [2]
 
 
+def test_files_that_are_merged_have_tasks_of_their_own() -> None:
+    merged = topic(1, 100, 100, 150, 20)
+    merged = TopicWork(
+        1, merged.location, (), merged.joining[:1], (merged.joining[1:3], merged.joining[3:])
+    )
+    what = plan_job(objects_of([{(1, 0): 50}]), [merged], 1, LIMITS)
+    assert [len(task.objects) for task in what.tasks] == [1, 0, 0]
+    assert [[len(group.joining) for group in task.local] for task in what.tasks] == [[1], [2], [1]]
+    assert len({task.number for task in what.tasks}) == 3
+    numbers = [group.number for task in what.tasks for group in task.local]
+    assert len(set(numbers)) == 3
+
+
 def test_nothing_to_do_is_an_empty_plan() -> None:
     assert plan_job([], [topic(1)], 2).tasks == ()
     assert plan_job(objects_of([{(9, 0): 5}]), [topic(1)], 2).tasks == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction.run.small_files import files_to_rewrite
+from compaction.run.small_files import files_to_merge, files_to_rewrite
 from ledger.lake.types import LakeFile
 
 
@@ -64,3 +64,47 @@ def test_what_is_chosen_is_small_live_gathered_and_bounded(
         assert len(taken) != 1 and (not taken or len(small) >= gathered)
         if len(small) >= gathered and sum(each.size_bytes for each in files) <= bound:
             assert len(taken) == len(small)
+
+
+MIB = 2**20
+
+
+def sets(paths: list[list[str]]) -> list[list[int]]:
+    return [numbers(some) for some in paths]
+
+
+def test_files_below_the_target_are_merged_as_soon_as_they_reach_it_together() -> None:
+    files = [file(n, 40 * MIB) for n in (1, 2, 3)]
+    assert files_to_merge(files) == []
+    assert sets(files_to_merge([*files, file(4, 8 * MIB)])) == [[1, 2, 3, 4]]
+    others = [file(4, 128 * MIB), file(5, 60 * MIB, dropped=True), file(6, 90 * MIB, "2023-11-15")]
+    assert files_to_merge(files + others) == []
+
+
+def test_a_merge_has_a_file_of_at_most_448_mib_and_sixteen_files() -> None:
+    large = [file(n, 100 * MIB) for n in range(10, 16)]
+    assert sets(files_to_merge(large)) == [[10, 11, 12, 13], [14, 15]]
+    assert [len(some) for some in files_to_merge([file(n, 9 * MIB) for n in range(40)])] == [16, 16]
+    assert files_to_merge([file(n, MIB) for n in range(40)]) == [], "they gather first"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.sampled_from(["2023-01-01", "2023-01-02"]))),
+    st.integers(1, 6),
+    st.integers(0, 1000),
+)
+def test_each_merge_is_of_one_day_and_reaches_the_target_within_its_bounds(
+    found: list[tuple[int, str]], count: int, bound: int
+) -> None:
+    files = [file(n, size, day) for n, (size, day) in enumerate(found)]
+    by_path = {each.path: each for each in files}
+    chosen = files_to_merge(
+        files, target_bytes=50, merged_bytes_max=120, files_max=count, bytes_max=bound
+    )
+    paths = [path for some in chosen for path in some]
+    assert len(paths) == len(set(paths))
+    assert sum(by_path[path].size_bytes for path in paths) <= bound
+    for some in chosen:
+        sizes = [by_path[path].size_bytes for path in some]
+        assert 2 <= len(some) <= count and 50 <= sum(sizes) <= 120 and max(sizes) < 50
+        assert len({path.rpartition("/")[0] for path in some}) == 1
