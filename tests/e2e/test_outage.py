@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_until
+from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.processes import Line
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.stores import on_s3
@@ -60,6 +60,27 @@ def test_status_readyz_and_the_log_report_an_outage_and_its_end(data: Path, buck
 
 
 @pytest.mark.slow
+def test_a_store_that_hangs_is_failing_before_any_of_its_puts_has_timed_out(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=1, **options) as daemon, Line(daemon) as line:
+            line.produce("t", "before")
+            proxy.hold_object_puts()
+            line.send("t", "during")
+            wait_until(lambda: daemon.status()["alarms"], "the alarm")
+            (alarm,) = daemon.status()["alarms"]
+            assert alarm["alarm"] == "store_failing" and "a PUT has no answer" in alarm["message"]
+            assert proxy.held and not daemon.status()["store"]["put_failures"]
+            assert wait_until(lambda: _refused(daemon), "the gate") == (503, "store_failing")
+            proxy.release()
+            answer = line.answer()
+            assert answer is not None and answer.json["first_seq"] == 2
+            wait_until(lambda: daemon.produce("t", "after").status == 200, "the gate to open")
+
+
+@pytest.mark.slow
 def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_503_is_never_stored(
     data: Path, bucket: Bucket
 ) -> None:
@@ -90,6 +111,8 @@ def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_50
                 assert answer is not None
                 assert (answer.status, answer.code) == (504, "outcome_unknown")
             proxy.release()
+            wait_until(lambda: not daemon.status()["alarms"], "the gate to open")
+            wait_for_heartbeats(daemon)
             assert pulled[0].produce("t", "after")["count"] == 1, "its connection goes on"
             for line in waiting[4::5]:
                 answer = line.answer()

@@ -103,6 +103,16 @@ class Calls:
             self._count += 1
         return now_ns - began_ns
 
+    def hanging_since_ns(self, now_ns: int) -> int | None:
+        """When a call began that runs for as long as a failed one counts; None: there is none."""
+        with self._mutex:
+            hanging = [
+                began_ns
+                for began_ns, unit_ns in self._running.values()
+                if now_ns - began_ns >= self._failed_units * unit_ns
+            ]
+        return min(hanging, default=None)
+
     def read(self, now_ns: int) -> float:
         """The smoothed duration of calls, or the age of one that runs if that is longer. It falls
         to 0 while there are no calls."""
@@ -124,9 +134,11 @@ class Calls:
 
 
 class UploadHealth:
-    """What one shard knows of its store and its ledger."""
+    """What one shard knows of its store and its ledger. ``hangs`` hears of a PUT that has run for
+    FAILED_UNITS, where the sensor reads full: when it began, and ``now``."""
 
-    def __init__(self) -> None:
+    def __init__(self, hangs: Callable[[int, int], None] = lambda began_ns, now_ns: None) -> None:
+        self._hangs = hangs
         self._usual = Usual()
         self._usual_mutex = threading.Lock()
         self._puts = Calls(FAILED_UNITS)
@@ -158,6 +170,9 @@ class UploadHealth:
 
     def store_slowdown(self, now_ns: int) -> float:
         """How many times longer than usual PUTs take; a failed one counts as FAILED_UNITS."""
+        began_ns = self._puts.hanging_since_ns(now_ns)
+        if began_ns is not None:
+            self._hangs(began_ns, now_ns)
         return self._puts.read(now_ns)
 
     def commit_ms(self, now_ns: int) -> float:

@@ -6,6 +6,9 @@ alarm then stays until a call succeeds. Only a success ends it, so a caller that
 must try again until the store answers or the process ends. Hedged PUTs report the outcome of the
 whole PUT, not of each attempt.
 
+A call that hangs fails late, so it is looked at while it runs: ``hangs`` is told of one that has
+taken so long that the sensor of the store reads full (``health.py``).
+
 One object per process, for all its threads. It neither logs nor refuses: ``daemon/alarms.py``
 says what the alarm means and ``daemon/governor/producers_gate.py`` who is refused for it.
 """
@@ -29,6 +32,7 @@ class Outage:
         self._mutex = threading.Lock()
         self._kept_ns = 0  # when a call last succeeded
         self._since_ns = 0  # when the first call after it failed; 0: none did
+        self._is_hanging = False  # it was told since then that a call hangs
 
     def failed(self, error: Exception, began_ns: int, now_ns: int) -> None:
         """A call that began at ``began_ns`` failed."""
@@ -38,11 +42,20 @@ class Outage:
             if now_ns - self._since_ns >= DOWN_AFTER_NS:
                 self._board.raise_(AlarmKind.STORE_FAILING, reason_of(error), self._since_ns)
 
+    def hangs(self, began_ns: int, now_ns: int) -> None:
+        """A call that began at ``began_ns`` has no answer yet."""
+        with self._mutex:
+            since_ns = self._since_ns or max(self._kept_ns, began_ns)
+            if not self._is_hanging and now_ns - since_ns >= DOWN_AFTER_NS:
+                self._is_hanging, self._since_ns = True, since_ns
+                self._board.raise_(AlarmKind.STORE_FAILING, "a PUT has no answer", since_ns)
+
     def kept(self, now_ns: int) -> None:
         """A call succeeded, or the store answered that the key holds something else."""
         with self._mutex:
             self._kept_ns = now_ns
             self._since_ns = 0
+            self._is_hanging = False
             self._board.clear(AlarmKind.STORE_FAILING)
 
 

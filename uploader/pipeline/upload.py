@@ -110,7 +110,7 @@ class Uploads:
         self._alarms = alarms
         self._ended = ended
         self._outage = Outage(alarms)
-        self.health = UploadHealth()
+        self.health = UploadHealth(self._outage.hangs)
         self._log = CommitLog(segment)
         layout = segment.layout
         self._readers = [RingReader(segment, source) for source in range(layout.shards)]

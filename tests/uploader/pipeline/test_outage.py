@@ -13,11 +13,13 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.uploader.upload_world import key_of, pipeline
 from uploader.pipeline import upload
+from uploader.pipeline.health import UploadHealth
 from uploader.pipeline.outage import DOWN_AFTER_NS, Outage, reason_of
 from uploader.stores import open_store
 from uploader.stores.base import StoreBusy, StoreError
 
-S = 1_000_000_000
+MS = 1_000_000
+S = 1_000 * MS
 BUSY = StoreBusy("503 SlowDown")
 
 
@@ -80,13 +82,46 @@ def test_one_call_that_hung_for_long_is_enough(segment: Segment, outage: Outage)
     assert found is not None and found.since_ns == 10 * S
 
 
+def test_a_call_that_hangs_is_an_outage_after_two_seconds_although_it_has_not_failed_yet(
+    segment: Segment, outage: Outage
+) -> None:
+    health = UploadHealth(outage.hangs)
+    for _ in range(20):  # what is usual
+        health.put_ends(health.put_begins(1_000, 9 * S), 1_000, 9 * S + 50 * MS, failed=False)
+    outage.kept(9 * S + S // 2)
+    call = health.put_begins(1_000, 10 * S)
+    health.store_slowdown(12 * S - 1)
+    assert alarm(segment) is None
+    for tenth in range(100):
+        health.store_slowdown(12 * S + tenth * 100 * MS)
+    found = alarm(segment)
+    assert found is not None
+    assert (found.since_ns, found.count, found.text) == (10 * S, 1, "a PUT has no answer")
+    outage.failed(BUSY, 10 * S, 31 * S)  # the client's own time-out
+    found = alarm(segment)
+    assert found is not None and (found.since_ns, found.text) == (10 * S, str(BUSY))
+    health.put_ends(call, 1_000, 31 * S, failed=False)
+    outage.kept(31 * S)
+    health.store_slowdown(32 * S)
+    assert alarm(segment) is None
+
+
+def test_a_store_that_is_always_slow_does_not_hang(segment: Segment, outage: Outage) -> None:
+    health = UploadHealth(outage.hangs)
+    for _ in range(20):
+        health.put_ends(health.put_begins(1_000, 9 * S), 1_000, 11 * S, failed=False)
+    health.put_begins(1_000, 20 * S)
+    health.store_slowdown(25 * S)
+    assert alarm(segment) is None
+
+
 def test_the_reason_of_a_disk_error_is_named_without_paths(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "segments").write_text("no directory")
     with pytest.raises(StoreError) as refused:
         store.put("l0/1", b"x", 1)
-    assert reason_of(refused.value) == "File exists"
+    assert reason_of(refused.value) == "not a folder"
     assert reason_of(BUSY) == "503 SlowDown"
 
 
