@@ -25,6 +25,7 @@ LOST: Place = ("lost-letters", 0)
 FULL_TOPIC: dict[str, object] = {"cap_records": 5, "discard": "reject"}
 POISON_EVERY = 12
 PAUSE_S = (0.05, 0.6)
+LAST_AWAY_S = 3.0
 SHARES = {"trimmed": 40, "retried": 40, "sought": 6, "letters renewed": 10}
 
 SUBSCRIPTIONS = [
@@ -41,7 +42,8 @@ CONSUMES = [
 
 
 class LettersOperator(Client):
-    """Does all that, at random, until it is told to stop; once ``calm`` is set, it only trims."""
+    """Does all that, at random, until it is told to stop. Once ``calm`` is set, the topic of lost
+    letters goes for the last time, for so long that letters wait for the next; then it trims."""
 
     def __init__(self, port: Port, written: History, lives: Lives, seed: int) -> None:
         super().__init__("operator of letters")
@@ -55,7 +57,11 @@ class LettersOperator(Client):
 
     def work(self) -> None:
         """Until it is told to stop."""
+        is_calm = False
         while not self.stopping.wait(self._rng.uniform(*PAUSE_S)):
+            if self.calm.is_set() and not is_calm:
+                is_calm = True
+                self._renew(LAST_AWAY_S)
             (act,) = self._rng.choices(list(SHARES), list(SHARES.values()))
             if act == "trimmed" or self.calm.is_set():
                 self._trim()
@@ -67,7 +73,7 @@ class LettersOperator(Client):
             elif act == "sought":
                 self._seek(each)
             else:
-                self._renew()
+                self._renew(self._rng.uniform(*PAUSE_S))
 
     def _trim(self) -> None:
         """Reads what has come, and makes room."""
@@ -104,11 +110,11 @@ class LettersOperator(Client):
             following = self._lives.following(each.subscription)
             self._written.add(msgspec.structs.replace(each, subscription=following))
 
-    def _renew(self) -> None:
+    def _renew(self, away_s: float) -> None:
         path = f"/v0/topics/{LOST[0]}"
         self._written.add(Renewed(LOST[0]))
         until_answered(self._port, "DELETE", f"{path}?force=true", None, (200, 404))
         self._written.add(Renewed(LOST[0], gone=True))
-        self.stopping.wait(self._rng.uniform(*PAUSE_S))
+        self.stopping.wait(away_s)
         until_answered(self._port, "PUT", path, {"partitions": 1}, (200, 201))
         self._written.add(Renewed(LOST[0], done=True))

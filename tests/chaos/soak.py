@@ -25,7 +25,7 @@ from tests.chaos import pushes, subscriptions
 from tests.chaos.clients import Client, Port, answer_of, ask_page, until_answered
 from tests.chaos.consumers import Consumes, now_ms
 from tests.chaos.history import Ended, History, Place, Pushes, Renewed, Subscribed, Trimmed
-from tests.chaos.letters import FULL_TOPIC
+from tests.chaos.letters import FULL_TOPIC, LAST_AWAY_S
 from tests.chaos.lives import Lives
 from tests.chaos.watchers import Form
 from tests.chaos.world import World
@@ -115,7 +115,8 @@ class Soaked:
 
 
 class SoakOperator(Client):
-    """Does everything at random until it is told to stop; once ``calm`` is set, it makes room."""
+    """Does everything at random until it is told to stop. Once ``calm`` is set, topics of lost
+    letters go for the last time, for so long that letters wait for the next; then it makes room."""
 
     def __init__(self, made: Soaked, port: Port, written: History, lives: Lives, seed: int) -> None:
         super().__init__("operator of the soak")
@@ -137,7 +138,12 @@ class SoakOperator(Client):
             for each in self._made.subscribed
             if each.poison == "block" or each.dead_letters.startswith("full")
         ]
+        is_calm = False
         while not self.stopping.wait(self._rng.uniform(*PAUSE_S)):
+            if self.calm.is_set() and not is_calm:
+                is_calm = True
+                for place in self._lost:
+                    self._renew(place[0], LAST_AWAY_S)
             act = self._rng.choice(["emptied", "trimmed", "sought", "retried", "letters renewed"])
             if act == "emptied" or self.calm.is_set():
                 for place in self._full:
@@ -150,7 +156,7 @@ class SoakOperator(Client):
                 if act == "sought":
                     self._seek(self._rng.choice(self._made.sought))
                 else:
-                    self._renew(self._rng.choice(self._lost)[0])
+                    self._renew(self._rng.choice(self._lost)[0], self._rng.uniform(*PAUSE_S))
 
     def _trim(self, place: Place) -> None:
         """Reads what has come, and trims it."""
@@ -201,12 +207,12 @@ class SoakOperator(Client):
             )
         self.acts["sought"] += 1
 
-    def _renew(self, topic: str) -> None:
+    def _renew(self, topic: str, away_s: float) -> None:
         path = f"/v0/topics/{topic}"
         self._written.add(Renewed(topic))
         until_answered(self._port, "DELETE", f"{path}?force=true", None, (200, 404))
         self._written.add(Renewed(topic, gone=True))
-        self.stopping.wait(self._rng.uniform(*PAUSE_S))
+        self.stopping.wait(away_s)
         until_answered(self._port, "PUT", path, {"partitions": 1}, (200, 201))
         self._written.add(Renewed(topic, done=True))
         self.acts["letters renewed"] += 1
