@@ -19,7 +19,7 @@ COMMANDS = {
     "topics": "List, show, create, alter, trim and delete topics.",
     "routers": "List, show, create, delete, pause and resume routers.",
     "subscriptions": "List, show, change and seek subscriptions; settle blocked keys.",
-    "push": "List push subscriptions, and test their receivers.",
+    "push": "List push subscriptions, test their receivers, and let them go on.",
     "cursors": "List, show, create, set and delete cursors.",
     "produce": "Send records to a topic and wait until they are durable.",
     "import": "Import files and objects into a topic, each record exactly once.",

@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from daemon.alarms import MEANINGS
+from daemon.alarms import NAMES
 from daemon.api.schemas import Status
 from daemon.config import Override, load
 from daemon.memory import bounds
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
-ALARMS = {meaning.name for meaning in MEANINGS.values()}
+ALARMS = set(NAMES)
 PRODUCT = ("ledger", "shards", "uploader", "delivery", "daemon", "commands")
 WORDS_MIN = 4  # of a quotation; a shorter code span is a name
 LETTERS_MIN = 12  # of a message's own text; a pattern of nearly only operands fits everything

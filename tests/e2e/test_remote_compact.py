@@ -120,12 +120,13 @@ def test_a_driver_elsewhere_learns_all_from_the_daemon(tmp_path: Path) -> None:
             access.write(topics.delete, "orders", NOW)
         assert access.write(notes.put, "n", "v") is None and access.read(notes.get, "n") == "v"
         # The default catalog, by compare and swap.
-        assert access.catalog(catalog.add, "ns", "t", "file:///1")
-        assert not access.catalog(catalog.add, "ns", "t", "file:///2")
-        assert not access.catalog(catalog.swap, "ns", "t", "file:///0", "file:///2")
-        assert access.catalog(catalog.swap, "ns", "t", "file:///1", "file:///2")
-        assert access.catalog(catalog.swap, "ns", "t", "file:///1", "file:///2"), "asked again"
-        assert access.catalog(catalog.pointers, "ns") == {"t": "file:///2"}
+        none, old, new = (f"file://{daemon.data}/store/lake/{n}" for n in range(3))
+        assert access.catalog(catalog.add, "ns", "t", old)
+        assert not access.catalog(catalog.add, "ns", "t", new)
+        assert not access.catalog(catalog.swap, "ns", "t", none, new)
+        assert access.catalog(catalog.swap, "ns", "t", old, new)
+        assert access.catalog(catalog.swap, "ns", "t", old, new), "asked again"
+        assert access.catalog(catalog.pointers, "ns") == {"t": new}
 
 
 def test_a_driver_whose_lease_expired_can_change_nothing(tmp_path: Path) -> None:
@@ -135,17 +136,18 @@ def test_a_driver_whose_lease_expired_can_change_nothing(tmp_path: Path) -> None
         first.run = "a"
         with pytest.raises(RunUnfinished, match="run a of one host"):
             second.write(runs.begin, "b", "another", NOW)
-        assert first.catalog(catalog.add, "ns", "t", "file:///1")
+        old, new = (f"file://{daemon.data}/store/lake/{n}" for n in range(2))
+        assert first.catalog(catalog.add, "ns", "t", old)
         second.write(readleases.end, "a")  # as if it had not been renewed in time
         second.write(runs.begin, "b", "another", NOW)
         assert second.read(runs.unfinished) == ("b", "another")
         with pytest.raises(RunLost):
             first.write(notes.put, "n", "v")
         with pytest.raises(RunLost) as caught:
-            first.catalog(catalog.swap, "ns", "t", "file:///1", "file:///2")
+            first.catalog(catalog.swap, "ns", "t", old, new)
         assert caught.value.run == "a"
         assert second.read(notes.get, "n") is None
-        assert second.catalog(catalog.pointer, "ns", "t") == "file:///1"
+        assert second.catalog(catalog.pointer, "ns", "t") == old
 
 
 @pytest.mark.spark

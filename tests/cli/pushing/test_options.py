@@ -30,14 +30,16 @@ def test_all_push_settings_have_an_option() -> None:
     with scripted(Present(None)) as server:
         made = run(
             server, "subscriptions", "create", "orders", "s", "--push", URL, "--push-rate-max",
-            "0.5", "--push-senders", "2", "--push-connections-max", "3", "--push-timeout-ms", "4",
+            "0.5", "--push-rate-start", "0.25", "--push-senders", "2", "--push-connections-max",
+            "3", "--push-timeout-ms", "4",
             "--push-format", "batch", "--push-batch-max", "5", "--push-batch-bytes-max", "6",
             "--push-batch-wait-ms", "7",
         )  # fmt: skip
     assert made.exit_code == 0, made.output
     (sent,) = put(server)
     assert sent == {
-        "endpoint": URL, "rate_max": 0.5, "senders": 2, "connections_max": 3, "timeout_ms": 4,
+        "endpoint": URL, "rate_max": 0.5, "rate_start": 0.25, "senders": 2, "connections_max": 3,
+        "timeout_ms": 4,
         "format": "batch", "batch_max": 5, "batch_bytes_max": 6, "batch_wait_ms": 7,
     }  # fmt: skip
     assert {*sent} == {*PushTarget.__struct_fields__} - {"headers", "signed", "secrets_count"}

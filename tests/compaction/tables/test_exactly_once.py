@@ -317,7 +317,7 @@ class Runs(RuleBasedStateMachine):
         loaded = self.lake.load("headgate.orders")
         assert loaded is not None
         with loaded.transaction() as change:
-            change.set_properties({"theirs": str(self.runs)})
+            change.set_properties({"comment": str(self.runs)})
 
     @invariant()
     def the_table_has_every_row_up_to_its_watermarks_once(self) -> None:

@@ -34,10 +34,11 @@ def with_something_to_compact(folder: Path) -> list[str]:
     from contextlib import closing, nullcontext
 
     from ledger.ledger import Ledger
+    from ledger.private_files import make_folders
     from ledger.types import TopicConfig
     from tests.ledger.requests import Request, draft_of, lease
 
-    (folder / "ledger").mkdir(parents=True)
+    make_folders(folder / "ledger")
     with closing(Ledger(folder / "ledger" / "ledger.db", nullcontext())) as ledger:
         ledger.write(epochs.begin_incarnation, 1)
         topic, _ = ledger.write(topics.create, "orders", TopicConfig(), 1)
