@@ -203,7 +203,7 @@ class Shard:
             RingReader(self.segment, self.shard).requests(committed, self._ring.head)
         )
         trackers = CapTrackers(self._words, self.shard, lambda: self._feed.seen)
-        self.topics = TopicCache(self.segment, ledger, ledger_lock, trackers)
+        self.topics = TopicCache(self.segment, ledger, ledger_lock, trackers, config.partitions_max)
         cursors = CursorCache(self.segment, ledger, ledger_lock)
         self.cursor_flush = CursorFlush(open_ledger, monotonic_ns, _end)
         self._puller = Puller(
@@ -238,6 +238,7 @@ class Shard:
         self._producer = Producer(
             self.segment, self.shard, self.topics, cursors, self._ring, self.pending, limits,
             self._published, self._short_of_time, rng, config.ack_timeout_ms,
+            auto_create=config.auto_create_topics,
         )  # fmt: skip
         self._admission = self._producer.admission
         self._sensors = ShardSensors(

@@ -203,6 +203,19 @@ class PartitionsRefused(LedgerError):
         self.maximum = maximum
 
 
+class PartitionsFull(LedgerError):
+    """The topics of the daemon would have more partitions than they may."""
+
+    def __init__(self, name: str, present: int, wanted: int, maximum: int) -> None:
+        super().__init__(
+            f"topic {name!r} would have {wanted} partitions more, and all topics have {present} of"
+            f" the {maximum} that partitions_max allows; delete topics, or raise partitions_max"
+        )
+        self.present = present
+        self.wanted = wanted
+        self.maximum = maximum
+
+
 class RunUnfinished(LedgerError):
     """Another compaction is under way."""
 

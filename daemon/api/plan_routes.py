@@ -86,7 +86,8 @@ class PlanRoutes:
         try:
             await self._ledger.write(readleases.take, lease, what, now_ms, now_ms + LEASE_MS)
         except ReadLeasesFull as error:
-            raise ApiError(429, "too_many_plans", str(error), retry_after_s=1) from error
+            detail = {"limit": error.maximum}
+            raise ApiError(429, "too_many_plans", str(error), detail, retry_after_s=1) from error
         return lease, wall_ms() + LEASE_MS
 
     async def _renew(self, plan: str) -> int:

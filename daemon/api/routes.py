@@ -132,7 +132,7 @@ ROUTES = (
         body=TopicSettings,
         body_required=False,
         answers={200: TopicState, 201: TopicState},
-        errors=(400, 409, 413, 415, 503),
+        errors=(400, 409, 413, 415, 422, 503),
     ),
     Route(
         method="GET",

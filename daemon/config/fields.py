@@ -96,6 +96,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int
     record_bytes_max: int
     records_max: int
+    partitions_max: int
+    auto_create_topics: bool
     ack_timeout_ms: int
     store_down_not_ready_ms: int
     standstill_after_ms: int
@@ -297,6 +299,14 @@ FIELDS: tuple[Field, ...] = (
           check=between(1, 1 * GIB, size_text)),
     Field("records_max", COUNT, 10_000, "records",
           "most records in a request; more get 413", check=between(1, 1_000_000)),
+    Field("partitions_max", COUNT, 20_000, "partitions",
+          "most partitions of all topics together, each of which costs memory and rows of the"
+          " ledger; a topic, or more partitions, beyond it gets 422 `partitions_full`",
+          check=between(1, 10_000_000)),
+    Field("auto_create_topics", SWITCH, "true", "",
+          "a request to produce creates its topic if there is none, unless it says"
+          " `create=false`; with `false`, it always gets 404 `unknown_topic`, and topics are made"
+          " by `PUT /v0/topics/{t}` only"),
     Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
           "how long a request waits for its acknowledgment; then it is withdrawn and gets 503, or"
           " 504 if its upload has begun, so that it may be stored; a request may set its own",

@@ -330,7 +330,11 @@ class Admission:
             "throttled",
             f"the shard's ring is full of records that are not durable yet, {why} nothing of this"
             f" request was stored, send it again in {retry_after_ms} ms",
-            {"retry_after_ms": retry_after_ms, "ring_bytes": self._ring.capacity},
+            {
+                "limit": "ring_bytes",
+                "retry_after_ms": retry_after_ms,
+                "ring_bytes": self._ring.capacity,
+            },
             retry_after_s=-(-retry_after_ms // 1000),
         )
 

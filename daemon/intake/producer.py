@@ -62,8 +62,11 @@ class Producer:
         short_of_time: Callable[[int, int], None],
         rng: random.Random,
         ack_timeout_ms: int,
+        *,
+        auto_create: bool = True,
     ) -> None:
         self._ack_timeout_ms = ack_timeout_ms
+        self._auto_create = auto_create
         self._timeout_ns = 1_000_000 * ack_timeout_ms
         self.admission = Admission(segment, shard, ring, limits.body_bytes_max, rng)
         self._topics = topics
@@ -234,6 +237,12 @@ class Producer:
         except ApiError:
             if request.head.query.get("create", "true") != "true":
                 raise unknown_topic(name) from None
+            if not self._auto_create:
+                error = unknown_topic(name)
+                error.message += (
+                    f", and auto_create_topics is false; create it with PUT /v0/topics/{name}"
+                )
+                raise error from None
         # A request that will be refused must not leave a topic behind.
         config = TopicConfig()
         asked = self._parse(request, wall_ms(), config)

@@ -20,6 +20,7 @@ from ledger import dedupe, reads, topics
 from ledger.errors import (
     ColumnsRefused,
     PartitionMissing,
+    PartitionsFull,
     PartitionsRefused,
     TableNameTaken,
     TopicHoldsDeadLetters,
@@ -69,11 +70,13 @@ class TopicCache:
         ledger: LedgerThread,
         ledger_lock: AbstractContextManager[None],
         trackers: CapTrackers | None = None,
+        partitions_max: int | None = None,
     ) -> None:
         self._words = segment.words
         self.trackers = trackers or CapTrackers(segment.words, 0)
         self._ledger = ledger
         self._ledger_lock = ledger_lock
+        self._partitions_max = partitions_max
         self._entries: dict[str, TopicEntry] = {}
         self._names: dict[int, str] = {}
         self._version = 0
@@ -143,13 +146,17 @@ class TopicCache:
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, created if there is none, and whether it was created.
 
-        Raises ApiError 409 if another topic has its table.
+        Raises ApiError 409 if another topic has its table, 422 if there are too many partitions.
         """
         version = self.version()
         try:
             topic, created = await self._change(
-                lambda ledger: ledger.write(topics.create, name, config, wall_ms())
+                lambda ledger: ledger.write(
+                    topics.create, name, config, wall_ms(), self._partitions_max
+                )
             )
+        except PartitionsFull as error:
+            raise _partitions_full(error) from error
         except TableNameTaken as error:
             detail = {"topic": name, "table": error.table, "other": error.other}
             raise ApiError(409, "table_name_taken", str(error), detail) from error
@@ -159,8 +166,12 @@ class TopicCache:
         """Changes a topic's settings. Raises ApiError."""
         version = self.version()
         try:
-            topic = await self._change(lambda ledger: ledger.write(topics.alter, name, config))
+            topic = await self._change(
+                lambda ledger: ledger.write(topics.alter, name, config, self._partitions_max)
+            )
             return self._remember(topic, version)
+        except PartitionsFull as error:
+            raise _partitions_full(error) from error
         except TopicMissing as error:
             raise unknown_topic(name) from error
         except PartitionsRefused as error:
@@ -244,6 +255,20 @@ class TopicCache:
             self._names.clear()
         self._names[topic.topic_id] = topic.name
         return topic.name
+
+
+def _partitions_full(error: PartitionsFull) -> ApiError:
+    return ApiError(
+        422,
+        "partitions_full",
+        str(error),
+        {
+            "limit": "partitions_max",
+            "max": error.maximum,
+            "held": error.present,
+            "asked": error.wanted,
+        },
+    )
 
 
 def unknown_topic(name: str) -> ApiError:

@@ -38,7 +38,9 @@ async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> Pu
     if job.lacks:
         raise OwnerRefused(409, "secret_missing", f"subscription {name!r} cannot send: {job.lacks}")
     if sender.is_testing:
-        raise OwnerRefused(429, "push_limited", "another test waits for its turn; ask again")
+        raise OwnerRefused(
+            429, "push_limited", "another test waits for its turn; ask again", {"limit": 1}
+        )
     began_ns = tools.now_ns()
     sender.is_testing = True
     try:
@@ -91,7 +93,10 @@ def _limited(sender: PushSender, now_ns: int, next_ns: int, *, is_ours: bool) ->
         return OwnerRefused(503, "not_ready", "whether the prefix is ours is unknown; ask again")
     if sender.limiter.maximum <= 0:
         return OwnerRefused(
-            429, "push_limited", "the sender has no share of rate_max yet; ask again", {}
+            429,
+            "push_limited",
+            "the sender has no share of rate_max yet; ask again",
+            {"limit": "rate_max"},
         )
     wait_ns = next_ns - now_ns
     why = f"the sender's share of rate_max is {sender.limiter.maximum:.4g} POSTs a second"
@@ -99,7 +104,7 @@ def _limited(sender: PushSender, now_ns: int, next_ns: int, *, is_ours: bool) ->
         why = "the receiver asked for a pause"
     return OwnerRefused(
         429, "push_limited", f"{why}; the next one may begin in {wait_ns / 1e9:.1f} s; ask then",
-        {"wait_ms": wait_ns // 1_000_000},
+        {"limit": "rate_max", "wait_ms": wait_ns // 1_000_000},
     )  # fmt: skip
 
 

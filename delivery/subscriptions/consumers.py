@@ -17,7 +17,7 @@ from delivery.pipes.server import Asker
 from delivery.subscriptions import encoding
 from delivery.subscriptions.budget import MembersBudget
 from delivery.subscriptions.gaps import Gaps
-from delivery.subscriptions.members import TooManyPatterns
+from delivery.subscriptions.members import PATTERNS_SIZE_MAX, TooManyPatterns
 from delivery.subscriptions.requests import (
     SENDER_OPENED,
     Consume,
@@ -102,7 +102,8 @@ class Consumers:
         try:
             self._window.members.check(asked.consumer, asked.filters)
         except TooManyPatterns as refused:
-            raise OwnerRefused(429, "too_many_filters", str(refused)) from refused
+            detail = {"limit": PATTERNS_SIZE_MAX}
+            raise OwnerRefused(429, "too_many_filters", str(refused), detail) from refused
         more_bytes = self._window.members.more_bytes(asked.consumer, asked.filters)
         if more_bytes > 0 and not self._budget.allows(more_bytes):
             raise OwnerRefused(

@@ -97,6 +97,8 @@ class Checked:
         check(answer.json, content["schema"], self.document)
         if answer.status in (429, 503):
             assert int(answer.headers["retry-after"]) >= 1
+        if answer.status in (422, 429):
+            assert answer.json["error"]["detail"]["limit"]
         self.seen.add((method, template, answer.status))
         return answer
 
@@ -351,11 +353,11 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     # tests/daemon/intake/test_cursor_cache.py. A thousand consumers:
     # tests/e2e/test_bad_consumers.py. A dead letter that is on its way:
     # tests/delivery/subscriptions/test_dead_letters.py. An upload that hangs:
-    # tests/e2e/test_outage.py.
+    # tests/e2e/test_outage.py. Too many partitions: tests/attacks/test_partitions.py.
     at = "/v0/topics/{topic}/subscriptions/{subscription}"
     assert left - failing == {
         ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409),
-        ("POST", "/v0/topics/{topic}", 504),
+        ("POST", "/v0/topics/{topic}", 504), ("PUT", "/v0/topics/{topic}", 422),
         ("GET", f"{at}/consume", 429), ("POST", f"{at}/retry", 409), ("POST", f"{at}/skip", 409),
     }  # fmt: skip
 

@@ -60,7 +60,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
 class Intake:
     """One shard's intake next to a model of its space: ``promises`` and what the ring holds."""
 
-    def __init__(self, topics: TopicCache) -> None:
+    def __init__(self, topics: TopicCache, auto_create: bool = True) -> None:
         self._segment = Segment.create(Layout(1, RING_BYTES))
         self._words = self._segment.words
         self._base = self._segment.layout.shard(0)
@@ -70,7 +70,7 @@ class Intake:
         self.producer = Producer(
             self._segment, 0, topics, cast(CursorCache, None), self._ring,
             PendingRequests(self._segment, 0, lambda _: TopicTally()), limits, self._published,
-            lambda *_: None, random.Random(1), 20_000,
+            lambda *_: None, random.Random(1), 20_000, auto_create=auto_create,
         )  # fmt: skip
         server = Server()
         server.application, server.limits = Script(), HttpLimits()
@@ -213,9 +213,12 @@ def test_promises_and_used_bytes_are_never_more_than_the_ring_and_each_is_given_
             intake.check()
 
 
-@pytest.mark.parametrize(("create", "status"), [("true", 200), ("false", 404)])
+@pytest.mark.parametrize(
+    ("create", "auto_create", "status"),
+    [("true", True, 200), ("false", True, 404), ("true", False, 404)],
+)
 def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_worked_off(
-    tmp_path: Path, create: str, status: int
+    tmp_path: Path, create: str, auto_create: bool, status: int
 ) -> None:
     async def go(intake: Intake) -> None:
         head = intake.head(BODY_BYTES_MAX, path=f"/v0/topics/new?create={create}")
@@ -239,11 +242,13 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
             stream = io.BytesIO(bytes(intake.transport.written))
             answers = [read_answer(stream) for _ in range(fitting)]
             assert [answer and answer.status for answer in answers] == [status] * fitting
+            told = b"auto_create_topics is false; create it with PUT /v0/topics/new"
+            assert (told in intake.transport.written) is not auto_create
         intake.check()
         intake.commit()
         intake.check()
 
-    with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
+    with topics_in(tmp_path) as topics, closing(Intake(topics, auto_create)) as intake:
         asyncio.run(go(intake))
 
 
