@@ -17,6 +17,7 @@ first of them on.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 import zlib
@@ -27,6 +28,9 @@ from commands.client.http import Client, Refused, Unreachable
 from commands.importing.problems import SourceChanged
 from daemon.api.schemas import CursorSetting, CursorState
 
+# Names of cursors have 255 characters at most, of which a digest and its marks take 45.
+SHOWN_CHARACTERS = 200
+_UNNAMED = re.compile(r"[^A-Za-z0-9._:-]")
 POSITION, HEAD_LENGTH, HEAD_CHECKSUM, END = range(4)
 
 
@@ -42,6 +46,13 @@ class CursorNames(NamedTuple):
         parts = (str(topic_id).encode(), identity.encode(errors="surrogateescape"), begin)
         digest = hashlib.sha256(b"".join(b"%d\0%b" % (len(part), part) for part in parts))
         name = f"import:{digest.hexdigest()[:32]}"
+        return cls(name, f"{name}:dead")
+
+    @classmethod
+    def of_object(cls, topic_id: int, identity: str, url: str) -> CursorNames:
+        """Who lists cursors finds the end of the URL in them."""
+        shown = _UNNAMED.sub("-", url.partition("://")[2].replace("/", ":"))[-SHOWN_CHARACTERS:]
+        name = f"{cls.of(topic_id, identity).cursor}:{shown}"
         return cls(name, f"{name}:dead")
 
     @classmethod

@@ -161,7 +161,8 @@ class SourceImport:
 
     async def _run(self) -> None:
         if self.raw.identity is not None and not self.raw.may_grow:
-            await self._run_object(CursorNames.of(self._plan.target.topic_id, self.raw.identity))
+            topic_id, url = self._plan.target.topic_id, self.raw.name
+            await self._run_object(CursorNames.of_object(topic_id, self.raw.identity, url))
         else:
             await self._run_text()
 

@@ -311,6 +311,10 @@ def test_objects_in_s3_are_imported_once_and_a_replaced_one_is_another(
     assert [each["source"] for each in done["sources"]] == [
         f"{url}/in/0.gz", f"{url}/in/1.gz", f"{url}/in/2.gz", f"{url}/in/list.json"
     ]  # fmt: skip
+    listed = [each["cursor"] for each in daemon.get("/v0/cursors?limit=1000").json["cursors"]]
+    for each in done["sources"]:
+        assert each["cursor"] in listed
+        assert each["cursor"].endswith(each["source"].removeprefix("s3://").replace("/", ":"))
     expected = [f"gz {n}" for n in range(3) for _ in range(3)] + ["a", "b"]
     assert data_of(daemon, "objects") == sorted(expected, key=json.dumps)
     read: list[str] = []
