@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -89,7 +90,48 @@ def instructions() -> dict[str, list[str]]:
     return found
 
 
-# The tests need no container engine: they check what the Dockerfile says.
+# The tests need no container engine, so no image is built: they check what the Dockerfile says, and
+# run its second RUN in a folder of their own. The base image, its Python and useradd are not tried.
+
+
+@pytest.mark.slow
+def test_what_the_image_installs_and_runs_works(wheel: Path, tmp_path: Path) -> None:
+    found, opt = instructions(), tmp_path / "opt"
+    *copied, into = shlex.split(found["COPY"][0])
+    folder = opt / Path(into).relative_to("/opt")
+    folder.mkdir(parents=True)
+    for pattern in copied:
+        is_wheel = fnmatch(f"dist/{wheel.name}", pattern)
+        shutil.copy(wheel if is_wheel else ROOT / pattern, folder)
+    accounts, install = found["RUN"]
+    assert accounts.startswith("useradd ")
+    script = install.replace("/opt/", f"{opt}/").replace("python -m", f"{sys.executable} -m", 1)
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert [each.name for each in opt.iterdir()] == ["headgate"]
+
+    environ = dict(shlex.split(found["ENV"][0])[n].split("=", 1) for n in range(4))
+    assert environ["PATH"].startswith("/opt/headgate/bin:")
+    path = environ["PATH"].replace("/opt/", f"{opt}/")
+    environ = {
+        "PATH": path,
+        "PYTHONPATH": "",
+        "HEADGATE_LOG_FORMAT": environ["HEADGATE_LOG_FORMAT"],
+    }
+    name, command = json.loads(found["ENTRYPOINT"][0]), json.loads(found["CMD"][0])
+    program = [str(shutil.which(name[0], path=path)), *name[1:], *command]
+    with running(tmp_path / "data", command=program, environ=environ) as daemon:
+        assert daemon.produce("orders", 1).status == 200
+        python = psutil.Process(shard_pids(daemon)[0]).cmdline()[0]
+        assert Path(python).is_relative_to(opt)
+        health = found["HEALTHCHECK"][0]
+        asks = json.loads(health[health.index("CMD ") + 4 :])
+        asks[2] = asks[2].replace("127.0.0.1:7440", f"127.0.0.1:{daemon.port}")
+        subprocess.run(asks, env=environ, check=True)
+        scaler = [program[0], "scaler", "--listen", "127.0.0.1:0", "--url", daemon.url]
+        with subprocess.Popen(scaler, env=environ, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "scaler listens on" in process.stderr.readline()
+            process.terminate()
 
 
 def test_the_image_runs_the_wheel_as_a_user_of_its_own() -> None:
