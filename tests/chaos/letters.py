@@ -49,6 +49,7 @@ class LettersOperator(Client):
         super().__init__("operator of letters")
         self.acts: Counter[str] = Counter()
         self.calm = threading.Event()
+        self.is_calm = threading.Event()
         self._port = port
         self._written = written
         self._lives = lives
@@ -57,11 +58,10 @@ class LettersOperator(Client):
 
     def work(self) -> None:
         """Until it is told to stop."""
-        is_calm = False
         while not self.stopping.wait(self._rng.uniform(*PAUSE_S)):
-            if self.calm.is_set() and not is_calm:
-                is_calm = True
+            if self.calm.is_set() and not self.is_calm.is_set():
                 self._renew(LAST_AWAY_S)
+                self.is_calm.set()
             (act,) = self._rng.choices(list(SHARES), list(SHARES.values()))
             if act == "trimmed" or self.calm.is_set():
                 self._trim()

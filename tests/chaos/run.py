@@ -203,6 +203,8 @@ def _live(
                 _stop([keeper], KEEPER_HANG_S)
         for operator in operators:
             operator.calm.set()
+            while operator.is_alive() and not operator.is_calm.wait(1.0):
+                pass
         _stop(renewers)
         _stop(passers)
         # Producers with keys go on until the answer; the others read what is outstanding.

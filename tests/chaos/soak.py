@@ -122,6 +122,7 @@ class SoakOperator(Client):
         super().__init__("operator of the soak")
         self.acts: Counter[str] = Counter()
         self.calm = threading.Event()
+        self.is_calm = threading.Event()
         self._made = made
         self._port = port
         self._written = written
@@ -138,12 +139,11 @@ class SoakOperator(Client):
             for each in self._made.subscribed
             if each.poison == "block" or each.dead_letters.startswith("full")
         ]
-        is_calm = False
         while not self.stopping.wait(self._rng.uniform(*PAUSE_S)):
-            if self.calm.is_set() and not is_calm:
-                is_calm = True
+            if self.calm.is_set() and not self.is_calm.is_set():
                 for place in self._lost:
                     self._renew(place[0], LAST_AWAY_S)
+                self.is_calm.set()
             act = self._rng.choice(["emptied", "trimmed", "sought", "retried", "letters renewed"])
             if act == "emptied" or self.calm.is_set():
                 for place in self._full:
