@@ -84,9 +84,12 @@ class Members:
             )
 
     def join(self, name: str, patterns: Sequence[str]) -> Consumer:
-        """Adds a member. Raises ValueError if there are MEMBERS_MAX, or one of this name."""
+        """Adds a member; the pattern ``*`` is as none, so it takes messages without a key, too.
+        Raises ValueError if there are MEMBERS_MAX, or one of this name."""
         if len(self.by_name) >= MEMBERS_MAX:
             raise ValueError(f"a subscription has at most {MEMBERS_MAX} consumers")
+        if any(pattern and not pattern.strip("*") for pattern in patterns):
+            patterns = ()
         self._ring.join(name, patterns)
         member = self.by_name[name] = Consumer(name, patterns)
         self.version += 1

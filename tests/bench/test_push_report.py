@@ -73,11 +73,14 @@ def test_a_series_is_counted_by_its_steps() -> None:
     assert peak(series, 0, 30) == 100
 
 
-def test_a_rate_is_overstepped_unless_the_receiver_was_late_itself() -> None:
-    series = dict.fromkeys(range(40), (10, 0)) | {20: (36, 0)}
-    found = oversteps(series, {}, 100, 0, 30)
-    assert found == [(step, 126) for step in range(11, 21)]
-    assert oversteps(series, {20: 9}, 100, 0, 30) == found
-    assert oversteps(series, {20: 10}, 100, 0, 30) == []
-    assert oversteps(series, {9: 500, 31: 500}, 100, 0, 30) == found, "late before and after it"
-    assert oversteps(series | {20: (35, 0)}, {}, 100, 0, 30) == []
+def test_a_rate_is_overstepped_in_a_second_or_strictly_in_ten() -> None:
+    steady = dict.fromkeys(range(200), (10, 0))
+    assert oversteps(steady, 100, 0, 0, 200) == []
+    burst = steady | {50: (36, 0)}
+    assert oversteps(burst, 100, 26, 0, 200) == []
+    assert oversteps(burst, 100, 25, 0, 200) == [
+        *((step, 126) for step in range(41, 51)), *((step, 1026) for step in range(51)),
+    ]  # fmt: skip
+    slightly = dict.fromkeys(range(200), (10, 1))  # a tenth more
+    found = oversteps(slightly, 100, 20, 0, 200)
+    assert found and all(posts > 1_000 for _, posts in found), "not in any second"

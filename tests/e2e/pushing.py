@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from delivery.push.pacer import BURST_S
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, wait_until
 from tools.receiver.behavior import SERIES_MS
@@ -53,11 +54,15 @@ class Pushing:
             answer = self.daemon.json("POST", f"/v0/topics/{self.name}", {"records": lot})
             assert answer.status == 200, answer.body
 
-    def oversteps(self, rate: float) -> list[tuple[int, int]]:
-        """The seconds in which more than the rate came to the receiver, but for the last one."""
-        counts = self.receiver.counts(self.name)
-        first, last = min(counts.series), max(counts.series)
-        return oversteps(counts.series, counts.late_ms, rate, first, last - STEPS_PER_S)
+    def oversteps(self, rate: float, deaths: int = 0) -> list[tuple[int, int]]:
+        """The windows in which more came to the receiver than the rate allows, the bursts that may
+        be saved, and what may have been under way; also that of senders that died meanwhile."""
+        push = self.state["config"]["push"]
+        senders = min(push["senders"], len(self.daemon.status()["shards"]))
+        under_way = (senders + deaths) * push["connections_max"]
+        series = self.receiver.counts(self.name).series
+        more = under_way + senders + BURST_S * rate
+        return oversteps(series, rate, more, min(series), max(series))
 
     @property
     def state(self) -> Any:

@@ -33,6 +33,7 @@ def test_what_is_deleted_and_created_again_many_times_is_delivered_within_its_li
             receiver.behave(name, Behavior(latency_ms=latency_ms))
             pushing = Pushing(
                 daemon, receiver, topic, rate_max=rate, senders=1 + number % 2,
+                connections_max=1 if rate == SLOW else 16,
                 endpoint=receiver.url(name),
             )  # fmt: skip
             pushing.fill(30)

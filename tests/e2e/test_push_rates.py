@@ -83,7 +83,13 @@ def test_a_backlog_uses_the_whole_rate_and_never_more(data: Path, shards: int) -
     rate = 100.0
     with ReceiverProcess() as receiver, running(data, shards=shards, settings=TIMES) as daemon:
         pushing = Pushing(
-            daemon, receiver, "whole", rate_max=rate, senders=shards, partitions=shards
+            daemon,
+            receiver,
+            "whole",
+            rate_max=rate,
+            senders=shards,
+            partitions=shards,
+            connections_max=4,
         )
         pushing.fill(6_000)
         pushing.wait_until_settled(rate, 10)

@@ -58,9 +58,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 class Counts(msgspec.Struct):
     """What an endpoint was sent and answered; ``series`` has, for each SERIES_MS of the monotonic
-    clock in which something came, the number of POSTs that were served and of the others.
-    ``late_ms`` has how late the receiver itself was at most, in those in which it was: what came
-    meanwhile is counted by then."""
+    clock in which something came, the number of POSTs that were served and of the others."""
 
     posts: int = 0
     events: int = 0
@@ -70,7 +68,6 @@ class Counts(msgspec.Struct):
     under_way: int = 0
     under_way_max: int = 0
     series: dict[int, tuple[int, int]] = {}
-    late_ms: dict[int, int] = {}
 
 
 class Endpoint:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 Series = Mapping[int, tuple[int, int]]
 
 STEPS_PER_S = 10
-QUARTER = 0.25
+WINDOWS_S = (1, 10)
 SERVED_SHARE = 0.9  # of the capacity
 FAILED_SHARE_MAX = 0.05  # of the POSTs
 
@@ -43,21 +43,20 @@ def settled_after_s(
 
 
 def oversteps(
-    series: Series, late_ms: Mapping[int, int], rate: float, first: int, last: int
+    series: Series, rate: float, more: float, first: int, last: int
 ) -> list[tuple[int, int]]:
-    """The steps at which a second begins in which more came than the rate, with a quarter for
-    bursts and what is held up on the way, and how many. What came while the receiver was late was
-    counted late, and may be in the second after its own."""
-    found = []
-    for step in range(first, last):
-        after = step + STEPS_PER_S
-        posts = sum(counted(series, step, after))
-        held_up_s = (
-            max((late_ms.get(each, 0) for each in range(step - 1, after + 1)), default=0) / 1e3
-        )
-        if posts > rate * (1 + QUARTER + held_up_s):
-            found.append((step, posts))
-    return found
+    """The windows, of a second or of ten, in which more came than the rate allows and ``more``:
+    where each begins, and how many came. In ten seconds ``more`` is little, so that is strict.
+
+    ``more`` are bursts, and POSTs that were under way when the window began: however late sender
+    or receiver are, each connection has one at most."""
+    return [
+        (step, posts)
+        for seconds in WINDOWS_S
+        for step in range(first, last)
+        if (posts := sum(counted(series, step, step + seconds * STEPS_PER_S)))
+        > rate * seconds + more
+    ]
 
 
 def peak(series: Series, first: int, last: int) -> int:

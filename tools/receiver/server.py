@@ -23,8 +23,6 @@ import uvloop
 
 from shards.clock import monotonic_ns
 from tools.receiver.behavior import (
-    SERIES_MAX,
-    SERIES_MS,
     Behavior,
     Endpoint,
     Verdict,
@@ -35,7 +33,6 @@ from tools.receiver.log import Came, Event, Went
 BACKLOG = 2_048
 ENDPOINTS_MAX = 10_000
 CONTROL = "/-/"
-BEAT_MS = 10
 CUT_BYTES = 10  # of the first line, before its status
 WORDS = {200: "OK", 202: "Accepted", 204: "No Content", 503: "Service Unavailable"}
 
@@ -45,7 +42,6 @@ class Receiver:
 
     def __init__(self, log: Path | None, seed: int) -> None:
         self.endpoints: dict[str, Endpoint] = {}
-        self.late_ms: dict[int, int] = {}
         self.numbers: Iterator[int] = itertools.count(monotonic_ns() // 1_000_000 * 1_000_000)
         self.connections: Iterator[int] = itertools.count(monotonic_ns() // 1_000_000 * 1_000_000)
         self._rng = random.Random(seed)
@@ -64,15 +60,6 @@ class Receiver:
                 raise ValueError(f"a receiver has {ENDPOINTS_MAX} endpoints at most")
             found = self.endpoints[name] = Endpoint(random.Random(self._rng.random()))
         return found
-
-    def beat(self, due_ns: int, now_ns: int) -> None:
-        """Its loop turns, which it was to do by ``due_ns``."""
-        late_ms = (now_ns - due_ns) // 1_000_000
-        if late_ms >= BEAT_MS:
-            step = now_ns // (SERIES_MS * 1_000_000)
-            self.late_ms[step] = max(late_ms, self.late_ms.get(step, 0))
-            if len(self.late_ms) > SERIES_MAX:
-                del self.late_ms[next(iter(self.late_ms))]
 
     def note(self, entry: Came | Went) -> None:
         """Writes an entry: a kill right after this does not undo it."""
@@ -130,7 +117,6 @@ class _Connection(asyncio.Protocol):
         except (ValueError, msgspec.MsgspecError) as error:
             self._transport.write(_answer(400, json.dumps(str(error)).encode()))
             return
-        endpoint.counts.late_ms = self._receiver.late_ms
         found = msgspec.json.encode(endpoint.counts)
         self._transport.write(_answer(200, found, "application/json"))
 
@@ -228,10 +214,7 @@ async def serve(port: int, log: Path | None, seed: int) -> None:
         lambda: _Connection(receiver), sock=listener, backlog=BACKLOG
     )
     async with server:
-        while True:
-            due_ns = monotonic_ns() + BEAT_MS * 1_000_000
-            await asyncio.sleep(BEAT_MS / 1e3)
-            receiver.beat(due_ns, monotonic_ns())
+        await server.serve_forever()
 
 
 def main(port: int, log: Path | None, seed: int) -> None:

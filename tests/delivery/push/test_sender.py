@@ -502,6 +502,33 @@ def test_a_batch_may_have_more_records_than_an_owner_writes_together(
     sending(node, tmp_path, use)
 
 
+def test_a_batch_takes_one_permit_of_the_rate_however_many_records_it_has(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        push = {"format": "batch", "batch_max": 20, "batch_wait_ms": 1, "connections_max": 2}
+        made = them.create(push)
+        words = SenderWords(node.segment, 0, made.slot)
+        words.join(made.subscription_id)
+        words.tell(PushState(0, 50.0, None), 1)
+        them.owner.produce(*(record(n, f"k{n}") for n in range(200)))
+        running = them.owner.subscriptions._running
+        await them.until(
+            lambda: made.subscription_id in running
+            and running[made.subscription_id].window.lanes[0].floor == 200,
+            made, 50.0,
+        )  # fmt: skip
+        posts = len(them.receiver.posts)
+        assert 10 <= posts < 50
+        pacer = them.senders._senders[made.subscription_id].limiter._pacer
+        assert pacer.came - pacer.lost - pacer._level == pytest.approx(posts)
+        assert pacer.came >= posts - 1, "nothing was sent before its permit"
+        (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
+        assert (row.attempts, row.records) == (posts, 200)
+
+    sending(node, tmp_path, use)
+
+
 def test_a_batch_has_several_records_of_a_key_in_their_order(node: Node, tmp_path: Path) -> None:
     """Without acknowledgments between them: the batch is as large as there are records."""
 

@@ -31,7 +31,7 @@ async def polled(owner: Owner, made: Subscription, *filters: str) -> list[Any]:
     await owner.rest()
     if not asked.done():
         await owner.later(1)
-    return [message["key"] for message in (await asked)["messages"]]
+    return [message.get("key") for message in (await asked)["messages"]]
 
 
 async def change_mode(owner: Owner, mode: str) -> None:
@@ -51,6 +51,20 @@ def test_a_poll_with_other_filters_gets_other_keys(node: Node) -> None:
         assert consumer["filters"] == ["b", "c"]
         # What it had of other keys waits for a consumer that wants it.
         assert sorted(await polled(owner, made)) == ["a", "b", "c"]
+
+    run(node, use)
+
+
+@pytest.mark.parametrize("filters", [("*",), ("z", "**")])
+def test_the_filter_of_everything_takes_messages_without_a_key_too(
+    node: Node, filters: tuple[str, ...]
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        owner.produce(record(1, "a"), record(2))
+        assert await polled(owner, made, *filters) == ["a", None]
+        (consumer,) = (await owner.ask(Describe(made.subscription_id)))["consumers"]
+        assert consumer["filters"] == list(filters)
 
     run(node, use)
 
