@@ -120,9 +120,10 @@ class Blocks:
             block = self._here(key, offset)
         return MISSING if block is None else block.item(offset)
 
-    def known(self, key: Key, offset: int, count: int) -> Known:
+    def known(self, key: Key, offset: int, count: int, *, is_far: bool = False) -> Known:
         """What is here or in the rings from ``offset`` on, ``count`` at most; nothing: the first
-        one must be loaded."""
+        one must be loaded. ``is_far``: it will not be sent soon, and so is not kept in the place of
+        what will be."""
         block = self._here(key, offset)
         if block is None:
             self._read(key, offset, offset, RING_RECORDS)
@@ -132,6 +133,8 @@ class Blocks:
         if not block.records:
             return Known((), block.end - offset)
         end = min(block.end, offset + count)
+        if is_far and end == block.end:
+            self._by_use.move_to_end(block, last=False)
         return Known([block.item(at) for at in range(offset, end)], 0)  # type: ignore[misc]
 
     async def load(self, key: Key, offset: int, count: int, head: int, sharers: int = 1) -> Loaded:

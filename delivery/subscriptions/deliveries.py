@@ -83,7 +83,7 @@ class Deliveries(ABC):
     @property
     def unfinished(self) -> int:
         """Messages that were admitted and are not finished."""
-        return sum(lane.unfinished for lane in self.lanes.values())
+        return self._tally.unfinished
 
     @property
     def drainable(self) -> int:
@@ -589,4 +589,5 @@ class Deliveries(ABC):
         self._rests.check_invariants()
         for lane in self.lanes.values():
             lane.check_invariants()
+        assert self.unfinished == sum(lane.unfinished for lane in self.lanes.values())
         self.loose.check_invariants(list(self.lanes.values()))

@@ -46,12 +46,13 @@ _LOOSE_DONE = bytes(DONE if state == LOOSE else state for state in range(256))
 
 
 class Tally:
-    """What the look-ahead of some partitions takes together."""
+    """What the look-ahead of some partitions has and takes together."""
 
-    __slots__ = ("bytes",)
+    __slots__ = ("bytes", "unfinished")
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.unfinished = 0
 
 
 class LaneSegment:
@@ -212,7 +213,7 @@ class LookAhead:
         self._advance(count)
 
     def _add(self, count: int, state: int) -> None:
-        self.unfinished += count
+        self._unfinished(count)
         while count:
             offset = self.end + 1
             number = offset // ROW_OFFSETS
@@ -240,6 +241,10 @@ class LookAhead:
             self._tally.bytes += self._finished.bytes
         if self.end // ROW_OFFSETS != number and number in self._segments:
             self._tidy(number)
+
+    def _unfinished(self, more: int) -> None:
+        self.unfinished += more
+        self._tally.unfinished += more
 
     def _list(self, number: int, segment: LaneSegment) -> None:
         if not segment.is_listed:
@@ -314,7 +319,7 @@ class LookAhead:
                 self.changed_rows.add(number)
                 self._tidy(number)
                 total += count
-        self.unfinished -= total
+        self._unfinished(-total)
         if total:
             self._raise_floor()
         return total
@@ -349,7 +354,7 @@ class LookAhead:
             else:
                 following.append(step and offset + step)
             segment.unfinished -= 1
-        self.unfinished -= len(offsets)
+        self._unfinished(-len(offsets))
         for number in rows:
             self._tidy(number)
         self._raise_floor()

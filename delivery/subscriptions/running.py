@@ -57,6 +57,12 @@ ADMIT_CONSUMERS_MAX = 16
 ADMIT_LOT = 256  # messages that are admitted together
 # Of a partition in a row: about what was loaded of it together, which is forgotten soon.
 ADMIT_TURN = 2_048
+# Unfinished messages after which others are far: about as many as the blocks can hold. While more
+# than BUSY_MESSAGES are in flight, no more are admitted than FAR_EACH between two heartbeats, and
+# one for each that is acknowledged: there is enough to do, and far ones must be read once more.
+FAR_MESSAGES = 16_384
+FAR_EACH = 8_192
+BUSY_MESSAGES = 1_024
 LOADS_EACH = 2  # partitions of which records are loaded simultaneously, to be admitted
 MISSES_MAX = 16  # partitions that are looked at while no more can be loaded
 HELD_NS = 1_000_000_000  # after a read that failed
@@ -108,6 +114,8 @@ class RunningSubscription:
         self._now_ns = now_ns
         self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
         self._turn_left = ADMIT_TURN
+        self._far_left = FAR_EACH
+        self._is_paced = False  # what is far is left for later
         self._unread: OrderedDict[int, None]  # partitions that may have more to admit, in turn
         self._growth: list[tuple[PartitionGrowth, list[int]]]  # with the older ones that lag
         self._look_at_all()
@@ -338,12 +346,17 @@ class RunningSubscription:
         self.is_crowded = config.reliable and self._budget.is_full and not self._has_little
         if self.is_crowded:
             return 0
+        is_busy = window.in_flight > BUSY_MESSAGES and window.unfinished > FAR_MESSAGES
+        self._is_paced = is_busy and config.mode == "key_shared" and self._far_left <= 0
+        if self._is_paced:
+            return 0
         unread, misses = self._unread, 0
         for _ in range(len(unread)):
             partition = next(iter(unread))
             is_loading = len(self.loading) >= LOADS_EACH
             admitted = self._admit_of(partition, wanted)
             self._turn_left -= admitted or ADMIT_TURN
+            self._far_left -= admitted
             if self._turn_left <= 0:
                 self._turn_left = ADMIT_TURN
                 if partition in unread:
@@ -381,7 +394,8 @@ class RunningSubscription:
         if self.view.subscription.config.mode != "key_shared":
             window.admit_loose(partition, count)
             return count
-        known = self._blocks.known(key, lane.end + 1, count)
+        is_far = window.unfinished > FAR_MESSAGES
+        known = self._blocks.known(key, lane.end + 1, count, is_far=is_far)
         if known.gone:
             self._pass_to(partition, lane.end + 1 + min(left, known.gone))
             return 1
@@ -502,6 +516,7 @@ class RunningSubscription:
                 partition, seq = place or (None, None)
                 named.append(RefusedMessage(partition, seq, epoch, reason))
         self.refused += refused
+        self._far_left = min(FAR_EACH, self._far_left + accepted)
         return Acknowledged(accepted, refused, named, self.window.epoch)
 
     # Time
@@ -509,7 +524,10 @@ class RunningSubscription:
     def tick(self) -> bool:
         """To be called regularly; returns whether there may be something to send."""
         now_ns = self._now_ns()
-        is_changed = self.is_crowded or (bool(self.held) and now_ns >= self.held_until_ns)
+        self._far_left = FAR_EACH
+        is_changed = (
+            self.is_crowded or self._is_paced or (bool(self.held) and now_ns >= self.held_until_ns)
+        )
         is_changed = self.consumers.tick(now_ns, may_end_polls=not self.is_loading) or is_changed
         due_ns = self.window.next_due_ns()
         if due_ns is not None and due_ns <= now_ns:

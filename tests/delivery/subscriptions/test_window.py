@@ -7,6 +7,7 @@ import tracemalloc
 import pytest
 
 from delivery.subscriptions.key_queue import QueueState
+from delivery.subscriptions.look_ahead import MESSAGES_MAX
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.window import MOVES_AT_ONCE, DeliveryWindow
 
@@ -56,7 +57,7 @@ def test_a_member_that_leaves_loses_nothing_and_its_epoch_is_refused() -> None:
 
 @pytest.mark.parametrize(("poison", "floor"), [("block", 0), ("dead_letter", 0), ("drop", 1)])
 def test_after_the_redeliveries_the_policy_decides(poison: str, floor: int) -> None:
-    """K9, K11, K19."""
+    """K9, K19."""
     window = opened(WindowPolicy(poison=poison))  # type: ignore[arg-type]
     window.join("a")
     window.admit(0, ["x", "x", *(f"k{n}" for n in range(50))])
@@ -81,6 +82,35 @@ def test_after_the_redeliveries_the_policy_decides(poison: str, floor: int) -> N
         assert [stuck.why for stuck in window.stuck.values()] == ["refused by the consumer"]
         assert window.keys["x"].state is QueueState.STUCK
         assert window.moved(0, 1) and take(window, "a") == [2]
+
+
+def test_a_blocked_key_stalls_alone_and_ten_thousand_others_go_on() -> None:
+    """K11: whatever is finished after it."""
+    window = opened(WindowPolicy(redeliveries_max=0))
+    window.join("a")
+    window.admit(0, ["poison"])
+    assert take(window, "a") == [1]
+    window.nack("a", 1, 0)
+    keys = [f"k{n}" for n in range(10_000)]
+    for turn in range(4):
+        window.admit(0, ["poison", *keys])
+        window.take_news()
+        sent: list[int] = []
+        while batch := take(window, "a", 1_000):
+            sent += batch
+            window.ack("a", window.epoch, 0)
+        assert len(sent) == 10_000 and (0, 1) in window.stuck
+        assert len(window.take_news()[0]) == 10_000
+        lane = window.lanes[0]
+        assert (lane.floor, lane.unfinished, lane.room) == (0, 2 + turn, MESSAGES_MAX - 2 - turn)
+    assert window.memory_bytes < 40_000
+    window.retry(0, 1)
+    left = [1, *(2 + turn * 10_001 for turn in range(4))]
+    for offset in left:
+        assert take(window, "a") == [offset]
+        window.ack("a", window.epoch, 0)
+    assert lane.floor == lane.end
+    window.check_invariants()
 
 
 @pytest.mark.parametrize(
