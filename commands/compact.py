@@ -6,7 +6,6 @@ and pyiceberg are the extra ``spark``; a run that has nothing to do starts neith
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from importlib import metadata
@@ -16,7 +15,13 @@ import click
 from msgspec import Struct
 
 from commands.shell.exits import FAILED
-from commands.shell.options import loaded, output_option, place_options
+from commands.shell.options import (
+    daemon_url_option,
+    loaded,
+    output_option,
+    place_options,
+    refuse_with_url,
+)
 from commands.shell.output import (
     NAMED_MAX,
     bytes_text,
@@ -49,7 +54,7 @@ class Needs(Struct, frozen=True):
 
 @click.command()
 @place_options
-@click.option("--url", metavar="URL", help="Ask this daemon, whose data directory is elsewhere.")
+@daemon_url_option
 @click.option("--master", metavar="URL", help="Spark's master; by default local, on all CPUs.")
 @click.option("--topic", "chosen", metavar="TOPIC", multiple=True, help="Only these; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be compacted; write nothing.")
@@ -91,7 +96,7 @@ def compact(
         progress=lambda n: progress(n, "compacting"),
     )  # fmt: skip
     if url is not None:
-        _refuse_with_url(options)
+        refuse_with_url(options)
         access = ViaDaemon(url)
         compacted(lambda: nullcontext(access), lambda: nullcontext(access), access.settings)
     else:
@@ -105,17 +110,6 @@ def compact(
             )  # fmt: skip
     show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
-
-
-def _refuse_with_url(options: Mapping[str, object]) -> None:
-    """The daemon at --url has its own configuration, so ours would be ignored."""
-    flags = {"config_file": "--config", "data": "--data", "store": "--store", "settings": "--set"}
-    given = [flag for name, flag in flags.items() if options[name]]
-    if given:
-        raise click.UsageError(
-            f"--url cannot be combined with {', '.join(given)}: the daemon there has its own"
-            " configuration"
-        )
 
 
 def _needs() -> Needs:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import click
 
 from commands.shell.exits import FAILED
-from commands.shell.options import loaded, output_option, place_options
+from commands.shell.options import (
+    daemon_url_option,
+    loaded,
+    output_option,
+    place_options,
+    refuse_with_url,
+)
 from commands.shell.output import NAMED_MAX, bytes_text, count_text, show
+from compaction.access.ledger_access import LedgerAccess
+from compaction.access.via_daemon import ViaDaemon
 from daemon.config import Config
+from daemon.lake_settings import lake_settings
 from daemon.serve import open_config_store
 from daemon.upkeep.collection import run
 from daemon.upkeep.collection.orphans import TakenAtStart
@@ -23,11 +32,16 @@ from ledger import epochs, notes
 from ledger.types import LeaseId
 from shards.clock import monotonic_ns
 from uploader.ownership.ownerlog import Former
+from uploader.stores import open_store
+from uploader.stores.base import ObjectStore
 from uploader.stores.counted import CountedStore
+
+Access = AbstractContextManager[LedgerAccess]
 
 
 @click.command()
 @place_options
+@daemon_url_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted; write nothing.")
 @click.option(
     "--accept-clock", is_flag=True, help="Trust the wall clock again after `status` says it jumped."
@@ -35,7 +49,13 @@ from uploader.stores.counted import CountedStore
 @output_option
 @click.pass_context
 def gc(
-    context: click.Context, /, dry_run: bool, accept_clock: bool, as_json: bool, **options: Any
+    context: click.Context,
+    /,
+    url: str | None,
+    dry_run: bool,
+    accept_clock: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Delete objects and files that nothing needs any more.
 
@@ -43,49 +63,59 @@ def gc(
     never committed; and old snapshots and dropped files of the lake. Each is kept for gc_grace_ms
     first. Works with and without a running daemon. Exit code 1 if the lake has a problem.
 
+    With --url, from another machine, the daemon must have admin_over_tcp = true.
+
     \b
     Examples:
       headgate gc --data /var/lib/headgate --dry-run
       headgate gc --data /var/lib/headgate
+      headgate gc --url http://daemon:7440
     """
     if dry_run and accept_clock:
         raise click.UsageError("--dry-run writes nothing, so it excludes --accept-clock")
-    config = loaded(**options)
     began_ns = monotonic_ns()
     report = CollectionReport(dry_run)
-    with closing(open_config_store(config)) as opened:
+    if url is not None:
+        refuse_with_url(options)
+        daemon = ViaDaemon(url)
+        access: Access = nullcontext(daemon)
+        settings = daemon.settings
+        opened: ObjectStore = open_store(
+            settings.store_url, endpoint_url=settings.s3_endpoint_url, region=settings.s3_region
+        )
+    else:
+        config = loaded(**options)
+        settings = lake_settings(config)
+        opened = open_config_store(config)
+    with closing(opened):
         store = CountedStore(opened)
         report.requests = store.requests
-        if dry_run:
-            _look(config, store, report)
-        else:
-            _collect(config, store, report, accept_clock=accept_clock)
-    report.usd = report.requests.usd(config.store_prices)
+        if url is None:
+            access = opened_ledger(config) if dry_run else writable_ledger(config, store, sleep_s)
+        with access as ledger:
+            report.daemon_pid = ledger.daemon_pid
+            live_leases: Callable[[], Container[LeaseId]] = ledger.live_leases
+            if dry_run and url is None:
+                live_leases = _leases_at_start(config, ledger, store)
+            if accept_clock:
+                ledger.write(notes.put, CLOCK_NOTE, "")
+            run.collect(settings, ledger, store, report, live_leases)
+    report.usd = report.requests.usd(settings.prices)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     show(report, as_json, _text)
     context.exit(0 if report.sound else FAILED)
 
 
-def _look(config: Config, store: CountedStore, report: CollectionReport) -> None:
-    with opened_ledger(config) as ledger:
-        report.daemon_pid = ledger.daemon_pid
-        former = former_owner(config, ledger, store, sleep_s)
-        live_leases: Callable[[], Container[LeaseId]] = ledger.live_leases
-        if ledger.daemon_pid is None and former is Former.REBOOTED:
-            last = max(ledger.read(epochs.incarnations), default=0)
-            taken = TakenAtStart(last, ledger.read(epochs.floor))
-            live_leases = lambda: taken  # noqa: E731
-        run.collect(config, ledger, store, report, live_leases)
-
-
-def _collect(
-    config: Config, store: CountedStore, report: CollectionReport, *, accept_clock: bool
-) -> None:
-    with writable_ledger(config, store, sleep_s) as ledger:
-        report.daemon_pid = ledger.daemon_pid
-        if accept_clock:
-            ledger.write(notes.put, CLOCK_NOTE, "")
-        run.collect(config, ledger, store, report, ledger.live_leases)
+def _leases_at_start(
+    config: Config, ledger: LedgerAccess, store: CountedStore
+) -> Callable[[], Container[LeaseId]]:
+    """The leases that live; without a daemon after a boot, those that a start would take over."""
+    former = former_owner(config, ledger, store, sleep_s)
+    if ledger.daemon_pid is not None or former is not Former.REBOOTED:
+        return ledger.live_leases
+    last = max(ledger.read(epochs.incarnations), default=0)
+    taken = TakenAtStart(last, ledger.read(epochs.floor))
+    return lambda: taken
 
 
 def _text(report: CollectionReport) -> str:

@@ -19,8 +19,19 @@ from shards import locks
 from shards.locks import SharedLock
 
 
+def _refuse_url(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(
+            "recover takes no --url: it rebuilds a data directory of this machine that no daemon"
+            " uses; name it with --data, and its store with --store"
+        )
+
+
 @click.command()
 @place_options
+@click.option(
+    "--url", hidden=True, callback=_refuse_url, expose_value=False, help="Not taken by recover."
+)
 @click.option(
     "--take-over", is_flag=True, help="Take the store even from a daemon that is known to run."
 )

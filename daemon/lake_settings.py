@@ -1,4 +1,4 @@
-"""What a compaction must know of a configuration."""
+"""What a compaction or collection must know of a configuration."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def lake_settings(config: Config) -> LakeSettings:
         catalog_uri=None if is_default else config.catalog_uri,
         catalog_name=config.catalog_name,
         run_bytes_max=config.compact_run_bytes,
+        gc_grace_ms=config.gc_grace_ms,
+        snapshot_keep_ms=config.snapshot_keep_ms,
         prices=config.store_prices,
     )
 

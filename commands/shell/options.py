@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -164,6 +164,22 @@ def place_options(function: Function) -> Function:
     for name in ("set", "store", "data", "config"):
         function = _CONFIG_OPTIONS[name](function)
     return function
+
+
+daemon_url_option = click.option(
+    "--url", metavar="URL", help="Ask this daemon, whose data directory is elsewhere."
+)
+
+
+def refuse_with_url(options: Mapping[str, object]) -> None:
+    """The daemon at --url has its own configuration, so ours would be ignored."""
+    flags = {"config_file": "--config", "data": "--data", "store": "--store", "settings": "--set"}
+    given = [flag for name, flag in flags.items() if options[name]]
+    if given:
+        raise click.UsageError(
+            f"--url cannot be combined with {', '.join(given)}: the daemon there has its own"
+            " configuration"
+        )
 
 
 def loaded(

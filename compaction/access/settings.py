@@ -1,4 +1,5 @@
-"""What a compaction must know of its daemon: where objects, tables and catalog are, and limits."""
+"""What a compaction or collection must know of its daemon: where objects, tables and catalog are,
+and limits."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ class LakeSettings(Struct, frozen=True):
     catalog_uri: str | None = None
     catalog_name: str | None = None
     run_bytes_max: int = 0
+    gc_grace_ms: int = 3_600_000
+    snapshot_keep_ms: int = 86_400_000
     prices: Prices = FREE
     pid: int | None = None  # of the daemon
 

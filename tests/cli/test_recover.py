@@ -76,3 +76,9 @@ def test_an_empty_ledger_can_be_asked_for(tmp_path: Path) -> None:
     # What that left in the store tells of nothing either.
     done = recover(data, store)
     assert done.exit_code == 1 and "has no objects" in done.stderr
+
+
+def test_a_url_is_refused_with_what_to_give_instead() -> None:
+    result = CliRunner().invoke(cli.headgate, ["recover", "--url", "http://daemon:7440"])
+    assert result.exit_code == 2
+    assert "that no daemon uses; name it with --data, and its store with --store" in result.stderr

@@ -264,6 +264,31 @@ def test_what_was_evicted_goes_beside_a_daemon_in_one_call(
         assert daemon.read_all("orders")[-1]["data"] == "more"
 
 
+@pytest.mark.slow
+def test_a_collection_from_elsewhere_has_the_daemons_store_and_grace(
+    data: Path, tmp_path: Path
+) -> None:
+    def gc(daemon: Daemon) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", "gc", "--url", daemon.url, "-o", "json"],
+            cwd=ROOT, env={**daemon.environ, "HEADGATE_DATA_DIR": str(tmp_path / "nothing")},
+            capture_output=True, text=True, timeout=HANG_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    settings: dict[str, object] = {**SOON, "admin_over_tcp": "true"}
+    with running(data, settings=settings) as daemon:
+        evicted(daemon)
+        found = gc(daemon)
+        assert (found["collected"], found["waiting"]) == (0, 8), "its grace is an hour"
+        assert found["daemon_pid"] == daemon.process.pid
+    with running(data, settings={**settings, "gc_grace_ms": 0}) as daemon:
+        assert gc(daemon)["collected"] == 8
+        assert len(Place(data, {}).present()) == 2
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_a_deleted_topic_leaves_nothing_but_the_last_commits_object(data: Path) -> None:
     place = Place(data, {})
     with running(data) as daemon:

@@ -23,9 +23,8 @@ from msgspec import Struct
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.redaction import redacted
+from compaction.access.settings import LakeSettings
 from compaction.tables.errors import LakeError, LakeUnusable
-from daemon.config import Config
-from daemon.lake_settings import lake_settings
 from daemon.upkeep.collection.collector import PAGE
 from daemon.upkeep.collection.report import CollectionReport
 from ledger import topics
@@ -54,12 +53,12 @@ class LakeFiles:
     """The files of a lake's tables."""
 
     def __init__(
-        self, config: Config, ledger: LedgerAccess, lake: Lake, listing: LakeListing,
+        self, settings: LakeSettings, ledger: LedgerAccess, lake: Lake, listing: LakeListing,
         report: CollectionReport, now_ms: Callable[[], int], ahead_ms: int = 0,
     ) -> None:  # fmt: skip
         """``now_ms`` is the clock of ages, ``ahead_ms`` how far it is ahead of the wall clock, by
         which files and snapshots are dated."""
-        self._config = config
+        self._settings = settings
         self._ledger = ledger
         self._lake = lake
         self._listing = listing
@@ -117,7 +116,7 @@ class LakeFiles:
     ) -> Iterator[CollectableFile]:
         from compaction.tables.expire import expire
 
-        keep_ms = max(self._config.snapshot_keep_ms, self._config.gc_grace_ms)
+        keep_ms = max(self._settings.snapshot_keep_ms, self._settings.gc_grace_ms)
         held_ms = self._policy().held_from_ms
         until_ms = min(self._now_ms() - keep_ms, EVER_MS if held_ms is None else held_ms)
         expired = expire(
@@ -138,14 +137,14 @@ class LakeFiles:
 
         for orphan in find_orphans(
             self._lake, self._listing, name,
-            older_than_ms=began_ms - self._ahead_ms - self._config.gc_grace_ms,
+            older_than_ms=began_ms - self._ahead_ms - self._settings.gc_grace_ms,
             active_runs=active_runs, read_files=live,
         ):  # fmt: skip
             is_data = orphan.location.endswith(".parquet")
             yield CollectableFile(orphan.location, orphan.size_bytes if is_data else 0)
 
     def _policy(self) -> DeletionPolicy:
-        return self._ledger.read(deletions.policy, self._now_ms(), self._config.gc_grace_ms)
+        return self._ledger.read(deletions.policy, self._now_ms(), self._settings.gc_grace_ms)
 
     def _among(self, files: Iterable[CollectableFile]) -> list[CollectableFile]:
         """Those that the ledger does not know, or has dropped long enough ago."""
@@ -187,7 +186,7 @@ class LakeFiles:
 
 @contextlib.contextmanager
 def opened_lake(
-    config: Config, ledger: LedgerAccess, report: CollectionReport
+    settings: LakeSettings, ledger: LedgerAccess, report: CollectionReport
 ) -> Iterator[tuple[Lake, LakeListing] | None]:
     """The lake, if there is anything to look at; what hinders is told in the report."""
     if not ledger.read(lake_tables.every) and not ledger.read(lake_files.named, "", 1):
@@ -197,7 +196,7 @@ def opened_lake(
         report.lake_skipped = "the extra `spark`, which brings pyiceberg, is missing"
         yield None
         return
-    missing = _missing_catalog(config)
+    missing = _missing_catalog(settings)
     if missing is not None:
         report.problems.append(
             f"there is no catalog at {missing}, so the lake is left alone; run `headgate compact`,"
@@ -208,7 +207,6 @@ def opened_lake(
     from compaction.tables.lake import open_lake
     from compaction.tables.lake_listing import LakeListing
 
-    settings = lake_settings(config)
     try:
         with (
             contextlib.closing(LakeListing(settings.place)) as listing,
@@ -222,14 +220,15 @@ def opened_lake(
         report.problems.append(str(error))
 
 
-def _missing_catalog(config: Config) -> str | None:
-    """The file of an SQLite catalog that is not there; opening it would make an empty one."""
-    if config.catalog_name is not None:
+def _missing_catalog(settings: LakeSettings) -> str | None:
+    """The file of an SQLite catalog of the operator's that is not there; opening it would make an
+    empty one. The owner of the ledger keeps the default one."""
+    if settings.catalog_name is not None or settings.catalog_uri is None:
         return None
-    parts = urlsplit(config.catalog_uri)
+    parts = urlsplit(settings.catalog_uri)
     if parts.scheme != "sqlite" or os.path.exists(unquote(parts.path)[1:]):
         return None
-    return redacted(config.catalog_uri)
+    return redacted(settings.catalog_uri)
 
 
 def _add(requests: Requests, more: Requests) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Container
 
 from compaction.access.ledger_access import LedgerAccess
-from daemon.config import Config
+from compaction.access.settings import LakeSettings
 from daemon.upkeep.collection.collector import Collectable, Collector, T, look
 from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake
 from daemon.upkeep.collection.orphans import OrphanObjects
@@ -22,7 +22,7 @@ from uploader.stores.retrying import RetryingStore
 
 
 def collect(
-    config: Config, ledger: LedgerAccess, counted: ObjectStore, report: CollectionReport,
+    settings: LakeSettings, ledger: LedgerAccess, counted: ObjectStore, report: CollectionReport,
     live_leases: Callable[[], Container[LeaseId]],
 ) -> None:  # fmt: skip
     """Deletes what nothing needs, or reports it where ``report.dry_run``.
@@ -47,10 +47,10 @@ def collect(
             Collector(ledger.await_backup).collect(kind)
 
     report.epoch_floor = ledger.read(epochs.floor)
-    what = (ledger, store, report, config.gc_grace_ms)
+    what = (ledger, store, report, settings.gc_grace_ms)
     # Unreferenced objects first: further copies of them are orphans then.
     run(UnreferencedObjects(*what, age_ms))
     run(OrphanObjects(*what, store_age_ms, live_leases))
-    with opened_lake(config, ledger, report) as opened:
+    with opened_lake(settings, ledger, report) as opened:
         if opened is not None:
-            run(LakeFiles(config, ledger, *opened, report, age_ms, ahead_ms))
+            run(LakeFiles(settings, ledger, *opened, report, age_ms, ahead_ms))

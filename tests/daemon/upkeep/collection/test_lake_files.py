@@ -93,9 +93,10 @@ class World(OnLedger):
 
     def collect(self, *, dry_run: bool = False) -> CollectionReport:
         report = CollectionReport(dry_run)
-        with opened_lake(self.config, self, report) as opened:
+        settings = lake_settings(self.config)
+        with opened_lake(settings, self, report) as opened:
             if opened is not None:
-                files = LakeFiles(self.config, self, *opened, report, lambda: wall_ms() + 1)
+                files = LakeFiles(settings, self, *opened, report, lambda: wall_ms() + 1)
                 look(files) if dry_run else Collector(self.await_backup).collect(files)
         return report
 
@@ -298,7 +299,7 @@ def test_a_table_that_moved_on_is_not_moved_back(world: World, rewritten: set[st
 def test_without_tables_nothing_is_opened(tmp_path: Path) -> None:
     world = World(tmp_path)
     with contextlib.closing(world), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection, "lake_settings", None)
+        patch.setattr(collection, "util", None)
         assert world.collect() == CollectionReport(dry_run=False)
 
 
