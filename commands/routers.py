@@ -218,7 +218,10 @@ def _show_text(status: RouterStatus) -> str:
     if filters := _filter_text(status):
         lines.append(f"  only {filters}")
     copied, filtered, skipped = map(count_text, (status.copied, status.filtered, status.skipped))
-    counts = f"  copied {copied}, left out {filtered}, gone before they were copied {skipped}"
+    counts = (
+        f"  since the daemon started: copied {copied}, left out {filtered},"
+        f" gone before they were copied {skipped}"
+    )
     lines += [f"  {state}", counts, ""]
     rows = [
         [

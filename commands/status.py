@@ -59,19 +59,19 @@ def status(context: click.Context, client: Client, as_json: bool) -> None:
 
 def _text(status: Status) -> str:
     store, totals, pressure = status.store, status.totals, status.pressure
-    uptime = duration_text(status.uptime_s * 1000)
+    uptime = duration_text(status.uptime_s * 1000) if status.uptime_s else "less than 1 s"
     rung = "" if pressure.rung == "none" else f" ({pressure.rung})"
     lines = [
         f"headgate {status.version}  {'ready' if status.ready else 'NOT READY'}  up {uptime}",
         "",
         f"store     {store.url}",
         (
-            f"          {count_text(store.puts)} puts of {bytes_text(store.put_bytes)},"
+            f"          {count_text(store.puts)} puts of objects, {bytes_text(store.put_bytes)},"
             f" {count_text(store.put_failures)} failed;"
             f" {count_text(store.gets)} gets of {bytes_text(store.get_bytes)};"
             f" {count_text(store.lists)} lists"
         ),
-        *_billed(status.bill),
+        *_billed(status.bill, store.puts),
         f"window    {duration_text(status.window_ms)}",
         f"pressure  {pressure.level:.2f}{rung}",
         f"memory    at most {bytes_text(status.memory_bound_bytes)} by its bounds",
@@ -96,18 +96,20 @@ def _text(status: Status) -> str:
     return "\n".join(lines)
 
 
-def _billed(bill: BillStatus) -> list[str]:
-    """Nothing while the store is free and nothing limits it."""
+def _billed(bill: BillStatus, objects: int) -> list[str]:
+    """``objects``: PUTs of objects. Nothing while the store is free and nothing limits it."""
     if not bill.usd and not bill.per_shard.usd and bill.budget is None:
         return []
-    per_gib = "" if bill.usd_per_gib is None else f", {usd_text(bill.usd_per_gib)} per GiB"
+    per_gib = "-" if bill.usd_per_gib is None else usd_text(bill.usd_per_gib)
+    a_month = "-" if bill.usd_per_month is None else usd_text(bill.usd_per_month)
     lines = [
         (
-            f"bill      {usd_text(bill.usd)} ({bill.store_class}){per_gib};"
-            f" {usd_text(bill.usd_per_month)} a month now"
+            f"bill      {usd_text(bill.usd)} ({bill.store_class}), {per_gib} per GiB;"
+            f" {a_month} a month now"
         ),
         (
-            f"          {count_text(bill.puts)} puts; {count_text(bill.per_shard.puts)}"
+            f"          {count_text(bill.puts)} puts, {count_text(bill.puts - objects)} of them of"
+            f" the log; {count_text(bill.per_shard.puts)}"
             f" ({usd_text(bill.per_shard.usd)}) if each shard uploaded for itself,"
             f" {count_text(bill.single_stream.puts)} ({usd_text(bill.single_stream.usd)}) in one"
             " stream"

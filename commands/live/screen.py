@@ -97,9 +97,10 @@ def _head(view: View) -> list[Line]:
     else:
         state = Span("NO ANSWER", "bold red")
     over = "since the start" if rates.since_start else f"over {duration_text(rates.span_s * 1e3)}"
+    uptime = duration_text(status.uptime_s * 1000) if status.uptime_s else "< 1 s"
     title: Line = [
         Span(f"headgate {status.version}", "bold"), Span("  "), state,
-        Span(f"  up {duration_text(status.uptime_s * 1000)}, rates {over}  "),
+        Span(f"  up {uptime}, rates {over}  "),
         Span(status.store.url, "dim"),
     ]  # fmt: skip
     notes = view.notes

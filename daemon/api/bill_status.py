@@ -18,7 +18,12 @@ _OWN = (at.G_OWN_PUTS, at.G_OWN_PUT_BYTES, at.G_OWN_GETS, at.G_OWN_GET_BYTES, at
 _SHARDS = (at.S_PUTS, at.S_PUT_BYTES, at.S_GETS, at.S_GET_BYTES, at.S_LISTS)
 
 
-def bill_of(segment: Segment, config: Config) -> BillStatus:
+# Less says nothing about a month, or about a GiB.
+ENOUGH_NS = 60_000_000_000  # the time of the mean (daemon/governor/bill.py)
+ENOUGH_BYTES = 16 << 20
+
+
+def bill_of(segment: Segment, config: Config, now_ns: int) -> BillStatus:
     """What the store was asked for so far, and what that costs."""
     words, layout, prices = segment.words, segment.layout, config.store_prices
     first, stop = layout.shard(0), layout.shard(layout.shards)
@@ -37,6 +42,7 @@ def bill_of(segment: Segment, config: Config) -> BillStatus:
         return StoreCost(puts, usd)
 
     usd = used.usd(prices)
+    is_long_enough = now_ns - words[at.G_STARTED_NS] >= ENOUGH_NS
     return BillStatus(
         store_class=config.store_class,
         puts=used.puts,
@@ -45,8 +51,8 @@ def bill_of(segment: Segment, config: Config) -> BillStatus:
         put_bytes=used.put_bytes,
         get_bytes=used.get_bytes,
         usd=usd,
-        usd_per_month=double_of(words[at.G_USD_PER_MONTH]),
-        usd_per_gib=usd * GIB / acked_bytes if acked_bytes else None,
+        usd_per_month=double_of(words[at.G_USD_PER_MONTH]) if is_long_enough else None,
+        usd_per_gib=usd * GIB / acked_bytes if acked_bytes >= ENOUGH_BYTES else None,
         put_rate=double_of(words[at.G_PUT_RATE]),
         optimum_put_rate=double_of(words[at.G_OPTIMUM_PUT_RATE]),
         per_shard=instead(words[at.G_PER_SHARD_PUTS]),

@@ -201,13 +201,13 @@ METRICS: tuple[Metric, ...] = (
     one(
         "headgate_store_cost_usd_per_month",
         "gauge",
-        "the same for 30 days at the pace of the last minute",
-        lambda s: s.bill.usd_per_month,
+        "the same for 30 days at the pace of the last minute; 0 in the first minute",
+        lambda s: s.bill.usd_per_month or 0.0,
     ),
     one(
         "headgate_store_cost_usd_per_gib",
         "gauge",
-        "the cost so far for each GiB of bodies that was acknowledged; 0 before the first",
+        "the cost so far for each GiB of bodies that was acknowledged; 0 before 16 MiB",
         lambda s: s.bill.usd_per_gib or 0.0,
     ),
     alternatives(

@@ -7,6 +7,7 @@ owners notice it.
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 from msgspec import UNSET
@@ -41,6 +42,8 @@ from ledger.tx import WriteTx
 from shards.clock import wall_ms
 from shards.routerboard import RouterBoard
 from shards.segment import Segment
+
+log = logging.getLogger("headgate.routers")
 
 T = TypeVar("T")
 
@@ -108,7 +111,11 @@ class RouterRoutes:
             limit = {"limit_cursors": error.maximum}
             raise ApiError(409, "cursors_full", str(error), limit) from error
         assert view is not None  # of the same transaction
-        return Created(self._status(view)) if created else self._status(view)
+        if not created:
+            return self._status(view)
+        log.info("router %s from topic %s to topic %s was created", name, view.source.name,
+                 view.dest.name)  # fmt: skip
+        return Created(self._status(view))
 
     async def get(self, name: str) -> RouterStatus:
         """One router. Raises ApiError 404."""
@@ -130,6 +137,7 @@ class RouterRoutes:
             await self._changes.make(lambda tx: routers.delete(tx, name, wall_ms()))
         except RouterMissing as error:
             raise _unknown(error) from error
+        log.info("router %s was deleted", name)
         return RouterDeleted(name)
 
     def _status(self, view: RouterView) -> RouterStatus:

@@ -119,7 +119,7 @@ class StatusBuilder:
             window_ms=words[at.G_WINDOW_NS] / 1e6,
             object_bytes_target=words[at.G_TARGET_BYTES],
             pressure=self._pressure(),
-            bill=bill_of(self._segment, self._config),
+            bill=bill_of(self._segment, self._config, now_ns),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
             scheduler=self._scheduler(),

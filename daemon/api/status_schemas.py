@@ -90,10 +90,13 @@ class BillStatus(Struct, frozen=True):
     put_bytes: int
     get_bytes: int
     usd: float
-    usd_per_month: Annotated[float, Meta(description="at the pace of the last minute")]
+    usd_per_month: Annotated[
+        float | None,
+        Meta(description="at the pace of the last minute; null in the first minute"),
+    ]
     usd_per_gib: Annotated[
         float | None,
-        Meta(description="of acknowledged bodies; null: nothing was acknowledged"),
+        Meta(description="of acknowledged bodies; null: fewer than 16 MiB were acknowledged"),
     ]
     put_rate: Annotated[float, Meta(description="PUTs per second in the last minute")]
     optimum_put_rate: Annotated[

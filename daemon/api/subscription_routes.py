@@ -8,6 +8,7 @@ change of subscriptions changes a shared word, by which their owners notice it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets as randomness
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,8 @@ from shards.clock import monotonic_ns, wall_ms
 from shards.pushboard import PushBoard
 from shards.segment import Segment
 from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
+
+log = logging.getLogger("headgate.subscriptions")
 
 T = TypeVar("T")
 TRIES = 10  # of a change, while others change the same secrets
@@ -185,7 +188,10 @@ class SubscriptionRoutes:
             raise
         if secrets_of(former) != secrets_of(view.subscription):
             await self._secrets.forget(secrets_of(former))
-        return self._summary(view) if former is not None else Created(self._summary(view))
+        if former is not None:
+            return self._summary(view)
+        log.info("subscription %s of topic %s was created", name, entry.name)
+        return Created(self._summary(view))
 
     async def get(self, topic: str, name: str) -> SubscriptionStatus:
         """One subscription. Raises ApiError 404."""
@@ -229,6 +235,7 @@ class SubscriptionRoutes:
             topic, name, lambda tx: subscriptions.delete(tx, topic, name, wall_ms())
         )
         await self._secrets.forget(secrets_of(deleted))
+        log.info("subscription %s of topic %s was deleted", name, topic)
         return SubscriptionDeleted(topic, name)
 
     async def seek(self, topic: str, name: str, asked: SeekRequest) -> EncodedJson[Sought]:

@@ -91,21 +91,32 @@ class Bill:
         self._heads = [0] * shards
         self._usage = Usage()
         self._own_puts = 0
+        # Of the time in which all shards were one group: what it has put, and what the model says
+        # that one stream would have.
+        self._joined_puts = self._joined_model = 0
         self._now_ns = now_ns
         self._put_rate, self._optimum, self._usd, self._put_class_usd = (_Rate() for _ in range(4))
 
     def sample(
         self, usage: Usage, own_puts: int, requests: Sequence[int], heads: Sequence[int],
-        window_ns: int, target_bytes: int, now_ns: int,
+        window_ns: int, target_bytes: int, now_ns: int, *, is_one_group: bool = False,
     ) -> tuple[Usage, Billed]:  # fmt: skip
         """Takes totals: ``own_puts`` of ``usage`` are not uploads; ``requests`` and ``heads`` are
-        what each shard has published. Returns what is new, and the bill."""
+        what each shard has published. Returns what is new, and the bill.
+
+        ``is_one_group``: all shards upload in one stream, so what they put is what one stream
+        needs. The model does not know that a client waits for its answer before it sends again.
+        """
         new = usage - self._usage
         passed_s = max(0, now_ns - self._now_ns) / 1e9
         single_puts = self._single.puts
         self._imagine(requests, heads, window_ns, target_bytes, now_ns)
         self._put_rate.add(new.puts, passed_s)
         fewest = self._single.puts - single_puts + own_puts - self._own_puts
+        if is_one_group:
+            self._joined_puts += new.puts - (own_puts - self._own_puts)
+            self._joined_model += self._single.puts - single_puts
+        single_stream = self._single.puts + max(0, self._joined_puts - self._joined_model)
         self._optimum.add(fewest, passed_s)
         self._usd.add(new.usd(self._prices), passed_s)
         self._put_class_usd.add(new.put_class_usd(self._prices), passed_s)
@@ -115,8 +126,9 @@ class Bill:
             optimum_put_rate=self._optimum.per_s,
             usd_per_month=self._usd.per_s * SECONDS_PER_MONTH,
             put_class_usd_per_month=self._put_class_usd.per_s * SECONDS_PER_MONTH,
-            per_shard_puts=sum(shard.puts for shard in self._shards),
-            single_stream_puts=self._single.puts,
+            # Who uploads for itself alone never needs less than one stream for all.
+            per_shard_puts=max(single_stream, sum(shard.puts for shard in self._shards)),
+            single_stream_puts=single_stream,
         )
 
     def _imagine(

@@ -76,6 +76,7 @@ class Billing:
         new, billed = self._bill.sample(
             used, own.puts, self._column(at.S_REQUEST_ID), self._column(at.S_HEAD),
             int(words[at.G_WINDOW_NS]), int(words[at.G_TARGET_BYTES]), now_ns,
+            is_one_group=words[self._layout.group(0) + at.P_SIZE] == self._layout.shards,
         )  # fmt: skip
         self._store(own, billed)
         if self._budget is None:

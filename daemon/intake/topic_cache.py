@@ -9,6 +9,7 @@ Calls that read or change the ledger block, so they run in the shard's ledger th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -37,6 +38,8 @@ from shards.topiccounts import TopicTally
 
 NAMES_MAX = 100_000  # about 1 KB each; the cache is cleared when it is full
 REFUSING_NAMED = 100  # subscriptions in the detail of a refused deletion
+log = logging.getLogger("headgate.topics")
+
 T = TypeVar("T")
 
 
@@ -160,6 +163,8 @@ class TopicCache:
         except TableNameTaken as error:
             detail = {"topic": name, "table": error.table, "other": error.other}
             raise ApiError(409, "table_name_taken", str(error), detail) from error
+        if created:
+            log.info("topic %s was created (id %d)", name, topic.topic_id)
         return self._remember(topic, version), created
 
     async def alter(self, name: str, config: TopicConfig) -> TopicEntry:
@@ -191,6 +196,7 @@ class TopicCache:
             detail = {"topic": name, "subscriptions": error.subscriptions[:REFUSING_NAMED]}
             raise ApiError(409, "dead_letter_topic", str(error), detail) from error
         self._entries.pop(name, None)
+        log.info("topic %s was deleted (id %d)", name, topic.topic_id)
         return topic
 
     async def trim(self, name: str, partition: int, before_seq: int) -> PartitionState:

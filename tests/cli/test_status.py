@@ -52,7 +52,8 @@ STATUS: dict[str, Any] = {
         "count": 2, "held": 1, "lag": 70_500, "drainable_lag": 10, "in_flight": 12, "waiting": 3,
         "blocked_keys": 2, "consumers": 3, "oldest_unacknowledged_ms": 5,
         "oldest_unfinished_ms": 3 * 3_600_000, "delivered": 9,
-        "acknowledged": 8, "redelivered": 7, "refused": 6, "dropped": 5, "dead_lettered": 4,
+        "acknowledged": 8, "redelivered": 7, "refused": 6, "dropped": 5,
+        "skipped": 1, "dead_lettered": 4,
         "evicted": 3, "unmatched": 2,
         "first": [
             {
@@ -61,6 +62,7 @@ STATUS: dict[str, Any] = {
                 "blocked_keys": blocked, "consumers": 1, "oldest_unacknowledged_ms": 0,
                 "oldest_unfinished_ms": 0,
                 "delivered": 0, "acknowledged": 0, "redelivered": 0, "refused": 0, "dropped": 0,
+                "skipped": 0,
                 "dead_lettered": 0, "evicted": 0, "unmatched": 0,
             }
             for name, state, reason, blocked in (
@@ -132,13 +134,14 @@ FAILING = {
     "message": "store failing for 42 s: No space",
 }  # fmt: skip
 
-STATUS_TEXT = """\
+ALONE, STREAM = "2,500 ($0.013) if each shard uploaded for itself", "1,200 ($0.006) in one stream"
+STATUS_TEXT = f"""\
 headgate 0.1.0  ready  up 3 min 20 s
 
 store     file:///srv/headgate/store
-          1,200 puts of 5.0 MiB, 1 failed; 3 gets of 2.0 KiB; 2 lists
+          1,200 puts of objects, 5.0 MiB, 1 failed; 3 gets of 2.0 KiB; 2 lists
 bill      $0.0065 (standard), $0.48 per GiB; $12.50 a month now
-          1,300 puts; 2,500 ($0.013) if each shard uploaded for itself, 1,200 ($0.006) in one stream
+          1,300 puts, 100 of them of the log; {ALONE}, {STREAM}
 budget    $12.50 a month for puts, held: windows of at least 1.2 s, objects of 4.0 MiB
 window    0.5 ms
 pressure  0.25 (coalesce)
@@ -178,6 +181,14 @@ def test_status_of_a_store_that_is_free_has_no_bill() -> None:
     with says(Answer(200, STATUS | {"bill": free})) as server:
         text = run(server, "status").stdout
     assert "bill" not in text and "budget" not in text
+
+
+def test_status_says_nothing_of_a_month_or_a_gib_before_there_is_enough() -> None:
+    bill = STATUS["bill"] | {"usd_per_month": None, "usd_per_gib": None}
+    with says(Answer(200, STATUS | {"bill": bill, "uptime_s": 0})) as server:
+        text = run(server, "status").stdout
+    assert "bill      $0.0065 (standard), - per GiB; - a month now\n" in text
+    assert text.startswith("headgate 0.1.0  ready  up less than 1 s\n")
 
 
 def test_status_says_when_more_is_spent_than_the_budget() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import running, wait_until
+from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.subscribing import Subscription
 from tests.standing import assert_nothing_stands, assert_stands, standing
 
@@ -37,9 +38,22 @@ def test_what_stands_still_is_an_alarm_until_it_goes_on(tmp_path: Path) -> None:
         wait_until(lambda: not standing(daemon.status()), "nothing to stand still")
         assert_nothing_stands(daemon.status())
         wait_until(lambda: "s of topic source stood still for" in daemon.text, "a line at its end")
+        assert daemon.ask("DELETE", found.path).status == 200
+        assert daemon.ask("DELETE", "/v0/topics/source").status == 200
         for line in (
+            "subscription s of topic source was created",
+            "subscription s of topic source was deleted",
+            "router r from topic source to topic full was created",
+            "router r was deleted",
+            "topic source was created",
+            "topic source was deleted",
             "subscription s of topic source stands still",
             "router r of topic source stands still",
             "router r from topic source to topic full is held",
         ):
+            wait_until(partial(_is_told, daemon, line), f"a line: {line}")
             assert daemon.text.count(line) == 1, daemon.text
+
+
+def _is_told(daemon: Daemon, line: str) -> bool:
+    return line in daemon.text

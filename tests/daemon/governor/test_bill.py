@@ -17,6 +17,7 @@ from shards import layout as at
 from shards.alarms import AlarmBoard
 from shards.layout import Layout
 from shards.segment import Segment
+from uploader.groups.puller import GroupTable
 from uploader.stores.counted import Requests
 from uploader.stores.prices import DEFAULT_PRICES, GIB, SECONDS_PER_MONTH
 
@@ -57,7 +58,7 @@ class Billed:
             self.words[at.G_WINDOW_NS] = int(self.window_ms * 1e6)
 
     def status(self) -> BillStatus:
-        return bill_of(self.segment, self.config)
+        return bill_of(self.segment, self.config, self.now_ns)
 
     def alarms(self) -> list[str]:
         return [alarm.message for alarm in alarms.active(self.segment, self.config, self.now_ns)]
@@ -92,9 +93,14 @@ def test_the_bill_has_the_requests_of_all_shards_and_the_supervisors_own(segment
 
 def test_dollars_a_month_follow_the_pace_of_the_last_minute(segment: Segment) -> None:
     billed = Billed(segment, config_of())
-    assert billed.status().usd_per_month == 0 and billed.status().usd_per_gib is None
-    billed.tick(50, puts=1)
-    # From the first second on, since the mean knows how short its time is.
+    billed.words[at.G_STARTED_NS] = billed.now_ns
+    billed.add(0, at.S_BYTES_ACKED, 1 << 20)
+    billed.tick(599, puts=1)
+    found = billed.status()
+    assert found.usd_per_month is None and found.usd_per_gib is None, "a guess would be far off"
+    billed.add(0, at.S_BYTES_ACKED, 15 << 20)
+    billed.tick(puts=1)
+    assert billed.status().usd_per_gib is not None
     assert billed.status().put_rate == pytest.approx(10)
     assert billed.status().usd_per_month == pytest.approx(10 * SECONDS_PER_MONTH * 5e-6)
     billed.tick(int(10 * RATE_S) * 3)
@@ -115,6 +121,19 @@ def test_without_groups_the_same_requests_would_have_cost_more(segment: Segment)
     assert found.per_shard.puts == pytest.approx(3 + 2 * 30 * 4.8, rel=0.05)
     assert found.per_shard.usd == pytest.approx(found.per_shard.puts * 5e-6)
     assert found.optimum_put_rate == pytest.approx(4.8 + 0.1, rel=0.05)
+
+
+def test_no_way_to_upload_has_fewer_puts_than_the_one_stream_that_uploads(segment: Segment) -> None:
+    """A client that waits for each answer needs a PUT for each request, whoever uploads it."""
+    GroupTable(segment).start()
+    billed = Billed(segment, config_of(commit_window_min_ms=100))
+    billed.own.puts = 9
+    for _ in range(30):  # 50 requests a second, each in an object of its own
+        billed.add(0, at.S_REQUEST_ID, 5)
+        billed.add(0, at.S_HEAD, 500)
+        billed.tick(puts=5)
+    found = billed.status()
+    assert found.puts == found.single_stream.puts == found.per_shard.puts == 159
 
 
 def test_a_single_bill_needs_no_shared_memory() -> None:
