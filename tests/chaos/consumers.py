@@ -117,7 +117,7 @@ class Consumer(Client):
         super().__init__(f"{wanted.consumer} of {wanted.subscription}, {place}")
         self.wanted = wanted
         self._lives = lives
-        self._ends = (*ENDS, "deleted") if lives.ends else ENDS
+        self._ends = (*ENDS, "deleted", "unknown_subscription") if lives.ends else ENDS
         self._judged = wanted.subscription  # the life of the last connection
         self.counts = Counts()
         self._port = port
