@@ -180,11 +180,12 @@ def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
 ) -> None:
     made: Any = None
     for at in range(0, 10_000, 500):
-        store(node, *range(at, at + 500))
+        node.produce(0, {0: [record(n, f"k{n}") for n in range(at, at + 500)]})
+        node.commit(0)
 
     async def first(owner: Owner) -> None:
         nonlocal made
-        made = owner.create(mode="shared", window_max=100_000, consumer_max=100_000)
+        made = owner.create(window_max=100_000, consumer_max=100_000)
         client = await owner.consume(made, "c")
         got = 0
         while got < len(messages(client)):
