@@ -45,14 +45,14 @@ def test_what_stands_still_is_an_alarm_until_it_goes_on(tmp_path: Path) -> None:
             "subscription s of topic source was deleted",
             "router r from topic source to topic full was created",
             "router r was deleted",
-            "topic source was created",
-            "topic source was deleted",
+            "topic source was created (id",
+            "topic source was deleted (id",
             "subscription s of topic source stands still",
             "router r of topic source stands still",
             "router r from topic source to topic full is held",
         ):
             wait_until(partial(_is_told, daemon, line), f"a line: {line}")
-            assert daemon.text.count(line) == 1, daemon.text
+            assert daemon.text.count(line) == 1, (line, daemon.text)
 
 
 def _is_told(daemon: Daemon, line: str) -> bool:
