@@ -48,6 +48,7 @@ from delivery.subscriptions.schemas import (
     BlockedKeys,
     KeyState,
     RepairedMessages,
+    ResentMessage,
     Sought,
 )
 from ledger.push_settings import PushTarget
@@ -343,6 +344,36 @@ def subscriptions_retry(
     body = _named_messages(**named)
     found = _settle(client, topic, subscription, "retry", body)
     show(found, as_json, lambda found: settled_text(found, "sent again"))
+
+
+@subscriptions.command("resend")
+@_named
+@click.option(
+    "--partition",
+    type=click.IntRange(0, 999),
+    default=0,
+    show_default=True,
+    metavar="P",
+    help="The partition of --seq.",
+)
+@click.option(
+    "--seq", type=click.IntRange(1), required=True, metavar="N", help="The offset of the message."
+)
+@client_option
+@output_option
+def subscriptions_resend(
+    topic: str, subscription: str, partition: int, seq: int, client: Client, as_json: bool
+) -> None:
+    """Deliver a message that is finished once more, to this subscription only.
+
+    \b
+    Example:
+      headgate subscriptions resend orders billing --partition 2 --seq 1234
+    """
+    body = msgspec.json.encode({"partition": partition, "seq": seq})
+    answer = client.call("POST", subscription_path(topic, subscription, "resend"), body)
+    sent = decoded(client, answer, ResentMessage)
+    show(sent, as_json, lambda sent: settled_text(sent, "sent once more"))
 
 
 @subscriptions.command("skip")

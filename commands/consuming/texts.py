@@ -18,6 +18,7 @@ from delivery.subscriptions.schemas import (
     KeyState,
     PartitionProgress,
     RepairedMessages,
+    ResentMessage,
 )
 
 
@@ -134,7 +135,7 @@ def key_text(state: KeyState) -> str:
     return "\n".join(map(printable, lines))
 
 
-def settled_text(found: BlockedKey | RepairedMessages, what: str) -> str:
+def settled_text(found: BlockedKey | RepairedMessages | ResentMessage, what: str) -> str:
     """What has become of a message, or of many."""
     if isinstance(found, RepairedMessages):
         are = "is" if found.repaired == 1 else "are"

@@ -27,6 +27,7 @@ from daemon.api.subscription_schemas import (
     LeaveRequest,
     NackRequest,
     RepairRequest,
+    ResendRequest,
 )
 from delivery.filters import Filter, FilterError
 from delivery.subscriptions.owners import SubscriptionOwner
@@ -42,6 +43,7 @@ from delivery.subscriptions.requests import (
     Nack,
     Poll,
     RepairBlocked,
+    Resend,
     RetryKey,
     SkipKey,
 )
@@ -53,6 +55,7 @@ from delivery.subscriptions.schemas import (
     KeyState,
     Polled,
     RepairedMessages,
+    ResentMessage,
 )
 from delivery.watch.accept import accepted
 from delivery.watch.formats import MSGPACK, NDJSON, SSE
@@ -150,6 +153,14 @@ class ConsumerRoutes:
         place = _place(asked)
         _, subscription_id = await self._directory.find(topic, name)
         return EncodedJson(await self._owners.ask(SkipKey(subscription_id, asked.key, place)))
+
+    async def resend(
+        self, topic: str, name: str, asked: ResendRequest
+    ) -> EncodedJson[ResentMessage]:
+        """Delivers a finished message once more."""
+        _, subscription_id = await self._directory.find(topic, name)
+        place = asked.partition, asked.seq
+        return EncodedJson(await self._owners.ask(Resend(subscription_id, place)))
 
     async def repair(
         self, topic: str, name: str, asked: RepairRequest

@@ -23,8 +23,8 @@ _ERRORS: dict[int, str] = {
     " message",
     406: "not_acceptable: no format of a stream is acceptable to the client",
     409: "table_name_taken, router_cycle, router_bound, routers_full, subscriptions_full,"
-    " dead_letter_cycle, dead_letter_topic, moving, cursors_full, stale_epoch, push_subscription,"
-    " not_pushed or secret_missing; nothing was changed",
+    " dead_letter_cycle, dead_letter_topic, moving, not_finished, cursors_full, stale_epoch,"
+    " push_subscription, not_pushed or secret_missing; nothing was changed",
     412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",

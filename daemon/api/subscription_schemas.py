@@ -305,6 +305,13 @@ class BlockedMessageRequest(Struct, frozen=True, forbid_unknown_fields=True):
     seq: _Sequence | None = None
 
 
+class ResendRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message that is finished."""
+
+    partition: _Partition
+    seq: _Sequence
+
+
 class RepairRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """What to do with which blocked messages."""
 

@@ -15,6 +15,7 @@ from daemon.api.subscription_schemas import (
     LeaveRequest,
     NackRequest,
     RepairRequest,
+    ResendRequest,
     SeekRequest,
     SubscriptionDeleted,
     SubscriptionPage,
@@ -32,6 +33,7 @@ from delivery.subscriptions.schemas import (
     KeyState,
     Polled,
     RepairedMessages,
+    ResentMessage,
     Sought,
 )
 
@@ -162,6 +164,15 @@ SUBSCRIPTION_ROUTES = (
         body=RepairRequest,
         answers={200: RepairedMessages},
         errors=(400, 404, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path="/v0/topics/{topic}/subscriptions/{subscription}/resend",
+        summary="deliver a finished message once more, to this subscription only",
+        handler=lambda handlers: handlers.consumers.resend,
+        body=ResendRequest,
+        answers={200: ResentMessage},
+        errors=(400, 404, 409, 413, 415, 429, 503),
     ),
     Route(
         method="POST",

@@ -56,6 +56,7 @@ class Deliveries(ABC):
         self.epoch = epoch  # of the last batch
         self.members = Members()
         self.lanes: dict[int, LookAhead] = {}
+        self.resent: dict[Place, LookAhead] = {}  # finished messages that are sent once more
         self.loose = LooseMessages()
         self.in_flight = 0
         self.batches: dict[int, Batch] = {}
@@ -172,6 +173,10 @@ class Deliveries(ABC):
                 lane.add_done(1)
             else:
                 self.loose.add(lane, 1)
+
+    def admit_again(self, lane: LookAhead, key: str | None) -> None:
+        """One message more, of a lane of its own (``resends.py``)."""
+        self.loose.add(lane, 1)
 
     def pass_over(self, partition: int, count: int) -> None:
         """The next offsets of a partition hold nothing: voids, or evicted."""
@@ -407,7 +412,8 @@ class Deliveries(ABC):
                 mine = lanes.setdefault(lane, [])
             mine.append(message)
         for lane, mine in lanes.items():
-            self._news.setdefault(lane.partition, []).extend([message[1] for message in mine])
+            if lane is self.lanes.get(lane.partition):
+                self._news.setdefault(lane.partition, []).extend([message[1] for message in mine])
             self._finish(lane, mine)
 
     def take_news(self) -> dict[int, list[int]]:
@@ -582,7 +588,7 @@ class Deliveries(ABC):
             assert member.in_flight == sum(self.batches[epoch].open for epoch in member.batches)
         assert not self.stuck.keys() & self.resting.keys()
         for place, blocked in [*self.stuck.items(), *self.resting.items()]:
-            assert place not in sent and not self.lanes[place[0]].is_done(place[1])
+            assert place not in sent and not blocked.message.lane.is_done(place[1])
             assert (blocked.due_ns is None) == (place in self.stuck)
         are_moved = self.policy.poison == "dead_letter"
         self.dead_letters.check_invariants(self.stuck.keys(), are_moved=are_moved)

@@ -122,7 +122,7 @@ def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
         "lag": running.lag,
         "drainable_lag": running.drainable_lag,
         "in_flight": window.in_flight,
-        "waiting": window.unfinished - window.in_flight,
+        "waiting": max(0, window.unfinished - window.in_flight),  # what is resent is not unfinished
         "blocked_keys": len(window.stuck),
         "oldest_unacknowledged_ms": 0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
         "delivered": counts.delivered,

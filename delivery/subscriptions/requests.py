@@ -153,6 +153,12 @@ class RepairBlocked(OwnerRequest, frozen=True, tag=True, array_like=True):
     where: BlockedWhere
 
 
+class Resend(OwnerRequest, frozen=True, tag=True, array_like=True):
+    """Delivers a finished message, (partition, seq), once more."""
+
+    place: tuple[int, int]
+
+
 class Seek(OwnerRequest, frozen=True, tag=True, array_like=True):
     """Goes on elsewhere: by partition the offset that is the floor then. What is in flight is
     forgotten, and acknowledgments of it are refused."""
@@ -189,6 +195,7 @@ AnyRequest = (
     | RetryKey
     | SkipKey
     | RepairBlocked
+    | Resend
     | Seek
     | PausePush
     | TryPush

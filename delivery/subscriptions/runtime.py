@@ -34,7 +34,7 @@ from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.pipes.server import Asker
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
-from delivery.subscriptions import inspection, repairs, unserved
+from delivery.subscriptions import inspection, repairs, resends, unserved
 from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
 from delivery.subscriptions.dead_letters import DeadLetters
@@ -55,6 +55,7 @@ from delivery.subscriptions.requests import (
     PausePush,
     Poll,
     RepairBlocked,
+    Resend,
     RetryKey,
     Seek,
     SkipKey,
@@ -248,6 +249,10 @@ class Subscriptions:
             raise
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
+        if isinstance(request, Resend):
+            resent = await resends.resend(running, request, self._reader, self._blocks)
+            self._wake(running)
+            return _encoder.encode(resent)
         if isinstance(request, RepairBlocked):
             repaired = await repairs.repair(running, request, self._record, self._wake)
             return _encoder.encode(repaired)

@@ -84,6 +84,14 @@ class BlockedKeys(Struct, frozen=True):
     keys: list[BlockedKey]
 
 
+class ResentMessage(Struct, frozen=True):
+    """A finished message that is delivered once more."""
+
+    partition: int
+    seq: Offset
+    key: str | None
+
+
 class RepairedMessages(Struct, frozen=True):
     """What became of the blocked messages that match."""
 

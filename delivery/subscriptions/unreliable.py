@@ -44,6 +44,7 @@ class UnreliableWindow:
         self.epoch = epoch
         self.members = Members()
         self.lanes: dict[int, LookAhead] = {}
+        self.resent: dict[Place, LookAhead] = {}
         self.counts = WindowCounts()
         self.batches: dict[int, Batch] = {}  # taken, and not written yet
         self.stuck: dict[Place, Blocked] = {}
@@ -107,6 +108,9 @@ class UnreliableWindow:
         """Begins a partition after ``floor``."""
         lane = self.lanes[partition] = LookAhead(partition, floor)
         return lane
+
+    def admit_again(self, lane: LookAhead, key: str | None) -> None:
+        """Nothing is sent once more."""
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
         """The next messages of a partition, by their keys."""

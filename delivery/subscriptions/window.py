@@ -85,6 +85,13 @@ class DeliveryWindow(Deliveries):
         else:
             self._admit_keyed(lane, keys)
 
+    def admit_again(self, lane: LookAhead, key: str | None) -> None:
+        """One message more, of a lane of its own: the last one of its key."""
+        if key is None:
+            super().admit_again(lane, key)
+        else:
+            self._admit_keyed(lane, (key,))
+
     def _admit_keyed(self, lane: LookAhead, keys: Sequence[str | None]) -> None:
         queues, owner, ready = self.keys, self.members.owner, QueueState.READY
         woken = self._woken

@@ -262,3 +262,12 @@ def test_messages_to_repair_are_named_in_one_way(options: list[str], complaint: 
         result = run(server, "subscriptions", "skip", "orders", "s", *options)
     assert result.exit_code == 2 and complaint in result.stderr
     assert not server.calls
+
+
+def test_a_finished_message_is_sent_once_more_by_its_place() -> None:
+    with says(Answer(200, {"partition": 2, "seq": 7, "key": "k"})) as server:
+        sent = run(
+            server, "subscriptions", "resend", "orders", "s", "--partition", "2", "--seq", "7"
+        )
+    assert sent.stdout == "message 7 of partition 2 of key k is sent once more\n"
+    assert server.calls == [Call("POST", f"{AT}/s/resend", {"partition": 2, "seq": 7})]

@@ -182,6 +182,9 @@ def subscriptions(api: Checked) -> None:
     assert api.ask("POST", f"{one}/seek", {"to": "earliest"}).status == 200
     last = api.ask("GET", f"{one}/consume?consumer=c&max=1&wait_ms=30000").json
     assert api.ask("POST", f"{one}/ack", consumer | {"batch": last["epoch"]}).status == 200
+    acknowledged = {name: last["messages"][0][name] for name in ("partition", "seq")}
+    assert api.ask("POST", f"{one}/resend", acknowledged).status == 200
+    assert api.ask("POST", f"{one}/resend", acknowledged).status == 409
     api.stream(f"{one}/consume?consumer=c")
     assert api.refused(f"{one}/consume?consumer=c", accept="image/png") == 406
     assert api.ask("GET", f"{one}/consume").status == 400
@@ -193,6 +196,7 @@ def subscriptions(api: Checked) -> None:
     bodies = {
         "ack": consumer | {"batch": 1}, "nack": consumer | {"batch": 1}, "leave": consumer,
         "retry": {"key": "k"}, "skip": {"key": "k"}, "repair": repair,
+        "resend": place,
         "seek": {"to": "latest"},
     }  # fmt: skip
     for path, body in bodies.items():
@@ -351,14 +355,15 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     failing = {(m, p, 503) for m, p, _ in documented if p.startswith("/v0/")}
     # A thousand simultaneous plans: tests/e2e/test_plans.py. 100,000 cursors:
     # tests/daemon/intake/test_cursor_cache.py. A thousand consumers:
-    # tests/e2e/test_bad_consumers.py. A dead letter that is on its way:
-    # tests/delivery/subscriptions/test_dead_letters.py. An upload that hangs:
+    # tests/e2e/test_bad_consumers.py. A dead letter that is on its way, a thousand messages that
+    # are resent: test_dead_letters.py and test_resends.py. An upload that hangs:
     # tests/e2e/test_outage.py. Too many partitions: tests/attacks/test_partitions.py.
     at = "/v0/topics/{topic}/subscriptions/{subscription}"
     assert left - failing == {
         ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409),
         ("POST", "/v0/topics/{topic}", 504), ("PUT", "/v0/topics/{topic}", 422),
-        ("GET", f"{at}/consume", 429), ("POST", f"{at}/retry", 409), ("POST", f"{at}/skip", 409),
+        ("GET", f"{at}/consume", 429), ("POST", f"{at}/resend", 429),
+        ("POST", f"{at}/retry", 409), ("POST", f"{at}/skip", 409),
     }  # fmt: skip
 
 

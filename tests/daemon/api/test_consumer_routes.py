@@ -25,6 +25,7 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
     RepairBlocked,
+    Resend,
     RetryKey,
     SkipKey,
 )
@@ -221,6 +222,7 @@ def test_operators_ask_for_keys_and_settle_blocked_messages(node: SubscribingNod
     node.ask("POST", "/s/repair", {"action": "retry", "where": {}})
     where = {"key": "a*", "partition": 1, "resting": True}
     node.ask("POST", "/s/repair", {"action": "skip", "where": where})
+    node.ask("POST", "/s/resend", PLACE)
     node.ask("POST", "/s/leave", {"consumer": "c"})
     assert node.owners.asked == [
         ListKeys(1, 7),
@@ -229,6 +231,7 @@ def test_operators_ask_for_keys_and_settle_blocked_messages(node: SubscribingNod
         SkipKey(1, None, (1, 5)),
         RepairBlocked(1, True, BlockedWhere()),
         RepairBlocked(1, False, BlockedWhere("a*", 1, None, True)),
+        Resend(1, (1, 5)),
         Leave(1, "c"),
     ]
 
@@ -272,6 +275,7 @@ def test_a_condition_that_cannot_be_is_refused(node: SubscribingNode) -> None:
         ("POST", "/retry", {"key": "k"}),
         ("POST", "/skip", {"key": "k"}),
         ("POST", "/repair", {"action": "skip", "where": {}}),
+        ("POST", "/resend", PLACE),
         ("POST", "/seek", {"to": "latest"}),
     ],
 )

@@ -28,6 +28,7 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
     RepairBlocked,
+    Resend,
     RetryKey,
     Seek,
     SkipKey,
@@ -50,6 +51,7 @@ REQUESTS: list[AnyRequest] = [
     RetryKey(THERE, "k"),
     SkipKey(THERE, None, (1, 2)),
     RepairBlocked(THERE, True, BlockedWhere("k*", 1, "no*", True)),
+    Resend(THERE, (1, 2)),
     Seek(THERE, {0: 5, 1: 0}),
 ]  # fmt: skip
 

@@ -1,0 +1,246 @@
+"""A finished message is delivered once more to its subscription, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from delivery.subscriptions import resends
+from delivery.subscriptions.look_ahead import LookAhead
+from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.requests import Describe, DescribeKey, OwnerRefused, Resend, Seek
+from delivery.subscriptions.windows import window_for
+from ledger import progress, topics
+from ledger.space import retention
+from ledger.subscriptions import Subscription
+from tests.delivery.node import Node, node_in
+from tests.delivery.subscriptions.owning import Owner, S, messages, owning, record
+from tests.delivery.watch.watching import Client
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
+
+
+def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
+    async def with_owners() -> None:
+        for use in uses:
+            with owning(node) as owner:
+                owner.start()
+                owner.tell()
+                owner.subscriptions.look()
+                await owner.rest()
+                await use(owner)
+                await owner.stop()
+
+    asyncio.run(with_owners())
+
+
+def data(client: Client) -> list[object]:
+    return [message["data"] for message in messages(client)]
+
+
+async def finished(owner: Owner, made: Subscription, client: Client) -> None:
+    """Everything that comes is acknowledged."""
+    done = 0
+    while done < len(messages(client)):
+        new = messages(client)[done:]
+        done += len(new)
+        await owner.ack(made, "c", *new)
+
+
+async def refusal(owner: Owner, made: Subscription, seq: int, partition: int = 0) -> str:
+    with pytest.raises(OwnerRefused) as refused:
+        await owner.ask(Resend(made.subscription_id, (partition, seq)))
+    return refused.value.code
+
+
+@pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_finished_message_is_delivered_once_more(node: Node, mode: str, key: str | None) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode=mode, backoff_ms=(1_000, 1_000))
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n, key) for n in range(1, 6)))
+        await owner.rest()
+        await finished(owner, made, client)
+        sent = await owner.ask(Resend(made.subscription_id, (0, 3)))
+        assert sent == {"partition": 0, "seq": 3, "key": key}
+        await owner.rest()
+        assert data(client) == [1, 2, 3, 4, 5, 3]
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["lag"], state["in_flight"], state["waiting"]) == (0, 1, 0)
+        assert state["partitions"][0]["floor"] == 5
+        assert await refusal(owner, made, 3) == "not_finished"
+        await owner.nack(made, "c", messages(client)[-1])
+        await owner.later(1.1)
+        assert data(client)[5:] == [3, 3] and messages(client)[-1]["attempt"] == 2
+        assert (await owner.ack(made, "c", messages(client)[-1]))["accepted"] == 1
+        await owner.later(60)
+        assert len(data(client)) == 7, "it is finished again"
+        owner.produce(record(6, key))
+        await owner.rest()
+        await owner.ack(made, "c", messages(client)[-1])
+        await owner.ask(Resend(made.subscription_id, (0, 3)))
+        await owner.rest()
+        assert data(client)[7:] == [6, 3], "as often as it is asked for"
+
+    run(node, use)
+
+
+@pytest.mark.parametrize("batch_max", [1, 3])
+def test_a_message_is_resent_to_a_sender_of_runs(batch_max: int) -> None:
+    window = window_for(
+        "key_shared", WindowPolicy(run_max=batch_max, backoff_min_ns=S, backoff_max_ns=S),
+        is_pushed=True,
+    )  # fmt: skip
+    window.open(0, 0)
+    window.join("a")
+    window.admit(0, ["k"] * 3)
+
+    def taken() -> list[int]:
+        batch = window.take("a", 10, 0)
+        assert batch is not None
+        window.sent(batch.epoch, 0)
+        return [message.offset for message in batch.messages if message is not None]
+
+    while window.lanes[0].unfinished:
+        taken()
+        window.ack("a", window.epoch, 0)
+    window.admit(0, ["k"])
+    window.resent[0, 2] = LookAhead(0, 1)
+    window.admit_again(window.resent[0, 2], "k")
+    assert taken() == [4], "a run is of one lane"
+    window.ack("a", window.epoch, 0)
+    assert taken() == [2]
+    window.nack("a", window.epoch, 0)
+    window.tick(S)
+    assert taken() == [2]
+    window.take_news()
+    window.ack("a", window.epoch, 0)
+    assert window.take_news() == {}, "it is finished in the ledger"
+    window.check_invariants()
+    assert window.resent[0, 2].is_done(2) and window.take("a", 10, 0) is None
+
+
+def test_a_resent_message_is_the_last_of_its_key_and_waits_for_those_before_it(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"))
+        await owner.rest()
+        await finished(owner, made, client)
+        owner.produce(record(2, "k"), record(3, "k"))
+        await owner.rest()
+        await owner.ask(Resend(made.subscription_id, (0, 1)))
+        await owner.rest()
+        assert data(client) == [1, 2], "a consumer has one message of the key"
+        assert (await owner.ask(DescribeKey(made.subscription_id, "k")))["waiting"] == 2
+        owner.produce(record(4, "k"))
+        await owner.rest()
+        for _ in range(4):
+            await owner.ack(made, "c", messages(client)[-1])
+        assert data(client) == [1, 2, 3, 4, 1] or data(client) == [1, 2, 3, 1, 4]
+        assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
+
+    run(node, use)
+
+
+def test_a_resent_message_that_fails_too_often_is_given_up_by_the_policy(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(redeliveries_max=0, poison="drop")
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"), record(2, "k"))
+        await owner.rest()
+        await finished(owner, made, client)
+        await owner.ask(Resend(made.subscription_id, (0, 1)))
+        await owner.rest()
+        await owner.nack(made, "c", messages(client)[-1])
+        await owner.later(60)
+        assert data(client) == [1, 2, 1]
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["dropped"], state["in_flight"], state["blocked_keys"]) == (1, 0, 0)
+
+    run(node, use)
+
+
+def test_what_is_resent_is_as_finished_for_a_successor_and_after_a_seek_as_before(
+    node: Node,
+) -> None:
+    made: list[Subscription] = []
+
+    async def first(owner: Owner) -> None:
+        made.append(owner.create())
+        client = await owner.consume(made[0], "c")
+        owner.produce(record(1, "k"), record(2, "k"))
+        await owner.rest()
+        await finished(owner, made[0], client)
+        await owner.ask(Resend(made[0].subscription_id, (0, 1)))
+        await owner.rest()
+        await owner.ask(Seek(made[0].subscription_id, {0: 2}))
+        await owner.rest()
+        assert data(client) == [1, 2, 1]
+        late = await owner.ack(made[0], "c", messages(client)[-1])
+        assert late["accepted"] == 0
+        await owner.ask(Resend(made[0].subscription_id, (0, 2)))
+        await owner.rest()
+        await owner.ack(made[0], "c", messages(client)[-1])
+
+    async def second(owner: Owner) -> None:
+        client = await owner.consume(made[0], "c")
+        assert data(client) == []
+        state = node.ledger.read(progress.state_of, made[0].subscription_id)
+        assert state is not None and state.floors == {0: 2} and not state.rows
+
+    run(node, first, second)
+
+
+def test_what_cannot_be_resent_is_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n) for n in range(1, 6)))
+        await owner.rest()
+        assert await refusal(owner, made, 2) == "not_finished"
+        assert await refusal(owner, made, 6) == "unknown_message"
+        assert await refusal(owner, made, 1, partition=9) == "unknown_message"
+        await finished(owner, made, client)
+        monkeypatch.setattr(resends, "RESENT_MAX", 1)
+        await owner.ask(Resend(made.subscription_id, (0, 2)))
+        assert await refusal(owner, made, 3) == "too_many_resent"
+        await owner.rest()
+        await owner.ack(made, "c", messages(client)[-1])
+        await owner.ask(Resend(made.subscription_id, (0, 3)))
+        await owner.rest()
+        assert data(client) == [1, 2, 3, 4, 5, 2, 3]
+        loose = owner.create("loose", reliable=False)
+        assert await refusal(owner, loose, 1) == "not_finished"
+
+    run(node, use)
+
+
+def test_a_record_that_retention_removed_is_not_resent(node: Node) -> None:
+    async def first(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(*(record(n) for n in range(1, 6)))
+        await owner.rest()
+        await finished(owner, made, client)
+
+    async def second(owner: Owner) -> None:
+        capped = msgspec.structs.replace(node.topic.config, cap_records=1)
+        topic = node.ledger.write(topics.alter, node.topic.name, capped)
+        due = node.ledger.read(retention.due_evictions, topic, None)
+        node.ledger.write(retention.evict, due.evictions)
+        owner.evictions += 1
+        await owner.later(0.1)
+        (running,) = owner.subscriptions._running.values()
+        assert await refusal(owner, running.view.subscription, 2) == "unknown_message"
+
+    run(node, first, second)
