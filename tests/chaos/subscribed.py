@@ -322,7 +322,8 @@ def _dealt_with(served: Handings, spot: Spot, line: int) -> bool:
 
 
 def _failed_earlier(served: Handings, before: Handing, after: Handing) -> bool:
-    """Whether a message before this one was refused meanwhile: what follows it comes back."""
+    """Whether a message before this one was refused meanwhile, or timed out: what follows it comes
+    back."""
     return any(
         spot[0] == before.spot[0]
         and spot < before.spot
@@ -330,6 +331,16 @@ def _failed_earlier(served: Handings, before: Handing, after: Handing) -> bool:
         and epoch <= before.epoch
         and not any(epoch < handing.epoch <= before.epoch for handing in served.of(spot))
         for (spot, epoch), said in served.failed.items()
+    ) or any(
+        spot[0] == before.spot[0]
+        and spot < before.spot
+        and any(
+            handing.epoch <= before.epoch
+            and after.at_ms - handing.empty_ms >= served.rules.ack_timeout_ms - TIMER_MS
+            for handing in handings
+        )
+        and (spot not in served.done or served.done[spot].line > before.line)
+        for spot, handings in served.took.items()
     )
 
 

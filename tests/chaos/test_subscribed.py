@@ -203,6 +203,18 @@ def test_an_exclusive_subscription_sends_in_order_first() -> None:
     assert names(world(*wrong, rules=exclusive)) == {"reordered"}
 
 
+def test_what_follows_a_message_that_timed_out_comes_again_in_an_exclusive_subscription() -> None:
+    exclusive = Subscribed("s", "t", "exclusive", "drop", 3, ACK_TIMEOUT_MS)
+    rest = [*served(A, 91, 1, partition=1), Drained("s", 0)]
+    late_ms = 100_000 + ACK_TIMEOUT_MS
+    first, second = got(A, 1, 1), got(A, 2, 2, at_ms=late_ms - HELD_MS)
+    again = [got(A, 3, 1, 2, at_ms=late_ms, attempt=2), *said(3, 1, 2), *served(A, 4, 3)]
+    rest = [*served(A, 5, 4), *rest]
+    assert check(world(first, second, *again, *rest, rules=exclusive)) == []
+    dealt = [first, *said(1, 1), second, got(A, 3, 2, at_ms=late_ms), *said(3, 2)]
+    assert names(world(*dealt, *served(A, 4, 3), *rest, rules=exclusive)) == {"unreasoned"}
+
+
 def failures(times: int, seq: int = 1) -> list[Line]:
     return [
         line
