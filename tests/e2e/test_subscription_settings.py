@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,22 +23,18 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def changed(found: Subscription, **settings: Any) -> None:
-    """Changes settings and waits until the owner goes by them: it tells ``consumer_max``."""
-    told = row(found)["consumer_max"]
-    wanted = settings.setdefault("consumer_max", told + 1)
-    assert wanted != told and found.set(**settings).status == 200
-    wait_until(lambda: row(found)["consumer_max"] == wanted, "the owner to know the settings")
+    """Changes settings and waits until the owner goes by them: it tells whether it is paused."""
+    paused = settings.pop("paused", False)
+    for now_paused in (True, False)[: 1 if paused else 2]:
+        assert found.set(paused=now_paused, **settings).status == 200
+        wait_until(partial(tells_of, found, paused=now_paused), "the owner to know the settings")
 
 
-def row(found: Subscription) -> Any:
-    """The subscription, as its owner tells it to all shards."""
-
-    def told() -> Any:
-        rows = found.daemon.get("/v0/scaling").json["subscriptions"]
-        return [each for each in rows if each["topic"] == found.topic]
-
-    (only,) = wait_until(told, "the owner to tell of the subscription")
-    return only
+def tells_of(found: Subscription, *, paused: bool) -> bool:
+    """Whether its owner tells all shards that it is paused, or not."""
+    first = found.daemon.status()["subscriptions"]["first"]  # those that do not run, then others
+    states = [each["state"] for each in first if each["topic"] == found.topic]
+    return ("paused" in states) is paused
 
 
 def stuck(daemon: Daemon, topic: str) -> Subscription:
