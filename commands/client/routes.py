@@ -16,6 +16,7 @@ _COMMANDS = [
             rf"PUT /v0/topics/{_NAME}/subscriptions/{_NAME}",
             r"`headgate subscriptions create \1 \2`",
         ),
+        (rf"PUT /v0/topics/{_NAME}(?!/)", r"`headgate topics create \1`"),
         (rf"PUT /v0/cursors/{_NAME}", r"`headgate cursors create \1`"),
         (r"GET \.\.\./keys", "`headgate subscriptions keys`"),
         (r"POST /v0/watch", "`headgate watch`"),

@@ -220,7 +220,7 @@ def test_a_command_works_on_messages_and_one_that_runs_at_a_sigterm_ends_first(
         (tmp_path / "end").touch()
         assert process.wait(HANG_S) == 0
     shown = parsed(run(daemon, "subscriptions", "show", "jobs", "w", "-o", "json"))
-    assert (shown["lag"], shown["acknowledged"], shown["dropped"]) == (0, 1, 1)
+    assert (shown["lag"], shown["acknowledged"], shown["skipped"]) == (0, 1, 1)
     assert not shown["consumers"]
 
 

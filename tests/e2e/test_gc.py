@@ -409,7 +409,7 @@ def test_a_reader_in_flight_never_meets_a_missing_object(data: Path) -> None:
             for turn in range(3):
                 compact(data, f"r{turn}", ["t"], objects_max=20)
                 done = place.json("gc", code=1)
-                assert "there is no catalog" in done["problems"][0]
+                assert "is not in the catalog any more" in done["problems"][0]
                 assert done["collected"] == 0 and done["kept_by_lease"] > 0
                 assert planned <= place.present(), "a bulk reader has planned with them"
             assert daemon.json("DELETE", f"/v0/plans/{plan['plan']}").status == 200

@@ -17,6 +17,8 @@ NO_COMMAND_MEETS = {"daemon/api/plan_routes.py"}  # plans are for readers in Spa
 def test_a_message_names_the_command_and_its_arguments() -> None:
     told = "topic 'o' has no subscription 'b'; create it with PUT /v0/topics/o/subscriptions/b"
     assert in_commands(told).endswith("; create it with `headgate subscriptions create o b`")
+    told = "there is no topic 'o', and auto_create_topics is false; create it with PUT /v0/topics/o"
+    assert in_commands(told).endswith("; create it with `headgate topics create o`")
     told = "there is no cursor 'c'; create it with PUT /v0/cursors/c, or move another"
     assert "create it with `headgate cursors create c`, or" in in_commands(told)
     assert in_commands("the store takes nothing now (GET /v0/status says why)").endswith(

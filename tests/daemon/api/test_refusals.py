@@ -63,5 +63,5 @@ def test_all_kinds_of_them_were_found() -> None:
              if isinstance(call.args[1], ast.Constant)}  # fmt: skip
     assert codes == {
         "throttled", "too_many_plans", "topic_full", "partitions_full", "too_many_consumers",
-        "too_many_filters", "push_limited",
+        "too_many_filters", "too_many_resent", "push_limited",
     }  # fmt: skip
