@@ -216,6 +216,8 @@ class Routers:
             left -= len(running.plan.lanes)
             head = partial(self._head, running)
             running.standing.look(running.plan, running.stored, head, self._gated, now_ns)
+            if self._may_be_pinned(running):
+                self._stale.add(running.view.router.router_id)
             self._touched.add(running)
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
@@ -298,6 +300,16 @@ class Routers:
             self._pin(running)
             self._touched.add(running)
             self._wake(running)
+
+    def _may_be_pinned(self, running: RunningRouter) -> bool:
+        """Whether there is room now for partitions that had none."""
+        topic_id = running.view.source.topic_id
+        left = [
+            (topic_id, partition)
+            for partition in range(len(running.pinned), len(running.plan.lanes))
+        ]
+        has_room = self._lanes <= LANES_MAX and self._reader.followed.can_pin(left)
+        return bool(left) and has_room
 
     def _pin(self, running: RunningRouter) -> None:
         topic_id = running.view.source.topic_id

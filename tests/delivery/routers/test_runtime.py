@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from delivery import followed
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
 from delivery.followed import FollowedPartitions
@@ -483,6 +484,27 @@ def test_a_start_with_many_partitions_begins_few_tasks(
         await world.until(done)
         assert len(world.copies()) == 12
         assert most <= 3  # with the one that asks for settings
+
+    run(tmp_path, body)
+
+
+def test_a_router_without_room_for_its_partitions_goes_on_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World) -> None:
+        produce(world, "a")
+        world.commit()
+        world.create()
+        world.add()
+        made, _, reader = world.shards[0]
+        other = (99, 0)
+        reader.followed.pin(other)
+        monkeypatch.setattr(followed, "PINNED_MAX", world.node.topic.config.partitions)
+        await world.until(lambda: len(made) and world.status().state == "stopped")
+        reader.followed.unpin(other)
+        world.now_ns += 2_000_000_000
+        await world.until(world.done)
+        assert (world.status().state, world.copies()) == ("running", ["a"])
 
     run(tmp_path, body)
 
