@@ -38,7 +38,7 @@ SAID = {
     "many-headers": "too_large: the answer has more than 64 headers",
     "garbage": "not_http: the answer is not HTTP",
     "redirect/ok/inside": "the receiver answered 307 (redirects are not followed",
-    "status/404": "the receiver answered 404 (it would say the same of any record",
+    "status/404": "the receiver answered 404 (mostly the endpoint or its credentials are wrong",
 }
 DELIVERED = ("ok", "gigabyte", "endless", "bomb", "until-closed", "leaves")
 PATIENT_MS = 60_000
