@@ -515,7 +515,7 @@ class Shard:
     def _answer(self) -> None:
         """Answers producers in slices, and delivers what was committed meanwhile between two. New
         requests wait for the turn: answered in small lots, producers would come back in small lots,
-        for a quarter more CPU per request (decision 0029)."""
+        for a quarter more CPU per request (decision 0010)."""
         self._answers_soon = False
         until_ns = monotonic_ns() + ANSWERS_NS
         while self.pending.has_known and (now_ns := monotonic_ns()) < until_ns:

@@ -273,7 +273,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (topic_id, partition, first_offset)
         ) WITHOUT ROWID""",
     ),
-    # A lock of the kernel says whether a run lives (decision 0010); its lease was never renewed.
+    # A lock of the kernel says whether a run lives (decision 0004); its lease was never renewed.
     ("ALTER TABLE runs DROP COLUMN expires_ms",),
     (
         "ALTER TABLE state ADD COLUMN change_number BIGINT NOT NULL DEFAULT 0",

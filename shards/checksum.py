@@ -11,7 +11,7 @@ cut into lanes of LANE_BYTES that advance together: the states of all lanes are 
 bytes, and one ``bytes.translate`` per plane does the look-up of all lanes in C. The CRC is linear,
 so the lanes are then combined as in zlib's ``crc32_combine`` (Mark Adler).
 
-docs/decisions/0009-checksums-on-executors.md has the measurements. The tables are the only state.
+docs/decisions/0002-store-client.md has the measurements. The tables are the only state.
 """
 
 from __future__ import annotations

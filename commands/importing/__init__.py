@@ -1,1 +1,1 @@
-"""``headgate import``: files and objects become records, exactly once (docs/decisions/0041)."""
+"""``headgate import``: files and objects become records, exactly once (docs/decisions/0013)."""

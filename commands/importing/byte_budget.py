@@ -20,7 +20,7 @@ slower than the daemon says nothing about the budget.
 Why it does not collapse: latency itself never lowers the budget. A longer latency that is the same
 for every budget (a wider commit window, a slow store) makes the rate proportional to the budget,
 so more is kept and less is not. What is lowered is a budget whose last fifth brought less than 3 %
-of the rate, or one that the daemon refused. docs/decisions/0042-what-may-be-in-flight.md has the
+of the rate, or one that the daemon refused. docs/decisions/0013-imports.md has the
 argument and what it was compared with.
 
 Invariant: ``floor_bytes <= bytes <= ceiling_bytes``, and so is the budget that a failed trial

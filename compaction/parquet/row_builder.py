@@ -8,7 +8,7 @@ of records costs several times as much.
 An extent is added whole or, if it is damaged, not at all. Void records are left out. ``data`` that
 is bytes becomes base64, and ``data_is_base64`` says so. ``typed_columns.py`` decodes typed columns.
 
-A time outside the years 1 to 9999 is *set aside* (docs/decisions/0018): the row has the time of
+A time outside the years 1 to 9999 is *set aside* (docs/decisions/0009): the row has the time of
 arrival, like a record without ``ts``, and the value is reported.
 
 This module reads no store and writes no file.

@@ -10,7 +10,7 @@ each. If tasks are few and objects large, the splits are made *by topic* instead
 object are sorted by topic, so each task reads one range of each object and writes its topics whole.
 Otherwise the small parts, and only these, are shuffled. Another range costs a GET; a byte that is
 shuffled costs as much CPU time as decoding and writing it
-(docs/decisions/0012-when-the-compaction-shuffles.md).
+(docs/decisions/0008-compaction.md).
 
     splits     of about equal bytes, at most an eighth more than ``split_bytes`` (what a task holds
                in memory), at least one for each core while each has SPLIT_BYTES_MIN

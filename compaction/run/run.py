@@ -12,7 +12,7 @@ committed and readers switched. What is in no table yet is the next round's, or 
 
 Exactly once (docs/protocol.md 8): a table's commit carries watermarks and is refused unless the
 table has those that the plan began after; if a run dies anywhere, the next one compares tables and
-ledger first. One run at a time, by its lease (``lease.py``, decision 0022). Nothing is deleted
+ledger first. One run at a time, by its lease (``lease.py``, decision 0004). Nothing is deleted
 here; ``headgate gc`` does that.
 
 The driver needs the owner of the ledger (``LedgerAccess``), the object store, and no file of the

@@ -4,7 +4,7 @@ The task that wrote a file sends its footer along (``FileMetaData.write_metadata
 file without rows), so no file is read again to be committed. Counts, sizes, bounds, and the day are
 pyiceberg's, except that a column has no bounds if one of its row groups has none: Parquet writers
 omit bounds of more than 4 KiB, and pyiceberg then gives those of the other row groups
-(docs/decisions/0027-statistics-of-data-files.md).
+(docs/decisions/0008-compaction.md).
 """
 
 from __future__ import annotations

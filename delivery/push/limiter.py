@@ -14,7 +14,7 @@ What is added to it, because with a receiver far below the maximum 20 % of the g
 oversteps: a decrease, or a fall to slow, measures how much the receiver takes (rate x what
 succeeded of it), the *ceiling*. Climbing covers 20 % of the gap to the ceiling. Near it, clean
 periods probe: 1 % above it, then 2, 4, 8 and 16 % above the last, until something fails or the
-maximum is reached. As long as nothing failed there is no ceiling (docs/decisions/0053).
+maximum is reached. As long as nothing failed there is no ceiling (docs/decisions/0020).
 
 What is left open there is decided so:
 

@@ -8,7 +8,7 @@ What stands in an event is in events.py. The bytes of an event do not depend on 
 watchers with the same format and filter share them. The position does depend on it. It is an event
 of its own, which ends each write. In an event stream it has data, though the standard does not ask
 for any: Firefox forgets an ``id`` that comes without, and Safari does not count it before the next
-event that has some (decision 0031).
+event that has some (decision 0011).
 
 JSON is written as text here, and not encoded from Structs, because it is the stored text of the
 record between a few numbers: 0.7 us instead of 1.05 us for a record of 200 bytes. Tests compare it

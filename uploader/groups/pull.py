@@ -1,7 +1,7 @@
 """What one pull takes, and how it is cut into leases: decisions only.
 
 A *lease* becomes one object. A pull takes less than ``(free slots + 1/2) x target`` bytes, which
-rounds to as many objects as there are free slots (docs/decisions/0008), and at least one request.
+rounds to as many objects as there are free slots (docs/decisions/0003), and at least one request.
 It fills leases of equal size, so that a large pull leaves no small remainder: with a target of
 4 MiB, 6 MiB - 1 become one object and 6 MiB two of 3 MiB. A request is never split over leases.
 

@@ -5,7 +5,7 @@
 
 ``sleep_s`` waits between two attempts. Where a wait must be cut short, it raises: that ends the
 call. Loops that do more than wait, such as the commit pipeline, use the policy themselves
-(docs/decisions/0025).
+(docs/decisions/0002).
 """
 
 from __future__ import annotations

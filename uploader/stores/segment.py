@@ -137,7 +137,7 @@ class SegmentWriter:
         _write_all(self._fd, [head, body, padding], position)
         os.fdatasync(self._fd)
         # The newest records are read from the rings, and keeping each object in the page cache as
-        # well costs more CPU than everything else here (docs/decisions/0004).
+        # well costs more CPU than everything else here (docs/decisions/0002).
         os.posix_fadvise(self._fd, position, end - position, os.POSIX_FADV_DONTNEED)
         self.position = end
         self.torn = False
