@@ -1,11 +1,12 @@
-"""The tables of docs/http-api.md and docs/observability/README.md, generated from the code.
+"""The generated parts of docs/http-api.md and docs/observability/README.md.
 
-``python -m daemon.api.api_docs docs/http-api.md`` rewrites the tables of a page; a test compares.
-A table is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
+``python -m daemon.api.api_docs docs/http-api.md`` rewrites those of a page; a test compares.
+A part is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
 lists the routes whose path begins so, but for those of a longer prefix on the page,
-``<!-- struct: TopicState -->`` the fields of a type and of the types inside it that the page has
-not shown yet, ``<!-- metrics: headgate_ -->`` the metrics
-whose name begins so, ``<!-- stages: all -->`` the stages of latency.
+``<!-- struct: TopicState -->`` the fields of one or more types and of those inside them that the
+page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics whose name begins so,
+``<!-- stages: all -->`` the stages of latency. A page says things once: fields that an earlier type
+has too refer to it, and routes name only the statuses that not every route may answer.
 """
 
 from __future__ import annotations
@@ -28,20 +29,27 @@ from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas
 from shards.latency import MEANINGS
 
+# What a type of the page says of its fields, by their names.
+_Shown = dict[type, dict[str, str]]
+
+_AS_IN_MIN = 3  # fewer explained fields are quicker read than looked up
+_EVERY_ROUTE = {400, 503}  # what any route may answer
+_WITH_BODY = {413, 415}  # and any that takes a body
+
 _BLOCK = re.compile(
-    r"(<!-- (routes|struct|metrics|stages): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (routes|struct|metrics|stages): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 
 def with_tables(page: str) -> str:
     """The page with its tables as they must be."""
-    shown: set[type] = set()
+    shown: _Shown = {}
     prefixes = [name for _, kind, name, _ in _BLOCK.findall(page) if kind == "routes"]
 
     def block(match: re.Match[str]) -> str:
         opening, kind, name, end = match.groups()
         if kind == "struct":
-            lines = _struct(_named(name), shown)
+            lines = _structs_named(name, shown)
         elif kind == "routes":
             lines = _routes(name, prefixes)
         else:
@@ -68,8 +76,8 @@ def _named(name: str) -> type:
 def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
     """The routes of a prefix, but for those of a longer one on the page."""
     others = tuple(each for each in prefixes if each != prefix and each.startswith(prefix))
-    yield "| request | what it does | body | answer | errors |"
-    yield "|---|---|---|---|---|"
+    yield "| request | what it does | body and answer | errors |"
+    yield "|---|---|---|---|"
     for route in ROUTES:
         if route.path.startswith(prefix) and not route.path.startswith(others):
             yield _route_row(route)
@@ -94,45 +102,89 @@ def _stages(_: str) -> Iterator[str]:
 def _route_row(route: Route) -> str:
     path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
     path = path.replace("{subscription}", "{s}")
-    body = _type(inspect.type_info(route.body)) if route.body is not None else ""
+    body = _type(inspect.type_info(route.body)) + " → " if route.body is not None else ""
     answers = dict.fromkeys(
         _type(inspect.type_info(type_))
         for answer in route.answers.values()
         for type_ in (answer if isinstance(answer, tuple) else (answer,))
     )
-    answers |= dict.fromkeys(f"a stream of `{kind}`" for kind in route.streams)
+    answers |= dict.fromkeys("a [stream](#streams)" for _ in route.streams)
     answers |= dict.fromkeys(f"`{kind}`" for kind in route.texts)
-    errors = ", ".join(map(str, route.errors))
+    errors = ", ".join(map(str, sorted({*route.errors} - _EVERY_ROUTE - _WITH_BODY)))
     return (
-        f"| `{route.method} {path}` | {route.summary} | {body} | {' or '.join(answers)}"
-        f" | {errors} |"
+        f"| `{route.method} {path}` | {route.summary} | {body}{' or '.join(answers)} | {errors} |"
     )
 
 
-def _struct(type_: Any, shown: set[type]) -> Iterator[str]:
-    """The table of a type, then those of the types inside it."""
-    shown.add(type_)
+def _structs_named(names: str, shown: _Shown) -> Iterator[str]:
+    for number, name in enumerate(names.split()):
+        if number:
+            yield ""
+        yield from _struct(_named(name), shown)
+
+
+def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
+    """A type's fields, then those of the types inside it."""
     info = inspect.type_info(type_)
     assert isinstance(info, inspect.StructType)
-    is_query = type_.__name__.endswith(("Query", "Headers"))
-    is_request = info.forbid_unknown_fields or is_query
     yield f"**`{type_.__name__}`**: {_text(type_.__doc__)}"
     yield ""
-    yield "| field | type | meaning |"
-    yield "|---|---|---|"
+    facts = {field.encode_name: _fact(field) for field in info.fields}
+    left = dict.fromkeys(facts)
+    for other, same in _as_in(facts, shown):
+        yield f"- {', '.join(f'`{name}`' for name in same)}: as in `{other.__name__}`"
+        for name in same:
+            del left[name]
+    shown[type_] = facts
+    is_query = type_.__name__.endswith(("Query", "Headers"))
+    plain: list[str] = []
     inside: list[type] = []
     for field in info.fields:
+        inside += _structs(field.type)
+        if field.encode_name not in left:
+            continue
         allowed = _type(field.type)
         if is_query:
             allowed = allowed.removesuffix(" or null")  # a parameter is absent, never null
-        if is_request:
+        if info.forbid_unknown_fields or is_query:
             allowed += _default(field)
-        yield f"| `{field.encode_name}` | {allowed} | {_description(field.type)} |"
-        inside += _structs(field.type)
+        else:
+            allowed = allowed.replace(" ≥ 0", "")  # no count or offset is negative
+        meaning = _description(field.type)
+        if meaning:
+            yield f"- `{field.encode_name}` ({allowed}): {meaning}"
+        else:
+            plain.append(f"`{field.encode_name}` ({allowed})")
+    if plain:
+        yield f"- {', '.join(plain)}"
     for each in dict.fromkeys(inside):
         if each not in shown:
             yield ""
             yield from _struct(each, shown)
+
+
+def _fact(field: inspect.Field) -> str:
+    """What tells a field from one of the same name in another type."""
+    return f"{_type(field.type).removesuffix(' or null')}: {_description(field.type)}"
+
+
+def _as_in(facts: dict[str, str], shown: _Shown) -> Iterator[tuple[type, list[str]]]:
+    """Types of the page that have the same fields, and which: the one with the most first."""
+    left = set(facts)
+    while True:
+        shared = {
+            other: [name for name in facts if name in left and known.get(name) == facts[name]]
+            for other, known in shown.items()
+        }
+        worth = {
+            other: sum(not facts[name].endswith(": ") for name in names)
+            for other, names in shared.items()
+        }
+        other = max(worth, key=worth.__getitem__, default=None)
+        if other is None or worth[other] < _AS_IN_MIN:
+            return
+        yield other, shared[other]
+        left -= {*shared[other]}
 
 
 def _default(field: inspect.Field) -> str:
@@ -147,7 +199,10 @@ def _default(field: inspect.Field) -> str:
 
 
 def _type(type_: inspect.Type) -> str:
-    text = shapes.describe(type_)
+    text = shapes.describe(type_).replace("true or false", "boolean")
+    text = text.replace("any JSON value", "any JSON").replace(str(1 << 53), "2^53")
+    text = re.sub(r"(integer|number) of at least (-?\d+)", r"\1 ≥ \2", text)
+    text = re.sub(r"(integer|number) from (\S+) to (\S+)", r"\1 \2 to \3", text)
     return re.sub(r"\b[A-Z][a-z]\w+", r"`\g<0>`", text).replace("|", "\\|")
 
 

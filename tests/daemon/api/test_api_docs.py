@@ -1,4 +1,4 @@
-"""Pages of docs/ have the tables that the routes, Structs and metrics make, each of them once."""
+"""Pages of docs/ have the parts that the routes, Structs and metrics make, each of them once."""
 
 from __future__ import annotations
 
@@ -34,15 +34,34 @@ def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
     assert set(served()["components"]["schemas"]) - settings <= set(shown)
 
 
-def test_a_table_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -> None:
+def test_a_part_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -> None:
     page = with_tables(
-        "<!-- struct: TrimRequest -->\nstale\n<!-- end -->\n"
-        "<!-- struct: TopicPage -->\n<!-- end -->\n<!-- routes: /v0/plans/ -->\n<!-- end -->\n"
+        "<!-- struct: TrimRequest TopicPage -->\nstale\n<!-- end -->\n"
+        "<!-- routes: /v0/plans/ -->\n<!-- end -->\n"
     )
     assert "stale" not in page
-    assert "| `before_seq` | integer of at least 0; required | records below it" in page
-    assert "| `partition` | integer of at least 0; default `0` |" in page
-    assert "| `partitions` | array of `PartitionState` |" in page
+    assert "- `before_seq` (integer ≥ 0; required): records below it" in page
+    assert "- `partition` (integer ≥ 0; default `0`)" in page
+    assert "`partitions` (array of `PartitionState`)" in page
     assert page.count("**`PartitionState`**") == 1
-    assert "| `DELETE /v0/plans/{p}` | end a plan |  | `PlanEnded` | 404, 413, 503 |" in page
+    assert "| `DELETE /v0/plans/{p}` | end a plan | `PlanEnded` | 404 |" in page
     assert (schemas.TrimRequest.__doc__ or "?") in page
+
+
+def test_fields_that_an_earlier_type_explains_refer_to_it() -> None:
+    page = with_tables("<!-- struct: PartitionState Trimmed -->\n<!-- end -->\n")
+    own = page.split("**`Trimmed`**")[1]
+    assert page.count("the first offset that can be read") == 1
+    assert "`earliest_seq`, `next_seq`" in own and ": as in `PartitionState`" in own
+    assert "- `topic` (string)" in own
+
+
+def test_fields_of_one_name_and_another_meaning_are_explained_each() -> None:
+    page = with_tables("<!-- struct: SubscriptionSummary RouterStatus -->\n<!-- end -->\n")
+    assert "`lag` (integer): records that are not finished" in page
+    assert "`lag` (integer): offsets of the source that are not dealt with" in page
+
+
+def test_routes_name_only_statuses_that_not_every_route_may_answer() -> None:
+    page = with_tables("<!-- routes: /v0/plans -->\n<!-- end -->\n")
+    assert "| `PlanRequest` → `Plan` | 404, 429 |" in page
