@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from commands.importing.problems import SourceChanged, SourceMissing, SourceProblem
+from commands.importing.raw import FileVersion
 from uploader.stores.base import StoreError
 from uploader.stores.retry import BULK
 from uploader.stores.retrying import Retry
@@ -89,6 +90,9 @@ class S3Object:
 
     def size(self) -> int | None:
         return self._listed.size_bytes
+
+    def version(self) -> FileVersion | None:
+        return None
 
     def read(self, count: int) -> bytes | None:
         if not self._ahead:

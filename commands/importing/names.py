@@ -8,7 +8,9 @@ checksum of the first KiB, in partitions that no request moves.
 
 An object with this ETag stays as it is. So another such partition notes where its text ends, plus
 one, once all of it is imported, and nothing of the object is read any more while the cursor is
-there.
+there. The same is noted of a file whose text has to be read from its start, because it is packed or
+one document, with the file's *version*: its size and when it was modified. While it has that
+version, no more than its beginning is read.
 
 The position is in partition 0. Dead letters have a cursor of their own, which exists from the
 first of them on.
@@ -26,12 +28,13 @@ from typing import NamedTuple
 from commands.client.cursors import cursor_of, delete_cursor, put_cursor
 from commands.client.http import Client, Refused, Unreachable
 from commands.importing.problems import SourceChanged
+from commands.importing.raw import FileVersion
 from daemon.api.schemas import CursorSetting, CursorState
 
 # Names of cursors have 255 characters at most, of which a digest and its marks take 45.
 SHOWN_CHARACTERS = 200
 _UNNAMED = re.compile(r"[^A-Za-z0-9._:-]")
-POSITION, HEAD_LENGTH, HEAD_CHECKSUM, END = range(4)
+POSITION, HEAD_LENGTH, HEAD_CHECKSUM, END, SIZE, MODIFIED = range(6)
 
 
 class CursorNames(NamedTuple):
@@ -118,15 +121,26 @@ class SourceCursors:
         self.forget(names.dead_cursor)
         self._put(names.cursor, [CursorSetting(0, POSITION), *noting])
 
-    def ended_at(self, names: CursorNames) -> int | None:
-        """The position of an object that is imported to its end; None if it is not."""
+    def ended_at(self, names: CursorNames, version: FileVersion | None = None) -> int | None:
+        """The position of a source that is imported to its end; None if it is not. ``version``: of
+        a file, which may have changed since."""
         noted = self._noted(names.cursor)
-        ended = noted is not None and noted[END] == noted[POSITION] + 1
-        return noted[POSITION] if noted is not None and ended else None
+        if noted is None or noted[END] != noted[POSITION] + 1:
+            return None
+        is_same = version is None or version == (noted[SIZE], noted[MODIFIED])
+        return noted[POSITION] if is_same else None
 
-    def note_end(self, names: CursorNames, position: int) -> None:
-        """An object is imported to its end, which is at ``position``."""
-        self._put(names.cursor, [CursorSetting(position + 1, END)])
+    def note_end(
+        self, names: CursorNames, position: int, version: FileVersion | None = None
+    ) -> None:
+        """A source is imported to its end, which is at ``position``."""
+        settings = [CursorSetting(position + 1, END)]
+        if version is not None:
+            settings += [
+                CursorSetting(version.size, SIZE),
+                CursorSetting(version.modified_us, MODIFIED),
+            ]
+        self._put(names.cursor, settings)
 
     def create(self, cursor: str) -> None:
         """Creates a cursor if there is none."""
@@ -171,7 +185,7 @@ class SourceCursors:
 
 
 def _places(state: CursorState) -> dict[int, int]:
-    found = {POSITION: 0, HEAD_LENGTH: 0, HEAD_CHECKSUM: 0, END: 0}
+    found = dict.fromkeys((POSITION, HEAD_LENGTH, HEAD_CHECKSUM, END, SIZE, MODIFIED), 0)
     found.update((each.partition, each.seq) for each in state.positions)
     return found
 

@@ -15,12 +15,19 @@ import os
 import select
 import stat
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from commands.importing.problems import SourceChanged, SourceMissing, SourceProblem
 
 HEAD_BYTES = 1024
 _STREAMS = (stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)
+
+
+class FileVersion(NamedTuple):
+    """What changes when a file is written to, unless its writer hides it."""
+
+    size: int
+    modified_us: int
 
 
 class RawSource(Protocol):
@@ -34,6 +41,10 @@ class RawSource(Protocol):
 
     def size(self) -> int | None:
         """How many bytes there are now; None if that is not known."""
+        ...
+
+    def version(self) -> FileVersion | None:
+        """Of a file that was not written to since it was opened; otherwise None."""
         ...
 
     def read(self, count: int) -> bytes | None:
@@ -63,6 +74,7 @@ class LocalFile:
         status = os.fstat(self._file)
         self.inode = (status.st_dev, status.st_ino)
         self.changed_ns = status.st_ctime_ns  # of the inode, when it was opened
+        self._version = _version_of(status)
         self.identity: str | None = (
             f"path\0{Path(path).resolve()}"
             if by_path
@@ -72,7 +84,10 @@ class LocalFile:
         self._head = b""
 
     def size(self) -> int | None:
-        return self._size()
+        return self._status().st_size
+
+    def version(self) -> FileVersion | None:
+        return self._version if _version_of(self._status()) == self._version else None
 
     def read(self, count: int) -> bytes | None:
         data = self._bytes_at(self.position, count)
@@ -83,7 +98,7 @@ class LocalFile:
         self.position = position
 
     def verify(self) -> None:
-        size = self._size()
+        size = self._status().st_size
         if size < self.position:
             raise SourceChanged(
                 f"has {size:,} bytes, and {self.position:,} were read of it: it was truncated or"
@@ -94,9 +109,9 @@ class LocalFile:
             raise SourceChanged("was written anew while it was read: its first KiB changed")
         self._head = head
 
-    def _size(self) -> int:
+    def _status(self) -> os.stat_result:
         try:
-            return os.fstat(self._file).st_size
+            return os.fstat(self._file)
         except OSError as error:
             raise _unreadable(error) from error
 
@@ -126,6 +141,9 @@ class Pipe:
     def size(self) -> int | None:
         return None
 
+    def version(self) -> FileVersion | None:
+        return None
+
     def read(self, count: int) -> bytes | None:
         ready, _, _ = select.select([self._descriptor], [], [], self._linger_s)
         if not ready:
@@ -146,6 +164,10 @@ class Pipe:
     def close(self) -> None:
         if self._descriptor > 2:
             os.close(self._descriptor)
+
+
+def _version_of(status: os.stat_result) -> FileVersion:
+    return FileVersion(status.st_size, max(0, status.st_mtime_ns // 1_000))
 
 
 def shown(path: str) -> str:

@@ -21,7 +21,7 @@ from commands.importing.flow import SETTLE_BYTES, Flow, Limits
 from commands.importing.leases import Leases
 from commands.importing.names import CursorNames, SourceCursors, beginning
 from commands.importing.problems import InvalidRecord, SourceChanged, SourceProblem
-from commands.importing.raw import HEAD_BYTES, RawSource
+from commands.importing.raw import HEAD_BYTES, FileVersion, RawSource
 from commands.importing.reader import DocumentReader, Form, LineReader, Reader, SourceRead, is_array
 from commands.importing.rules import Rules
 from commands.importing.sender import ChainSender, ImportDaemon
@@ -118,6 +118,7 @@ class SourceImport:
         self._stopped_at = 0.0
         self._rules = plan.new_rules()
         self._names: CursorNames | None = None
+        self._version: FileVersion | None = None  # if it has to be read from its start
         self._has_dead_cursor = False
         self._problem: SourceProblem | None = None
         # Who follows is told nothing of a file that is not what it was: it begins again.
@@ -173,12 +174,16 @@ class SourceImport:
         if not self._plan.restarts:
             ended_at = await self._blocking(self._cursors.ended_at, names)
         if ended_at is not None:
-            self.report.cursor, self.report.position = names.cursor, ended_at
-            self._went_on(self.raw.size() or 0)
+            self._has_ended_before(ended_at)
             return
         await self._run_text()
         if self._is_complete and self._problem is None:
             await self._blocking(self._cursors.note_end, names, self.report.position)
+
+    def _has_ended_before(self, position: int) -> None:
+        assert self._names is not None
+        self.report.cursor, self.report.position = self._names.cursor, position
+        self._went_on(self.raw.size() or 0)
 
     async def _run_text(self) -> None:
         text = SourceText(self.raw)
@@ -188,8 +193,16 @@ class SourceImport:
             await self._pause(POLL_S)
         if not head:
             return
-        reader, at, dead_at = await self._blocking(self._open, text, head)
+        opened = await self._blocking(self._open, text, head)
+        if isinstance(opened, int):
+            self._has_ended_before(opened)
+            return
+        reader, at, dead_at = opened
         await self._import(reader, Flow(at, dead_at, self._leases, self._plan.limits))
+        version = self._version and await self._blocking(self.raw.version)
+        if version and self._is_complete and self._problem is None:
+            position = self.report.position
+            await self._blocking(self._cursors.note_end, self._names, position, version)
 
     def _is_enough(self, head: bytes, text: SourceText) -> bool:
         """Whether the beginning is complete, so that it can name the cursor. What does not grow
@@ -202,8 +215,9 @@ class SourceImport:
         form = self._plan.form
         return form == "json" or (form == "auto" and is_array(head))
 
-    def _open(self, text: SourceText, head: bytes) -> tuple[Reader, int, int]:
-        """A reader at the cursor's position, and the positions of both cursors. Blocks."""
+    def _open(self, text: SourceText, head: bytes) -> tuple[Reader, int, int] | int:
+        """A reader at the cursor's position, and the positions of both cursors; or the end of a
+        file that is imported, and has not changed since. Blocks."""
         plan = self._plan
         is_document = self._is_document(head)
         self._grows = (
@@ -216,6 +230,12 @@ class SourceImport:
             else CursorNames.of(plan.target.topic_id, self.raw.identity, begin)
         )
         self.report.cursor = names.cursor
+        if is_document or not text.is_seekable:
+            self._version = self.raw.version()
+        if self._version is not None and not plan.restarts:
+            ended_at = self._cursors.ended_at(names, self._version)
+            if ended_at is not None:
+                return ended_at
         noted = head if self.raw.may_grow else None
         if plan.restarts:
             self._cursors.begin_again(names, noted)

@@ -20,6 +20,7 @@ from commands.importing.problems import SourceChanged, SourceDamaged
 from commands.importing.raw import HEAD_BYTES, RawSource
 
 CHUNK_BYTES = 256 << 10
+PEEK_BYTES = 4 << 10  # all that is read of a packed file that is imported already
 SKIP_BYTES = 1 << 20
 # An RLE block of 4 bytes becomes 128 KiB, so a piece of this size at most 64 MiB.
 _ZSTD_INPUT_BYTES = 2 << 10
@@ -119,7 +120,7 @@ class SourceText:
         if self.position:
             raise ValueError("only the beginning can be looked at")
         while len(self._kept) < HEAD_BYTES:
-            found = self._read()
+            found = self._read(PEEK_BYTES)
             if found is None:
                 return None if not self._kept else self._kept[:HEAD_BYTES]
             if not found:
@@ -157,7 +158,7 @@ class SourceText:
                 self.position = position
         return last
 
-    def _read(self) -> bytes | None:
+    def _read(self, count: int = CHUNK_BYTES) -> bytes | None:
         while True:
             try:
                 for text in self._pieces:
@@ -166,7 +167,7 @@ class SourceText:
             except (zlib.error, zstandard.ZstdError) as error:
                 name = self.compression
                 raise SourceDamaged(f"is broken {name} data: {error}") from error
-            data = self.raw.read(CHUNK_BYTES)
+            data = self.raw.read(count)
             self.raw.verify()
             if data is None:
                 return None

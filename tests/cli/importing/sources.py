@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commands.importing.raw import FileVersion
+
 
 class Pieces:
     """A source that brings these pieces, one per read; None is a pause."""
@@ -17,6 +19,9 @@ class Pieces:
         self._pieces = list(pieces)
 
     def size(self) -> int | None:
+        return None
+
+    def version(self) -> FileVersion | None:
         return None
 
     def read(self, count: int) -> bytes | None:

@@ -5,18 +5,25 @@ That the daemon answers so is tested with the daemon (tests/e2e/test_import.py).
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from click.testing import Result
 
 from commands.importing import source
+from commands.importing.names import END, POSITION
+from commands.importing.text import PEEK_BYTES
 from tests.scripted import Answer, Call, Script, refusal, run, scripted, state
+
+ZSTD_BLOCK_BYTES = 128 << 10  # text comes out of it a block at a time
 
 
 class Cursors:
@@ -267,3 +274,65 @@ def test_a_name_that_is_not_text_is_shown_as_well_as_it_can_be(tmp_path: Path) -
     assert done.exit_code == 0, done.output
     assert script.stored[0]["source"] == f"{tmp_path}/\ufffd"
     assert json.loads(done.stdout)["sources"][0]["source"] == f"{tmp_path}/\ufffd"
+
+
+@pytest.mark.parametrize("packing", [None, gzip.compress, zstandard.compress])
+def test_a_file_that_is_read_from_its_start_is_not_read_again_until_it_changes(
+    tmp_path: Path, packing: Callable[[bytes], bytes] | None
+) -> None:
+    def text(*values: str) -> bytes:
+        if packing is None:
+            return json.dumps(values).encode()
+        return packing("".join(f"{json.dumps(each)}\n" for each in values).encode())
+
+    path, first = tmp_path / "f", [random.Random(n).randbytes(999).hex() for n in range(400)]
+    path.write_bytes(text(*first))
+    script = Cursors()
+    done = json.loads(imported(script, path).stdout)["sources"][0]
+    assert script.stored == first and done["read_bytes"] == path.stat().st_size
+    path.rename(tmp_path / "renamed")
+    again = json.loads(imported(script, tmp_path / "renamed").stdout)["sources"][0]
+    assert (again["state"], again["position"]) == ("done", done["position"])
+    read_max = ZSTD_BLOCK_BYTES if packing is zstandard.compress else PEEK_BYTES
+    assert again["read_bytes"] <= read_max < done["read_bytes"] / 2
+    assert again["cursor"] == done["cursor"]
+    restarted = imported(script, tmp_path / "renamed", "--restart")
+    assert restarted.exit_code == 0 and script.stored == first * 2
+    with open(tmp_path / "renamed", "r+b") as file:  # in place
+        file.write(text(*first, "one more"))
+    more = imported(script, tmp_path / "renamed")
+    assert more.exit_code == 0, more.stderr
+    assert script.stored == [*first * 2, "one more"]
+
+
+def test_a_file_of_the_same_size_that_was_written_to_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "f.gz"
+    path.write_bytes(gzip.compress(b"1\n2\n", mtime=0))
+    os.utime(path, (7, 7))
+    script = Cursors()
+    assert imported(script, path).exit_code == 0
+    path.write_bytes(gzip.compress(b"1\n3\n", mtime=0))
+    os.utime(path, (7, 8))
+    done = imported(script, path)
+    assert done.exit_code == 1 and "does not begin as it did" in done.stderr
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_not_noted_as_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f.gz"
+    path.write_bytes(gzip.compress(b"1\n"))
+    script = Cursors()
+    began = source.SourceImport._open
+
+    def written_to(self: source.SourceImport, *arguments: Any) -> Any:
+        os.utime(path, (7, 7))
+        return began(self, *arguments)
+
+    monkeypatch.setattr(source.SourceImport, "_open", written_to)
+    assert imported(script, path).exit_code == 0
+    (cursor,) = script.positions.values()
+    assert script.stored == [1] and END not in cursor
+    monkeypatch.undo()
+    assert imported(script, path).exit_code == 0
+    assert script.stored == [1] and cursor[END] == cursor[POSITION] + 1
