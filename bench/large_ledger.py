@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from daemon.config import load
-from daemon.serve import open_config_store
+from daemon.upkeep.directory import open_config_store
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.recover import rebuild

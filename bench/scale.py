@@ -20,9 +20,9 @@ from pathlib import Path
 
 from bench.results import ScaleResult
 from daemon.config import Override, load
-from daemon.listeners import admin_listener, open_listeners
-from daemon.serve import open_config_store, take_directory
-from daemon.supervisor import Supervisor
+from daemon.process.listeners import admin_listener, open_listeners
+from daemon.process.supervisor import Supervisor
+from daemon.upkeep.directory import open_config_store, take_directory
 from daemon.upkeep.owner import this_owner
 from daemon.upkeep.recover import sleep_s
 from ledger.ledger import Ledger

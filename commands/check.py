@@ -17,8 +17,8 @@ from commands.shell.output import (
     progress,
     show,
 )
-from daemon.serve import open_config_store
 from daemon.upkeep.check import CheckReport, StoreCheck
+from daemon.upkeep.directory import open_config_store
 from daemon.upkeep.exclusive import opened_ledger
 from daemon.upkeep.recover import sleep_s
 

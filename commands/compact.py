@@ -37,8 +37,8 @@ from compaction.run import start
 from compaction.run.java import find_java
 from compaction.run.report import FileSizes, RunReport
 from compaction.run.session import check_extra
-from daemon.lake_settings import lake_settings
-from daemon.serve import open_config_store
+from daemon.config.lake_settings import lake_settings
+from daemon.upkeep.directory import open_config_store
 from daemon.upkeep.exclusive import opened_ledger, writable_ledger
 from daemon.upkeep.recover import sleep_s
 from uploader.stores.counted import CountedStore

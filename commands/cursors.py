@@ -17,7 +17,7 @@ from commands.client.http import Client, Refused
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, yes_option
 from commands.shell.output import show, table
-from daemon.api.schemas import CursorSetting, CursorState
+from daemon.schemas.api import CursorSetting, CursorState
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHOWN_MAX = 4  # positions in a row of the list

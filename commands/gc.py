@@ -20,11 +20,11 @@ from commands.shell.output import NAMED_MAX, bytes_text, count_text, show
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.via_daemon import ViaDaemon
 from daemon.config import Config
-from daemon.lake_settings import lake_settings
-from daemon.serve import open_config_store
+from daemon.config.lake_settings import lake_settings
 from daemon.upkeep.collection import run
 from daemon.upkeep.collection.orphans import TakenAtStart
 from daemon.upkeep.collection.report import CollectionReport
+from daemon.upkeep.directory import open_config_store
 from daemon.upkeep.exclusive import former_owner, opened_ledger, writable_ledger
 from daemon.upkeep.recover import sleep_s
 from daemon.upkeep.retention import CLOCK_NOTE

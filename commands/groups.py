@@ -17,7 +17,7 @@ import click
 from commands.client.http import Client, decoded
 from commands.shell.options import client_option, output_option
 from commands.shell.output import bytes_text, duration_text, show
-from daemon.api.schemas import GroupStatus, Status
+from daemon.schemas.api import GroupStatus, Status
 
 MEMBERS_SHOWN_MAX = 16  # a longer list is shown as its range and the turn
 

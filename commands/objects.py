@@ -27,7 +27,7 @@ from commands.shell.output import (
     show,
     time_text,
 )
-from daemon.serve import open_config_store
+from daemon.upkeep.directory import open_config_store
 from daemon.upkeep.exclusive import opened_ledger
 from ledger import reads
 from ledger.tx import Transactions

@@ -7,8 +7,8 @@ import click
 from commands.client.http import Client, decoded
 from commands.shell.options import client_option, output_option
 from commands.shell.output import duration_text, echo, show, table
-from daemon.api.schemas import Pressure, SensorStatus, Status
 from daemon.governor.ladder import RUNGS
+from daemon.schemas.api import Pressure, SensorStatus, Status
 
 BAR_WIDTH = 8
 

@@ -23,7 +23,7 @@ from compaction.access.settings import LakeSettings
 from compaction.run.lease import RunLease
 from compaction.run.run import new_run
 from compaction.run.session import SparkMissing
-from daemon.lake_settings import lake_settings
+from daemon.config.lake_settings import lake_settings
 from daemon.upkeep.exclusive import opened_ledger
 from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Quarantined

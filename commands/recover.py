@@ -12,7 +12,7 @@ from commands.shell.exits import FAILED
 from commands.shell.options import loaded, output_option, place_options
 from commands.shell.output import count_text, limited, progress, say, show
 from daemon.config import Config
-from daemon.serve import open_config_store, take_directory
+from daemon.upkeep.directory import open_config_store, take_directory
 from daemon.upkeep.recover import FOOTER_THREADS, RecoveryReport, sleep_s
 from daemon.upkeep.recover import recover as rebuild
 from shards import locks

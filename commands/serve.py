@@ -45,6 +45,6 @@ def serve(context: click.Context, /, take_over: bool, chaos: str, **options: Any
       headgate serve --config /etc/headgate/headgate.toml --set log_level=debug
     """
     config = loaded(**options)
-    from daemon.serve import run
+    from daemon.process.serve import run
 
     context.exit(run(config, take_over=take_over, chaos=chaos))

@@ -18,7 +18,7 @@ from commands.shell.output import (
     table,
     usd_text,
 )
-from daemon.api.schemas import (
+from daemon.schemas.api import (
     BillStatus,
     DeliveryStatus,
     PushStatus,

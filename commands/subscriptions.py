@@ -42,7 +42,7 @@ from commands.shell.options import (
     yes_option,
 )
 from commands.shell.output import show
-from daemon.api.subscription_schemas import SubscriptionStatus
+from daemon.schemas.subscriptions import SubscriptionStatus
 from delivery.subscriptions.schemas import (
     BlockedKey,
     BlockedKeys,

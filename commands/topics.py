@@ -24,7 +24,7 @@ from commands.client.topics import all_states, state_of
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
 from commands.shell.output import bytes_text, count_text, duration_text, show, table
-from daemon.api.schemas import TopicConfig, TopicState, Trimmed, TrimRequest
+from daemon.schemas.api import TopicConfig, TopicState, Trimmed, TrimRequest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = "N|none"

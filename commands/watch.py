@@ -20,7 +20,7 @@ from commands.shell.options import (
     topics_argument,
 )
 from commands.shell.output import print_lines, say
-from daemon.api.schemas import WatchAnswer, WatchedRequest, WatchRequest
+from daemon.schemas.api import WatchAnswer, WatchedRequest, WatchRequest
 from delivery.followed import Key
 from delivery.watch.events import WatchCaughtUp, WatchTombstone, WatchTopicDeleted
 from delivery.watch.formats import NDJSON

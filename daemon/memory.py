@@ -5,11 +5,11 @@ It is logged at the start and shown by ``status``. Each part is a limit that som
 
 from __future__ import annotations
 
-from daemon.api.request_budget import REQUESTS_BYTES_MAX
 from daemon.config import Config
 from daemon.governor.billing import target_max_bytes
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import HttpLimits, http_limits
+from daemon.http.request_budget import REQUESTS_BYTES_MAX
 from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX

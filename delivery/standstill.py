@@ -9,7 +9,7 @@ of each partition (its *front*), since when it is that, and what it waits for.
         -> a known reason (blocked, held, ...) -> it stands still, since the front moved last
         -> nothing that is known -> since nothing at all was sent any more, though there is room
 
-Who reads ``Standstill`` decides from when on it is an alarm (``daemon/standing.py``).
+Who reads ``Standstill`` decides from when on it is an alarm (``daemon/alarms/standing.py``).
 """
 
 from __future__ import annotations

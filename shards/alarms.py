@@ -10,7 +10,7 @@ Lifecycle of a row::
 
 Only the row's process writes it, under a mutex for its threads. Rows outlive their process, so
 that a death does not hide its cause; a shard clears its own rows when it starts. What an alarm
-means for readiness is in ``daemon/alarms.py``; this module neither logs nor decides.
+means for readiness is in ``daemon/alarms/alarms.py``; this module neither logs nor decides.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (
 G_GATE = 11 * LINE_WORDS  # why producers are refused (daemon/governor/producers_gate.py), or 0
 # What all bodies on their way may take in each shard (daemon/memory.py); 0 before it is known.
 G_BODIES_BYTES = G_GATE + 1
-# By sensor (daemon/governor/sensors.py): its raw value as the bits of a double, its pressure,
+# By sensor (daemon/config/sensors.py): its raw value as the bits of a double, its pressure,
 # the shard that it is of, plus 1, and its weight.
 G_SENSORS = 12 * LINE_WORDS
 SENSORS_MAX = 16

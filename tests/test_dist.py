@@ -65,13 +65,15 @@ def test_the_wheel_in_a_new_environment_is_a_working_command(wheel: Path, tmp_pa
         ).stdout  # fmt: skip
 
     assert said(headgate, "version").strip() == wheel.name.split("-")[1]
-    where = said(python, "-P", "-c", "import daemon.shard; print(daemon.shard.__file__)")
+    where = said(
+        python, "-P", "-c", "import daemon.process.shard; print(daemon.process.shard.__file__)"
+    )
     assert Path(where).is_relative_to(venv)
 
     options = {"command": [headgate, "serve"], "environ": {"PYTHONPATH": ""}, "shards": 2}
     with running(tmp_path / "data", **options) as daemon:
         for pid in shard_pids(daemon):
-            assert psutil.Process(pid).cmdline()[:4] == [python, "-P", "-m", "daemon.shard"]
+            assert psutil.Process(pid).cmdline()[:4] == [python, "-P", "-m", "daemon.process.shard"]
         said(headgate, "produce", "orders", HEADGATE_URL=daemon.url)
         assert json.loads(said(headgate, "read", "orders", HEADGATE_URL=daemon.url)) == {}
         assert daemon.get("/openapi.json").status == 200

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from daemon.alarms import NAMES
-from daemon.api.schemas import Status
+from daemon.alarms.alarms import NAMES
 from daemon.config import Override, load
 from daemon.memory import bounds
+from daemon.schemas.api import Status
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

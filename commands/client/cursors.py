@@ -9,7 +9,7 @@ import msgspec
 
 from commands.client.http import Client, Refused, decoded
 from commands.client.pages import pages
-from daemon.api.schemas import CursorPage, CursorSetting, CursorSettings, CursorState
+from daemon.schemas.api import CursorPage, CursorSetting, CursorSettings, CursorState
 
 
 def cursor_path(name: str) -> str:

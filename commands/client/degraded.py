@@ -8,7 +8,7 @@ from commands.shell.output import duration_text
 
 if TYPE_CHECKING:
     from commands.live.seen import SeenStatus
-    from daemon.api.schemas import Status
+    from daemon.schemas.api import Status
 
 
 def troubles(status: Status | SeenStatus) -> list[str]:

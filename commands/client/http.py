@@ -28,7 +28,7 @@ import msgspec
 
 from commands.client.routes import in_commands
 from commands.shell.output import duration_text
-from daemon.api.schemas import ErrorAnswer
+from daemon.schemas.api import ErrorAnswer
 from shards.clock import monotonic_ns
 
 NOTICE_MS = 2_000  # a terminal that stays silent for longer looks stuck

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from commands.client.http import Client, Refused, Unreachable, decoded, topic_path
 from commands.client.records import BadLine, InputRecord, Numbered
-from daemon.api.schemas import Produced, ProducedPart, ProducedSpread
+from daemon.schemas.api import Produced, ProducedPart, ProducedSpread
 
 
 class PartitionSpan(Struct):

@@ -9,7 +9,7 @@ import msgspec
 
 from commands.client.http import Client, Refused, decoded, topic_path
 from commands.client.pages import pages
-from daemon.api.subscription_schemas import (
+from daemon.schemas.subscriptions import (
     EverySubscription,
     SubscriptionPage,
     SubscriptionStatus,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from commands.client.http import Client, decoded, topic_path
 from commands.client.pages import pages
-from daemon.api.schemas import TopicPage, TopicState
+from daemon.schemas.api import TopicPage, TopicState
 
 
 def all_states(client: Client) -> Iterator[TopicState]:

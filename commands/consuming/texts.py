@@ -12,7 +12,7 @@ from commands.shell.output import (
     table,
     time_text,
 )
-from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
+from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
 from delivery.subscriptions.schemas import (
     BlockedKey,
     KeyState,

@@ -29,7 +29,7 @@ from commands.client.cursors import cursor_of, delete_cursor, put_cursor
 from commands.client.http import Client, Refused, Unreachable
 from commands.importing.problems import SourceChanged
 from commands.importing.raw import FileVersion
-from daemon.api.schemas import CursorSetting, CursorState
+from daemon.schemas.api import CursorSetting, CursorState
 
 # Names of cursors have 255 characters at most, of which a digest and its marks take 45.
 SHOWN_CHARACTERS = 200

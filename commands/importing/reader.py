@@ -24,7 +24,7 @@ from commands.importing.blocks import SourceBlock, SourceRecord
 from commands.importing.problems import SourceChanged, SourceProblem
 from commands.importing.rules import DEAD_TEXT_BYTES_MAX, Rules
 from commands.importing.text import SourceText
-from daemon.api.decoding import UNREADABLE
+from daemon.schemas.decoding import UNREADABLE
 
 Form = Literal["auto", "ndjson", "json"]
 # A source without line ends would fill the memory; records have 1 MiB at most by default.

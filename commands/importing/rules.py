@@ -12,9 +12,9 @@ import msgspec
 
 from commands.importing.blocks import SourceRecord
 from commands.importing.problems import InvalidRecord
-from daemon.api.decoding import NESTING_MAX, UNREADABLE
 from daemon.intake.formats.limits import NESTED_CHARACTERS_MIN
 from daemon.intake.formats.nesting import nested_deeper
+from daemon.schemas.decoding import NESTING_MAX, UNREADABLE
 from delivery.filters import PATTERN_CHARACTERS_MAX, Matcher, compiled
 
 DROP = "drop"

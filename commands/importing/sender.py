@@ -26,7 +26,7 @@ from commands.client.http import (
 from commands.importing.chain import Chain, ImportStep
 from commands.importing.leases import InFlightBudget
 from commands.importing.wire import Address, Wire, WireAnswer
-from daemon.api.schemas import ErrorAnswer
+from daemon.schemas.api import ErrorAnswer
 
 # Longer than any acknowledgment takes: the daemon answers or hangs up after `ack_timeout_ms`.
 SILENT_S = 60.0

@@ -29,7 +29,7 @@ from commands.keda.trigger import (
     TriggerRefused,
     trigger_of,
 )
-from daemon.api.schemas import SubscriptionScaling
+from daemon.schemas.api import SubscriptionScaling
 
 STREAM_EVERY_S = 1.0
 CALLS_MAX = 1_024  # simultaneous ones, streams included: one for each subscription there may be

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, decoded
-from daemon.api.schemas import Scaling
+from daemon.schemas.api import Scaling
 
 MAX_AGE_NS = 1_000_000_000
 TIMEOUT_S = 2.0  # KEDA gives up a call after 3 s by default

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from daemon.api.schemas import Scaling, SubscriptionScaling
+from daemon.schemas.api import Scaling, SubscriptionScaling
 
 METRIC = "headgate-drainable-lag"
 TARGET_MAX = 1_000_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commands.shell.output import Cell, count_text, duration_text, printable, table
-from daemon.api.push_schemas import PushResumed
-from daemon.api.subscription_schemas import SubscriptionStatus, SubscriptionSummary
+from daemon.schemas.push import PushResumed
+from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
 from delivery.push.schemas import PushExchange, PushHeader
 from shards.clock import wall_ms
 

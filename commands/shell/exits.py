@@ -75,7 +75,7 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
     from compaction.access.http_calls import DaemonRefused, DaemonUnreachable
     from compaction.access.ledger_access import NotBackedUp
     from daemon.config import ConfigError
-    from daemon.serve import StartError
+    from daemon.upkeep.directory import StartError
     from daemon.upkeep.owner import OtherHistory
     from daemon.upkeep.recover import NothingThere
     from ledger.errors import LedgerError, RunLost, RunUnfinished

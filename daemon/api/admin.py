@@ -20,12 +20,12 @@ import msgspec
 
 from compaction.access.operations import Operation, operation, refusal_of
 from compaction.access.settings import LakeSettings
-from daemon.api.errors import ApiError, invalid
-from daemon.api.schemas import BackedUp
+from daemon.api.ledger_check import CHECKS
 from daemon.config import Config
-from daemon.lake_settings import default_catalog, told_settings
-from daemon.ledger_check import CHECKS
-from daemon.upkeep.upkeep import followed_and_live
+from daemon.config.lake_settings import default_catalog, told_settings
+from daemon.intake.commit_feed import followed_and_live
+from daemon.schemas.api import BackedUp
+from daemon.schemas.errors import ApiError, invalid
 from delivery.ledger_thread import LedgerThread
 from ledger import ages, commits, epochs, notes, reads, topics
 from ledger.errors import LedgerError
@@ -250,7 +250,8 @@ class AdminRoutes:
         """One of the checks that read the whole ledger; one at a time."""
         async with self._checking:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "daemon.ledger_check", self._config.ledger_path, name,
+                sys.executable, "-P", "-m", "daemon.api.ledger_check",
+                self._config.ledger_path, name,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
             try:

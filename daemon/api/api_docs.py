@@ -20,10 +20,13 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from daemon.api import push_schemas, schemas, shapes, subscription_schemas
 from daemon.api.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
+from daemon.schemas import api as schemas
+from daemon.schemas import push as push_schemas
+from daemon.schemas import shapes
+from daemon.schemas import subscriptions as subscription_schemas
 from delivery.push import schemas as pushed_schemas
 from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas

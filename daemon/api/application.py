@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from daemon.api.decoding import read_body, read_headers, read_query
-from daemon.api.errors import ApiError
-from daemon.api.names import check_topic_name
 from daemon.api.refusals import refusal_of
-from daemon.api.request_budget import Promise, RequestBudget
 from daemon.api.route import Handler, Handlers, Route
-from daemon.api.schemas import ProduceQuery
 from daemon.api.streaming import EncodedJson, Streaming, Text
 from daemon.api.topic_routes import Created
 from daemon.http.cors import preflight_headers
 from daemon.http.guard import refuse_link
 from daemon.http.head import Head
 from daemon.http.request import Request
+from daemon.http.request_budget import Promise, RequestBudget
 from daemon.intake.producer import Producer
+from daemon.schemas.api import ProduceQuery
+from daemon.schemas.decoding import read_body, read_headers, read_query
+from daemon.schemas.errors import ApiError
+from daemon.schemas.names import check_topic_name
 from delivery.waiters import Waiters
 
 # Parameters of a produce request that count before its body is there.

@@ -6,9 +6,9 @@ computes what needs a past: rates and alternatives (``daemon/governor/billing.py
 
 from __future__ import annotations
 
-from daemon.api.status_schemas import BillStatus, BudgetStatus, StoreCost
 from daemon.config import Config
 from daemon.governor.bill import Usage
+from daemon.schemas.status import BillStatus, BudgetStatus, StoreCost
 from shards import layout as at
 from shards.doubles import double_of
 from shards.segment import Segment

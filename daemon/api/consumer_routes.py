@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from daemon.api.errors import ApiError, invalid
-from daemon.api.names import check_consumer_name
 from daemon.api.streaming import EncodedJson, Streaming
 from daemon.api.subscription_directory import SubscriptionDirectory
-from daemon.api.subscription_schemas import (
+from daemon.schemas.errors import ApiError, invalid
+from daemon.schemas.names import check_consumer_name
+from daemon.schemas.subscriptions import (
     FILTERS_MAX,
     NAMED_MESSAGES_MAX,
     AckRequest,

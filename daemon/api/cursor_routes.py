@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from daemon.api.errors import invalid
-from daemon.api.names import check_cursor_name
-from daemon.api.schemas import (
+from daemon.api.topic_routes import Created
+from daemon.intake.cursor_cache import CursorCache
+from daemon.schemas.api import (
     CursorDeleted,
     CursorPage,
     CursorSettings,
     CursorsQuery,
     CursorState,
 )
-from daemon.api.topic_routes import Created
-from daemon.intake.cursor_cache import CursorCache
+from daemon.schemas.errors import invalid
+from daemon.schemas.names import check_cursor_name
 from ledger.cursors import Setting
 from ledger.types import Cursor, CursorPosition
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from daemon.api.errors import ApiError, invalid
-from daemon.api.schemas import DiffAnswer, DiffRequest
 from daemon.intake.topic_cache import TopicCache
+from daemon.schemas.api import DiffAnswer, DiffRequest
+from daemon.schemas.errors import ApiError, invalid
 from delivery.diff import DiffReader, OffsetPastEnd
 from delivery.scheduler.recency import Recency
 from shards.clock import monotonic_ns

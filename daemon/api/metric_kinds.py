@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from daemon.alarms import NAMES
-from daemon.api.status_schemas import (
+from daemon.alarms.alarms import NAMES
+from daemon.governor.ladder import RUNGS
+from daemon.schemas.status import (
     BillStatus,
     BudgetStatus,
     GroupStatus,
@@ -14,7 +15,6 @@ from daemon.api.status_schemas import (
     Status,
     StoreCost,
 )
-from daemon.governor.ladder import RUNGS
 from shards.latency import Counted, Stage
 from shards.pushtotals import PushTotal
 from shards.routerboard import RouterRow

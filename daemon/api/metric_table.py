@@ -9,7 +9,7 @@ formats.
 
 from __future__ import annotations
 
-from daemon.alarms import STANDS_STILL
+from daemon.alarms.alarms import STANDS_STILL
 from daemon.api.metric_kinds import (
     Metric,
     alarms,

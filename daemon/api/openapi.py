@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from daemon.api.names import TOPIC_NAME
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
-from daemon.api.schemas import ErrorAnswer
+from daemon.schemas.api import ErrorAnswer
+from daemon.schemas.names import TOPIC_NAME
 
 Schema = dict[str, Any]
 

@@ -15,11 +15,11 @@ import secrets
 from compaction.source import plan as source_plan
 from compaction.source.plan import LEASE_MS, Page, PlanInvalid
 from compaction.source.schemas import PlanStore
-from daemon.api.errors import ApiError, invalid
-from daemon.api.names import check_topic_name
-from daemon.api.schemas import Plan, PlanEnded, PlanRenewed, PlanRequest
 from daemon.config import Config
 from daemon.intake.topic_cache import TopicCache
+from daemon.schemas.api import Plan, PlanEnded, PlanRenewed, PlanRequest
+from daemon.schemas.errors import ApiError, invalid
+from daemon.schemas.names import check_topic_name
 from delivery.ledger_thread import LedgerThread
 from ledger import reads
 from ledger.errors import ReadLeasesFull

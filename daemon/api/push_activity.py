@@ -7,7 +7,7 @@ for each sender of one that is shown.
 
 from __future__ import annotations
 
-from daemon.api.push_schemas import PushActivity, PushSenderActivity
+from daemon.schemas.push import PushActivity, PushSenderActivity
 from delivery.push.limiter import NEVER_NS, Mode
 from ledger.subscriptions import Subscription
 from shards.clock import monotonic_ns, wall_ms

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from daemon.api.metric_kinds import OTHERS, PushSeries
-from daemon.api.status_schemas import PushFigures, PushStatus
 from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
+from daemon.schemas.status import PushFigures, PushStatus
 from delivery.dispatch import SLICE_NS
 from delivery.push.limiter import Mode
 from shards.pushboard import PushOutcome, latency_ms

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
-from daemon.api.errors import ApiError, invalid
-from daemon.api.push_schemas import ShownConfig
+from daemon.schemas.errors import ApiError, invalid
+from daemon.schemas.push import ShownConfig
 from delivery.ledger_thread import LedgerThread
 from delivery.push.addresses import AllowList, BadEndpoint, ForbiddenEndpoint, check_endpoint
 from delivery.push.secrets import (

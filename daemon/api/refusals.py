@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from compaction.parquet.file_bytes import LakeFileDamaged
-from daemon.api.errors import ApiError
 from daemon.intake.producer import ledger_unavailable
+from daemon.schemas.errors import ApiError
 from delivery.followed import TooManyPinned
 from delivery.subscriptions.requests import OwnerRefused
 from delivery.watch.events import WatchError

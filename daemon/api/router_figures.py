@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from daemon.api.metric_kinds import OTHERS
-from daemon.api.status_schemas import RouterFigures, RoutersStatus
 from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
+from daemon.schemas.status import RouterFigures, RoutersStatus
 from shards.routerboard import RouterBoardRow, RouterPhase, RouterRow
 
 _SUMS = ("lag", "copied", "filtered", "skipped")

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from msgspec import UNSET
 
-from daemon.api.errors import ApiError, invalid
-from daemon.api.names import check_router_name
 from daemon.api.topic_routes import Created
 from daemon.intake.topic_cache import unknown_topic
+from daemon.schemas.errors import ApiError, invalid
+from daemon.schemas.names import check_router_name
 from delivery.changes import DeliveryChanges
 from delivery.filters import Filter, FilterError
 from delivery.ledger_thread import LedgerThread

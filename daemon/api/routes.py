@@ -16,7 +16,8 @@ from msgspec import Meta, Raw
 from compaction.access.settings import LakeSettings
 from daemon.api.admin import BODY_BYTES_MAX, Fence
 from daemon.api.route import STREAM_FORMATS, Route
-from daemon.api.schemas import (
+from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
+from daemon.schemas.api import (
     BackedUp,
     CursorDeleted,
     CursorPage,
@@ -52,7 +53,6 @@ from daemon.api.schemas import (
     WatchRequest,
     WidQuery,
 )
-from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from delivery.routers.schemas import (
     RouterDeleted,
     RouterPage,

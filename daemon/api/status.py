@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
-from daemon import alarms, memory
-from daemon import standing as standstills
-from daemon.api import push_figures, router_figures, schemas, subscription_figures
+from daemon import memory
+from daemon.alarms import alarms
+from daemon.alarms import standing as standstills
+from daemon.api import push_figures, router_figures, subscription_figures
 from daemon.api.bill_status import bill_of
 from daemon.config import Config
+from daemon.config.sensors import SENSORS
 from daemon.governor import board, ladder
-from daemon.governor.sensors import SENSORS
 from daemon.intake.refused import BY_CODE
+from daemon.schemas import api as schemas
 from delivery.subscriptions.drainable import consumers_wanted
 from shards import latency, pushtotals, topiccounts
 from shards import layout as at

@@ -6,9 +6,9 @@ names. The word may be late, never early: the owner of a deleted subscription re
 
 from __future__ import annotations
 
-from daemon.api.errors import ApiError
-from daemon.api.names import check_subscription_name
 from daemon.intake.topic_cache import TopicCache, TopicEntry
+from daemon.schemas.errors import ApiError
+from daemon.schemas.names import check_subscription_name
 from delivery.ledger_thread import LedgerThread
 from ledger import subscriptions
 from ledger.subscriptions import SUBSCRIPTIONS_MAX

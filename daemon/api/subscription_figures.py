@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from daemon.api.metric_kinds import OTHERS
-from daemon.api.status_schemas import SubscriptionFigures, SubscriptionsStatus
+from daemon.schemas.status import SubscriptionFigures, SubscriptionsStatus
 from shards.subscriptionboard import NUMBERS, BoardRow, SubscriptionPhase, SubscriptionRow
 
 SERIES_MAX = 128  # with 18 series each, and 22 more that push: 35 ms of a scrape, in slices

@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from daemon.api.errors import ApiError, invalid, too_large
-from daemon.api.names import check_subscription_name
 from daemon.api.push_activity import PushActivities
-from daemon.api.push_schemas import (
-    TEST_BYTES_MAX,
-    PushActivity,
-    PushResumed,
-    PushTestRequest,
-)
 from daemon.api.push_settings import (
     PushChange,
     PushSecretChanges,
@@ -38,7 +30,17 @@ from daemon.api.push_settings import (
 )
 from daemon.api.streaming import EncodedJson
 from daemon.api.subscription_directory import SubscriptionDirectory, unknown_subscription
-from daemon.api.subscription_schemas import (
+from daemon.api.topic_routes import Created
+from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
+from daemon.schemas.errors import ApiError, invalid, too_large
+from daemon.schemas.names import check_subscription_name
+from daemon.schemas.push import (
+    TEST_BYTES_MAX,
+    PushActivity,
+    PushResumed,
+    PushTestRequest,
+)
+from daemon.schemas.subscriptions import (
     EverySubscription,
     EverySubscriptionQuery,
     SeekRequest,
@@ -49,8 +51,6 @@ from daemon.api.subscription_schemas import (
     SubscriptionStatus,
     SubscriptionSummary,
 )
-from daemon.api.topic_routes import Created
-from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from delivery.changes import DeliveryChanges
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from daemon.api.push_schemas import PushResumed, PushTestRequest
 from daemon.api.route import STREAM_FORMATS, Route
-from daemon.api.subscription_schemas import (
+from daemon.schemas.push import PushResumed, PushTestRequest
+from daemon.schemas.subscriptions import (
     AckRequest,
     BlockedMessageRequest,
     ConsumeHeaders,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.api.schemas import TopicState
+from daemon.schemas.api import TopicState
 from delivery.ready import PriorityInputs
 from delivery.scheduler import priority
 from delivery.scheduler.bands import band_of

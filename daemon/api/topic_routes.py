@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct
 
-from daemon.api.names import check_columns
-from daemon.api.schemas import (
+from daemon.api.topic_activity import TopicActivityView
+from daemon.intake.topic_cache import TopicCache, TopicEntry
+from daemon.schemas.api import (
     TopicDeleted,
     TopicDeleteQuery,
     TopicPage,
@@ -17,8 +18,7 @@ from daemon.api.schemas import (
     Trimmed,
     TrimRequest,
 )
-from daemon.api.topic_activity import TopicActivityView
-from daemon.intake.topic_cache import TopicCache, TopicEntry
+from daemon.schemas.names import check_columns
 from delivery.topic_rows import UNWATCHED
 from ledger.types import TopicConfig
 

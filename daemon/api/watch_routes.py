@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from daemon.api.errors import ApiError, invalid
-from daemon.api.names import check_topic_name
 from daemon.api.streaming import Streaming
-from daemon.api.watch_schemas import (
+from daemon.intake.topic_cache import TopicCache
+from daemon.schemas.errors import ApiError, invalid
+from daemon.schemas.names import check_topic_name
+from daemon.schemas.watch import (
     WatchAnswer,
     WatchedId,
     WatchedRequest,
@@ -23,7 +24,6 @@ from daemon.api.watch_schemas import (
     WatchRequest,
     WidQuery,
 )
-from daemon.intake.topic_cache import TopicCache
 from delivery.diff import RECREATED
 from delivery.filters import FilterError
 from delivery.followed import Key

@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from daemon.api.schemas import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from daemon.config.price_values import PRICES
 from daemon.config.push_values import ALLOWED, DENIED
 from daemon.config.values import (
@@ -38,6 +37,7 @@ from daemon.config.values import (
     size_text,
 )
 from daemon.config.weight_values import WEIGHTS
+from daemon.schemas.api import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
 from uploader.stores.prices import DEFAULT_PRICES, Prices, default_class
 

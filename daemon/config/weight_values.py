@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from daemon.config.sensors import BY_NAME, SENSORS
 from daemon.config.values import ValueType, read_number
-from daemon.governor.sensors import BY_NAME, SENSORS
 
 SOFT = tuple(sensor.name for sensor in SENSORS if not sensor.hard)
 

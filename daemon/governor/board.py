@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from daemon.config.sensors import INDEX, SENSORS, Reading, Sensor
 from daemon.governor.governor import Governed
 from daemon.governor.ladder import RUNGS
-from daemon.governor.sensors import INDEX, SENSORS, Reading, Sensor
 from shards import layout as at
 from shards.doubles import double_of, word_of
 

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from daemon.config.sensors import INDEX, SENSORS, Reading
 from daemon.governor.ladder import Edge, Ladder, coalesce_ns, window_ms
 from daemon.governor.level import level_of
 from daemon.governor.scaling import SCALING_TAU_S, wanted
-from daemon.governor.sensors import INDEX, SENSORS, Reading
 from shards.smoothed import Smoothed
 
 # The time constant of what the window follows: four times the longest delay with which a window

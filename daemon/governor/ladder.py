@@ -17,7 +17,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from daemon.governor.sensors import clamp
+from daemon.config.sensors import clamp
 from shards.layout import RUNGS_MAX
 
 COALESCE_ABOVE = 0.2

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from daemon.governor.sensors import SENSORS
+from daemon.config.sensors import SENSORS
 
 
 class Level(Struct, frozen=True):

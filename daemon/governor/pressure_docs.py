@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+from daemon.config.sensors import SENSORS
 from daemon.governor.ladder import RUNGS
-from daemon.governor.sensors import SENSORS
 
 
 def page(text: str) -> str:

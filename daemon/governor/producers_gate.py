@@ -24,10 +24,10 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-from daemon.alarms import MEANINGS
-from daemon.api.schemas import AlarmStatus
+from daemon.alarms.alarms import MEANINGS
 from daemon.config import Config
 from daemon.governor.gate import Gate
+from daemon.schemas.api import AlarmStatus
 from shards.alarms import AlarmKind
 
 # What comes in during a tick at 600 MB/s; on a small disk a twentieth, as file systems reserve.

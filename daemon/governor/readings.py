@@ -15,9 +15,9 @@ from collections.abc import Container, Iterable, Sequence
 
 from msgspec import Struct
 
+from daemon.config.sensors import BY_NAME, SENSORS, Reading
 from daemon.governor.disk import DiskSensor
 from daemon.governor.memory import MemorySensor, allocated_bytes
-from daemon.governor.sensors import BY_NAME, SENSORS, Reading
 from shards import layout as at
 from shards.doubles import doubles_of
 from shards.segment import Segment

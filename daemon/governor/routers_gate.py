@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from daemon.config.sensors import BY_NAME, SENSORS
 from daemon.governor.board import pressure_of
 from daemon.governor.gate import Band, Gate
-from daemon.governor.sensors import BY_NAME, SENSORS
 from shards.segment import Segment
 
 _RING = BY_NAME["ring"]

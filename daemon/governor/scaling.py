@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daemon.governor.sensors import SENSORS
+from daemon.config.sensors import SENSORS
 
 SCALING_TAU_S = 15.0
 

@@ -18,7 +18,6 @@ from daemon.governor.governor import Governed, Governor
 from daemon.governor.memory import MemorySensor
 from daemon.governor.producers_gate import disks_of, space_of
 from daemon.governor.readings import STALE_AFTER, Readings, Sample
-from daemon.memory import bodies_bytes
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns
@@ -28,11 +27,19 @@ log = logging.getLogger("headgate.governor")
 
 
 class GovernorTick:
-    """Call ``tick`` every 100 ms."""
+    """Call ``tick`` every 100 ms. ``bodies_bytes`` says what all bodies on their way may take in
+    each shard, if the kernel kills above a limit."""
 
-    def __init__(self, segment: Segment, config: Config, alarms: AlarmBoard) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        config: Config,
+        alarms: AlarmBoard,
+        bodies_bytes: Callable[[Config, int | None], int],
+    ) -> None:
         self._words = segment.words
         self._alarms = alarms
+        self._bodies_bytes = bodies_bytes
         self._governor = Governor(config.pressure_weights, reacts=config.governor == "on")
         self.memory = MemorySensor(
             segment.layout.size_bytes, lambda: self._readings.allocated_bytes(), CgroupMemory()
@@ -60,7 +67,7 @@ class GovernorTick:
     def _limit_memory(self, config: Config, now_ns: int) -> None:
         """Says what bodies on their way may take; shards read it when their bells ring."""
         limit_bytes = self.memory.limit_bytes(now_ns)
-        self._words[at.G_BODIES_BYTES] = bodies_bytes(config, limit_bytes)
+        self._words[at.G_BODIES_BYTES] = self._bodies_bytes(config, limit_bytes)
 
     def _tell(self, sample: Sample, now_ns: int) -> None:
         """Raises the alarms of sensors, or ends them."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from daemon.api.errors import ApiError, too_large
+from daemon.schemas.errors import ApiError, too_large
 
 _FRESH_MAX = 256
 _LINE_BYTES_MAX = 4096

@@ -14,7 +14,6 @@ import asyncio
 from collections import deque
 from typing import Protocol, cast
 
-from daemon.api.errors import ApiError
 from daemon.http.head import bad_request, unreadable_head
 from daemon.http.places import ConnectionPlaces
 from daemon.http.receiver import (
@@ -34,6 +33,7 @@ from daemon.http.request import Request
 from daemon.http.response import CONTINUE
 from daemon.http.stream import Stream
 from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue, too_slow
+from daemon.schemas.errors import ApiError
 from delivery.watch.wire import LAST_CHUNK
 from shards.clock import monotonic_ns
 

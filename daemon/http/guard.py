@@ -20,10 +20,10 @@ import re
 import socket
 from collections.abc import Sequence
 
-from daemon.api.errors import ApiError
 from daemon.config import Config
 from daemon.http.cors import Cors
 from daemon.http.head import Head
+from daemon.schemas.errors import ApiError
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[^\[\]]*)?\]|([^:@\[\]]*))(?::[0-9]*)?\Z")
 # What a browser says when no page of another origin has to do with the request.

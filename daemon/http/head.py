@@ -20,8 +20,9 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
+from daemon.schemas.decoding import REPEATED
+from daemon.schemas.errors import ApiError
 
 LENGTH_UNKNOWN = -1
 
@@ -35,7 +36,6 @@ _SINGLE_FIELDS = frozenset(
 # Parameters of a query that may be repeated. Their values are joined by REPEATED, which is in no
 # value, because control characters are refused.
 _REPEATABLE = frozenset({"filter"})
-REPEATED = "\n"
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -25,7 +25,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from daemon.api.errors import ApiError, too_large
 from daemon.http.application import QUEUED, Application
 from daemon.http.body import ChunkedBody, SizedBody
 from daemon.http.guard import Guard
@@ -41,6 +40,7 @@ from daemon.http.head import (
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request, Sender, Shared
 from daemon.http.unsent import Unsent
+from daemon.schemas.errors import ApiError, too_large
 
 logger = logging.getLogger(__name__)
 

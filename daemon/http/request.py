@@ -18,7 +18,6 @@ from typing import Protocol
 
 import msgspec
 
-from daemon.api.errors import ApiError
 from daemon.http.cors import Cors
 from daemon.http.head import Head
 from daemon.http.response import (
@@ -30,6 +29,7 @@ from daemon.http.response import (
 )
 from daemon.http.stream import Start, Stream, Streams
 from daemon.http.unsent import Unsent
+from daemon.schemas.errors import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import socket
 
-from daemon.api.errors import ApiError
 from daemon.http.application import Application
 from daemon.http.connection import Connection
 from daemon.http.cors import Cors
@@ -25,6 +24,7 @@ from daemon.http.request import Sender
 from daemon.http.stream import Streams
 from daemon.http.unsent import Unsent
 from daemon.http.wheel import Wheel
+from daemon.schemas.errors import ApiError
 from shards.clock import monotonic_ns
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from daemon.api.errors import ApiError
 from daemon.http.unsent import Unsent
+from daemon.schemas.errors import ApiError
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import LAST_CHUNK
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-from daemon.api.errors import ApiError
 from daemon.http.limits import HttpLimits
+from daemon.schemas.errors import ApiError
 
 _MS = 1_000_000
 

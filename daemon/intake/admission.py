@@ -24,13 +24,13 @@ import random
 from functools import partial
 from typing import Final, NamedTuple
 
-from daemon.api.errors import ApiError, too_large
 from daemon.governor.producers_gate import ClosedBy
 from daemon.http.application import QUEUED, Queued
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake.admission_queue import AdmissionQueue, QueuedRequest
 from daemon.intake.refused import BY_CODE, RefusalReason
+from daemon.schemas.errors import ApiError, too_large
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.latency import LatencyHistogram, Stage

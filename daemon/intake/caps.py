@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, MutableSequence, Sequence
 from typing import Any
 
-from daemon.api.errors import ApiError
+from daemon.schemas.errors import ApiError
 from ledger.types import Commit, PartitionState, Topic, TopicConfig
 from shards import layout as at
 

@@ -21,10 +21,13 @@ import msgspec
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
 from ledger import commits
-from ledger.types import Commit
+from ledger.types import Commit, LeaseId
+from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import monotonic_ns
 from shards.commitlog import CommitLog
+from shards.layout import Layout
+from shards.leases import LIVE, ORPHAN, LeaseTable
 from uploader.stores.retry import COMMIT, delay_s, may_pass
 
 log = logging.getLogger("headgate.shard")
@@ -136,3 +139,22 @@ class CommitFeed:
         self._recent_runs += len(commit.runs)
         while len(recent) > 1 and (len(recent) > RECENT_COMMITS or self._recent_runs > RECENT_RUNS):
             self._recent_runs -= len(recent.popleft().runs)
+
+
+def followed(words: memoryview, layout: Layout, commits: int) -> int:
+    """Up to which of ``commits`` every shard has followed the log."""
+    seen = (int(words[layout.shard(shard) + at.S_SEEN]) for shard in range(layout.shards))
+    return min(commits, *seen)
+
+
+def followed_and_live(
+    words: memoryview, layout: Layout, leases: LeaseTable
+) -> tuple[int, list[LeaseId]]:
+    """Up to which commit all shards have followed, and the leases that are not over.
+
+    No process asks for a commit any more that all shards have followed and whose lease is over:
+    ``commits.before_leases`` says up to which one that is, asked afterwards. The order matters: a
+    lease that is filled after the look at leases commits with a higher number than these.
+    """
+    to = followed(words, layout, int(words[at.G_COMMITS]))
+    return to, [lease.lease_id for lease in leases.in_state(LIVE, ORPHAN)]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from daemon.api.errors import ApiError, cursor_moved, cursor_unknown
-from daemon.api.schemas import AdvanceRequest
+from daemon.schemas.api import AdvanceRequest
+from daemon.schemas.errors import ApiError, cursor_moved, cursor_unknown
 from delivery.ledger_thread import LedgerThread
 from ledger import changes, cursors
 from ledger.cursors import CursorPlace, Setting

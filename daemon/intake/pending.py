@@ -27,10 +27,10 @@ from typing import NamedTuple, final
 
 import msgspec
 
-from daemon.api.errors import ApiError, cursor_moved, cursor_unknown
-from daemon.api.schemas import Produced, ProducedPart, ProducedSpread
 from daemon.http.request import Request
 from daemon.intake.topic_cache import TopicEntry
+from daemon.schemas.api import Produced, ProducedPart, ProducedSpread
+from daemon.schemas.errors import ApiError, cursor_moved, cursor_unknown
 from ledger.types import Advance, Commit, SourceRange, Verdict
 from shards import layout as at
 from shards.frame import VOID_BYTES_MAX

@@ -18,9 +18,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from daemon.api.decoding import read_query
-from daemon.api.errors import ApiError, too_large
-from daemon.api.schemas import ProduceQuery
 from daemon.http.application import Queued
 from daemon.http.head import Head
 from daemon.http.request import Request
@@ -31,6 +28,9 @@ from daemon.intake.cursor_cache import CursorCache, CursorNotCached
 from daemon.intake.formats import BodyLimits, Produce
 from daemon.intake.pending import PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
+from daemon.schemas.api import ProduceQuery
+from daemon.schemas.decoding import read_query
+from daemon.schemas.errors import ApiError, too_large
 from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards.clock import monotonic_ns, wall_ms

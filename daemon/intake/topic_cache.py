@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from daemon.api.errors import ApiError, invalid
 from daemon.intake.caps import CapTracker, CapTrackers
+from daemon.schemas.errors import ApiError, invalid
 from delivery.ledger_thread import LedgerThread
 from ledger import dedupe, reads, topics
 from ledger.errors import (

@@ -10,8 +10,8 @@ Lifecycle of a lease here::
     one commit after the other -> ``committed`` words, slot done, bell
 
 A loop looks at its group when it has published (unless its last look said that it need not), when
-its bell has rung and when its timer is due, as daemon/shard.py does. Time moves from event to
-event, so a quiet hour costs nothing.
+its bell has rung and when its timer is due, as daemon/process/shard.py does. Time moves from event
+to event, so a quiet hour costs nothing.
 
 A commit rings all bells, except of shards that would find nothing new: those that are alone in
 their group and have no upper buddy to merge with (``listeners``). Only their own requests and

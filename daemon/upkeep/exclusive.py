@@ -20,10 +20,10 @@ from compaction.access.ledger_access import LedgerAccess, NotBackedUp
 from compaction.access.operations import operation
 from compaction.access.via_daemon import ViaDaemon
 from daemon.config import Config
-from daemon.lake_settings import default_catalog
-from daemon.serve import say, take_directory
+from daemon.config.lake_settings import default_catalog
+from daemon.upkeep.directory import take_directory
 from daemon.upkeep.owner import LOCK_NAME, check_history, this_owner
-from daemon.upkeep.recover import settle
+from daemon.upkeep.recover import say, settle
 from daemon.upkeep.upkeep import clocks
 from ledger import ages, commits, epochs
 from ledger.errors import LedgerMissing

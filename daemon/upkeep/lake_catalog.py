@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from daemon.config import Config
-from daemon.lake_settings import default_catalog, lake_settings
+from daemon.config.lake_settings import default_catalog, lake_settings
 from ledger.errors import LedgerError
 from ledger.lake import catalog, lake_tables
 from ledger.ledger import Ledger

@@ -269,6 +269,21 @@ def lives(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def say(report: RecoveryReport) -> None:
+    """Logs what a start had to recover."""
+    if report.objects_taken or report.gaps:
+        log.warning(
+            "%d objects with %d records that no entry lists were taken, since they may have been"
+            " acknowledged; %d of their records may be duplicates; offsets were skipped in %d"
+            " partitions", report.objects_taken, report.records_taken,
+            report.records_may_be_doubled, len(report.gaps),
+        )  # fmt: skip
+    for problem in report.corrupt:
+        log.error("object %s is damaged or foreign: %s", problem.key, problem.problem)
+    for key in report.missing:
+        log.error("object %s is in the ledger and not in the store", key)
+
+
 def sleep_s(seconds: float) -> None:
     """Waits; a signal of the terminal ends the process meanwhile."""
     select.select([], [], [], seconds)

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from daemon.intake.commit_feed import followed_and_live
 from daemon.upkeep.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
 from delivery.push.secrets import SecretsFile, SecretsFileError
 from ledger import commits, dedupe, epochs, notes, subscriptions, topics
@@ -28,12 +29,11 @@ from ledger.lake.types import Evicted
 from ledger.ledger import Ledger
 from ledger.space import marking, reclaim, retention, unreferenced
 from ledger.space.retention import Eviction
-from ledger.types import LeaseId, Topic
+from ledger.types import Topic
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ms, monotonic_ns, wall_ms
-from shards.layout import Layout
-from shards.leases import LIVE, ORPHAN, LeaseTable
+from shards.leases import LeaseTable
 from shards.segment import Segment
 from uploader.l0 import epoch_prefix
 
@@ -263,22 +263,3 @@ class UpkeepThread:
 def clocks() -> Noted:
     """Both clocks of this machine."""
     return Noted(boot_id(), wall_ms(), boottime_ms())
-
-
-def followed(words: memoryview, layout: Layout, commits: int) -> int:
-    """Up to which of ``commits`` every shard has followed the log."""
-    seen = (int(words[layout.shard(shard) + at.S_SEEN]) for shard in range(layout.shards))
-    return min(commits, *seen)
-
-
-def followed_and_live(
-    words: memoryview, layout: Layout, leases: LeaseTable
-) -> tuple[int, list[LeaseId]]:
-    """Up to which commit all shards have followed, and the leases that are not over.
-
-    No process asks for a commit any more that all shards have followed and whose lease is over:
-    ``commits.before_leases`` says up to which one that is, asked afterwards. The order matters: a
-    lease that is filled after the look at leases commits with a higher number than these.
-    """
-    to = followed(words, layout, int(words[at.G_COMMITS]))
-    return to, [lease.lease_id for lease in leases.in_state(LIVE, ORPHAN)]

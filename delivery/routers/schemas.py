@@ -1,4 +1,4 @@
-"""The requests and answers about routers: each JSON shape once (``daemon/api/schemas.py``)."""
+"""The requests and answers about routers: each JSON shape once (``daemon/schemas/api.py``)."""
 
 from __future__ import annotations
 

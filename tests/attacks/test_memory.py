@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from compaction.access.http_calls import SOCKET_NAME
-from daemon.api.request_budget import DECODED, REQUESTS_BYTES_MAX
+from daemon.http.request_budget import DECODED, REQUESTS_BYTES_MAX
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commands.groups import draw
-from daemon.api.schemas import GroupStatus
+from daemon.schemas.api import GroupStatus
 from tests.cli.test_status import STATUS
 from tests.scripted import Answer, run, says
 

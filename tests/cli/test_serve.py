@@ -11,7 +11,7 @@ import cli
 
 
 def test_serve_hands_its_configuration_to_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    from daemon import serve
+    from daemon.process import serve
 
     seen = []
 

@@ -20,7 +20,7 @@ import pytest
 from daemon.http.body import ChunkedBody
 from daemon.http.limits import HttpLimits
 from daemon.memory import STREAM_BYTES
-from daemon.open_files import fitted, needed
+from daemon.process.open_files import fitted, needed
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.processes import shard_pids
 from tests.e2e.streams import WatchLine

@@ -55,7 +55,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 def import_s() -> float:
     """How long a process takes to import what a shard runs."""
     began_ns = monotonic_ns()
-    subprocess.run([sys.executable, "-c", "import daemon.shard"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", "import daemon.process.shard"], cwd=ROOT, check=True)
     return (monotonic_ns() - began_ns) / 1e9
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config import Override, load
+from daemon.config.sensors import BY_NAME
 from daemon.governor.cgroup import MAX_SHARE
-from daemon.governor.sensors import BY_NAME
 from daemon.memory import layout_of
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.routing import add_router, assert_copied, router, wait_routed

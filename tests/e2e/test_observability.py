@@ -11,7 +11,7 @@ import pytest
 import strictyaml
 from prometheus_client import parser
 
-from daemon.alarms import MEANINGS
+from daemon.alarms.alarms import MEANINGS
 from daemon.api.metric_table import METRICS
 from shards.latency import Stage
 from tests.e2e.daemon import ROOT, Daemon, running, wait_until

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from daemon import serve
 from daemon.config import Config, Override
 from daemon.config import load as load_config
+from daemon.upkeep import directory
 from daemon.upkeep.recover import RecoveryReport, recover
 from ledger.log.entry import Entry, Owner
 from shards import locks
@@ -64,8 +64,8 @@ def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -
     """
     config = config_of(data, options)
     with (
-        closing(serve.take_directory(config)) as lock_file,
-        closing(serve.open_config_store(config)) as store,
+        closing(directory.take_directory(config)) as lock_file,
+        closing(directory.open_config_store(config)) as store,
     ):
         return recover(
             config, SharedLock(lock_file, locks.LEDGER), store, take_over=take_over,
@@ -75,7 +75,7 @@ def recovered(data: Path, options: dict[str, Any], *, take_over: bool = False) -
 
 def log_entries(options: dict[str, Any]) -> list[Entry]:
     """The current owner's log."""
-    with closing(serve.open_config_store(config_of(Path("unused"), options))) as store:
+    with closing(directory.open_config_store(config_of(Path("unused"), options))) as store:
         return list(OwnerLog(store, NOBODY, lambda _: None).chain())
 
 

@@ -149,7 +149,7 @@ def test_the_kernel_kills_a_shard_for_memory_before_the_supervisor(crowded: Daem
 
 def test_the_command_line_of_a_shard_is_short_whatever_its_configuration(crowded: Daemon) -> None:
     for shard, pid in enumerate(shard_pids(crowded)):
-        assert psutil.Process(pid).cmdline()[1:] == ["-P", "-m", "daemon.shard", str(shard)]
+        assert psutil.Process(pid).cmdline()[1:] == ["-P", "-m", "daemon.process.shard", str(shard)]
 
 
 def test_all_processes_stay_in_the_process_group_of_serve(crowded: Daemon) -> None:

@@ -153,7 +153,7 @@ def test_a_shard_that_is_aborted_says_where_it_was_and_is_back(data: Path) -> No
         assert daemon.produce("t", 1).status == 200
     assert "shard 0 died (killed by SIGABRT)" in daemon.text
     assert "Fatal Python error: Aborted" in daemon.text
-    assert 'daemon/shard.py", line' in daemon.text
+    assert 'daemon/process/shard.py", line' in daemon.text
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_the_managers_watchdog_ends_the_supervisor_with_its_stack_and_no_shard_s
         assert daemon.process.wait(HANG_S) == -signal.SIGABRT
         wait_until(lambda: not any(map(alive, shards)), "the shards to end")
     assert "Fatal Python error: Aborted" in daemon.text
-    assert 'daemon/supervisor.py", line' in daemon.text
+    assert 'daemon/process/supervisor.py", line' in daemon.text
 
 
 def as_the_unit(path: str) -> dict[str, object]:

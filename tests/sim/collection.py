@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Concatenate, cast
 
+from daemon.intake.commit_feed import followed_and_live
 from daemon.upkeep.collection.collector import Collector
 from daemon.upkeep.collection.orphans import OrphanObjects
 from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.collection.unreferenced import UnreferencedObjects
-from daemon.upkeep.upkeep import followed_and_live
 from ledger import commits, reads
 from ledger.lake.catalog import CatalogTx
 from ledger.space import retention

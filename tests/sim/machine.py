@@ -2,8 +2,8 @@
 
 Real: segment, RingWriter, Puller (map, turns, pulls), LeaseTable, adopt_orphans, Uploads with
 assemble and the L0 format, CommitLog, Ledger on SQLite, Pulse (when a stuck shard is killed).
-Modeled here: the shard's loop and the supervisor's tick (the order of steps of daemon/shard.py
-and daemon/supervisor.py), bells, lock file, threads, clocks, the store and its faults.
+Modeled here: the shard's loop and the supervisor's tick (the order of steps of ``shard.py`` and
+``supervisor.py`` in daemon/process/), bells, lock file, threads, clocks, the store and its faults.
 
 The supervisor never dies here (its death ends all shards); it may be slow.
 """
@@ -20,9 +20,9 @@ from types import SimpleNamespace
 from typing import cast
 from unittest.mock import patch
 
-from daemon.heartbeat import HeartbeatVerdict, Pulse
-from daemon.orphans import ADOPTIONS_MAX, Orphans
-from daemon.upkeep.upkeep import followed_and_live
+from daemon.intake.commit_feed import followed_and_live
+from daemon.process.heartbeat import HeartbeatVerdict, Pulse
+from daemon.process.orphans import ADOPTIONS_MAX, Orphans
 from ledger import commits, epochs
 from ledger.errors import LedgerBusy, LedgerError
 from ledger.ledger import Ledger
@@ -99,7 +99,7 @@ class Bells(Doorbells):
 
 
 class Shard:
-    """One life of a shard: what daemon/shard.py wires, in its order."""
+    """One life of a shard: what daemon/process/shard.py wires, in its order."""
 
     def __init__(self, machine: Machine, shard: int) -> None:
         self.machine = machine

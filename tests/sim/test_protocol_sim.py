@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from daemon import orphans
+from daemon.intake.commit_feed import followed
+from daemon.process import orphans
 from daemon.upkeep import image
 from daemon.upkeep.collection.orphans import OrphanObject, OrphanObjects
-from daemon.upkeep.upkeep import followed
 from ledger import commits, cursors
 from ledger.decide import CommitDecision, CursorKey, decide
 from ledger.errors import LedgerError

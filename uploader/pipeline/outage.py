@@ -9,8 +9,9 @@ whole PUT, not of each attempt.
 A call that hangs fails late, so it is looked at while it runs: ``hangs`` is told of one that has
 taken so long that the sensor of the store reads full (``health.py``).
 
-One object per process, for all its threads. It neither logs nor refuses: ``daemon/alarms.py``
-says what the alarm means and ``daemon/governor/producers_gate.py`` who is refused for it.
+One object per process, for all its threads. It neither logs nor refuses:
+``daemon/alarms/alarms.py`` says what the alarm means and ``daemon/governor/producers_gate.py`` who
+is refused for it.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Uploads:
                     return
 
     def _tell_failure(self, key: str, error: Exception, attempt: int) -> None:
-        # The supervisor logs it, once for all that fails (daemon/alarms.py).
+        # The supervisor logs it, once for all that fails (daemon/alarms/alarms.py).
         log.debug("the upload of %s waits (attempt %d failed): %s", key, attempt, error)
         if isinstance(error, ForeignObject):
             with self._mutex:

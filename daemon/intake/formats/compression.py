@@ -11,7 +11,7 @@ import zlib
 
 import zstandard
 
-from daemon.api.errors import ApiError, invalid, too_large
+from daemon.schemas.errors import ApiError, invalid, too_large
 
 _PIECE_BYTES = _INPUT_BYTES = 16 * 1024
 # RFC 8878 tells decoders of HTTP bodies to support windows of 8 MiB and to refuse larger ones.

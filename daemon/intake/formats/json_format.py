@@ -13,9 +13,6 @@ import binascii
 from msgspec import UNSET, Raw
 from msgspec.json import Decoder
 
-from daemon.api.decoding import NESTING_MAX, UNREADABLE, refusal
-from daemon.api.errors import invalid
-from daemon.api.schemas import ProduceRequest
 from daemon.intake.formats.keys import KeyField
 from daemon.intake.formats.limits import (
     NESTED_CHARACTERS_MIN,
@@ -29,6 +26,9 @@ from daemon.intake.formats.limits import (
 )
 from daemon.intake.formats.nesting import more_elements, nested_deeper
 from daemon.intake.formats.payloads import Produce, Row, produce_of, row
+from daemon.schemas.api import ProduceRequest
+from daemon.schemas.decoding import NESTING_MAX, UNREADABLE, refusal
+from daemon.schemas.errors import invalid
 
 # A body with up to this many commas is decoded without counting: 64 bytes for each are 16 MiB. Of
 # a body with more, the elements are counted first. (A comma has at least two bytes, so most bodies

@@ -8,8 +8,8 @@ from functools import lru_cache
 import msgspec
 from msgspec import Raw
 
-from daemon.api.errors import invalid
 from daemon.intake.formats.limits import place
+from daemon.schemas.errors import invalid
 
 # There is one decoder per field name; a client that varies the name must not fill the memory.
 _DECODERS_MAX = 64

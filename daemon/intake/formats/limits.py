@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from daemon.api.decoding import NESTING_MAX
-from daemon.api.errors import ApiError, invalid, too_large
+from daemon.schemas.decoding import NESTING_MAX
+from daemon.schemas.errors import ApiError, invalid, too_large
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
 # Units that are sent instead of milliseconds by mistake, with the end of the year 9999 in them.

@@ -14,9 +14,6 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import UNSET, Raw
 
-from daemon.api.decoding import UNREADABLE, refusal
-from daemon.api.errors import invalid, too_large
-from daemon.api.schemas import ProduceBody, ProduceRecord
 from daemon.intake.formats.json_format import check_record, decode_base64
 from daemon.intake.formats.limits import (
     BodyLimits,
@@ -28,6 +25,9 @@ from daemon.intake.formats.limits import (
     utf8_bytes,
 )
 from daemon.intake.formats.payloads import Produce, Row, produce_of, row
+from daemon.schemas.api import ProduceBody, ProduceRecord
+from daemon.schemas.decoding import UNREADABLE, refusal
+from daemon.schemas.errors import invalid, too_large
 
 _NIL = 0xC0
 _BIN8, _BIN32 = 0xC4, 0xC6

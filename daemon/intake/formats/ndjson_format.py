@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder, Encoder
 
-from daemon.api.decoding import UNREADABLE
-from daemon.api.errors import ApiError, invalid
 from daemon.intake.formats.json_format import check_record
 from daemon.intake.formats.keys import KeyField
 from daemon.intake.formats.limits import (
@@ -28,6 +26,8 @@ from daemon.intake.formats.limits import (
     too_many_records,
 )
 from daemon.intake.formats.payloads import Row
+from daemon.schemas.decoding import UNREADABLE
+from daemon.schemas.errors import ApiError, invalid
 
 _BLOCK_BYTES = 1 << 20
 _BLANKS = b" \t\r"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from msgspec.structs import fields
 
-from daemon.api.decoding import read_query
-from daemon.api.errors import ApiError, invalid, too_large
-from daemon.api.schemas import ProduceOptions, ProduceQuery
 from daemon.intake.formats.json_format import check_record, is_array, parse_array, parse_object
 from daemon.intake.formats.keys import key_field
 from daemon.intake.formats.limits import BodyLimits, check_ts
 from daemon.intake.formats.msgpack_format import parse_msgpack
 from daemon.intake.formats.ndjson_format import parse_lines
 from daemon.intake.formats.payloads import Produce, produce_of, row
+from daemon.schemas.api import ProduceOptions, ProduceQuery
+from daemon.schemas.decoding import read_query
+from daemon.schemas.errors import ApiError, invalid, too_large
 
 JSON = "application/json"
 NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")

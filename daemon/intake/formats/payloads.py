@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from daemon.api.errors import invalid
-from daemon.api.names import check_cursor_name
-from daemon.api.schemas import AdvanceRequest, ProduceOptions
+from daemon.schemas.api import AdvanceRequest, ProduceOptions
+from daemon.schemas.errors import invalid
+from daemon.schemas.names import check_cursor_name
 from delivery.partitioner import partition_of
 from ledger.types import Dedupe
 from uploader.l0.records import encode

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commands.importing.names import CursorNames
-from daemon.api.names import check_cursor_name
+from daemon.schemas.names import check_cursor_name
 
 names = st.text(st.characters(codec="utf-8"), max_size=1_024)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commands.keda.trigger import SubscriptionGone, Trigger, TriggerRefused, trigger_of
-from daemon.api.schemas import Scaling, SubscriptionScaling
+from daemon.schemas.api import Scaling, SubscriptionScaling
 
 NAMED = {"topic": "orders", "subscription": "billing"}
 ROW = SubscriptionScaling("orders", "billing", 50, 2_000, 9_000, 1_000, 3, 1, 1_000, "")

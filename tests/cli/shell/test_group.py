@@ -62,7 +62,7 @@ def test_the_help_and_the_version_import_click_and_no_other_library(option: str)
 def test_a_command_that_talks_http_imports_no_server_store_or_lake(command: str) -> None:
     found = imported_by(command, "--help")
     assert f"commands.{command}" in found
-    assert not found & {*HEAVY, "daemon.config", "daemon.serve", "uploader.stores"}
+    assert not found & {*HEAVY, "daemon.config", "daemon.process.serve", "uploader.stores"}
 
 
 def test_the_list_of_commands_says_of_each_what_its_own_help_says_first() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from daemon.api import schemas
 from daemon.api.api_docs import with_tables
 from daemon.api.metric_table import METRICS
 from daemon.api.openapi import served
+from daemon.schemas import api as schemas
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "http-api.md").read_text()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.api.consumer_routes import split_patterns
-from daemon.api.subscription_schemas import FILTERS_MAX
+from daemon.schemas.subscriptions import FILTERS_MAX
 from delivery.subscriptions.requests import (
     Acknowledge,
     BatchRef,

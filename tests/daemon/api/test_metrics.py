@@ -13,22 +13,22 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from daemon.alarms import NAMES
+from daemon.alarms.alarms import NAMES
 from daemon.api import metrics
 from daemon.api.metric_kinds import OTHERS, Scrape
 from daemon.api.metric_table import METRICS
-from daemon.api.names import TOPIC_NAME
 from daemon.api.push_figures import push_series
 from daemon.api.router_figures import router_series
 from daemon.api.status import StatusBuilder
 from daemon.api.streaming import Text
 from daemon.api.subscription_figures import SERIES_MAX, series
 from daemon.config import load
+from daemon.config.sensors import SENSORS, Reading
 from daemon.governor import board
 from daemon.governor.governor import Governor
 from daemon.governor.ladder import RUNGS
-from daemon.governor.sensors import SENSORS, Reading
 from daemon.intake.refused import RefusalReason
+from daemon.schemas.names import TOPIC_NAME
 from delivery.dispatch import SLICE_NS
 from delivery.scheduler.bands import BANDS
 from shards import layout as at

@@ -10,11 +10,11 @@ import pytest
 
 from daemon import memory
 from daemon.api.status import StatusBuilder
-from daemon.api.status_schemas import SubscriptionScaling
 from daemon.config import load
+from daemon.config.sensors import SENSORS, Reading
 from daemon.governor import board
 from daemon.governor.governor import Governor
-from daemon.governor.sensors import SENSORS, Reading
+from daemon.schemas.status import SubscriptionScaling
 from shards import layout as at
 from shards.layout import Layout
 from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords

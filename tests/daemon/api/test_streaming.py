@@ -11,13 +11,13 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from daemon.api.application import Api
-from daemon.api.errors import invalid
 from daemon.api.openapi import document
 from daemon.api.route import Route
 from daemon.api.streaming import EncodedJson, Streaming
 from daemon.http.guard import Guard
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
+from daemon.schemas.errors import invalid
 from delivery.waiters import Waiters
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk

@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from daemon.api.subscription_schemas import SubscriptionSettings
+from daemon.schemas.subscriptions import SubscriptionSettings
 from delivery.subscriptions.requests import Describe, OwnerRefused, Seek, TryPush
 from ledger import subscriptions
 from ledger.subscriptions import SubscriptionConfig

@@ -7,8 +7,8 @@ the window gets narrower.
 
 from __future__ import annotations
 
+from daemon.config.sensors import INDEX, SENSORS, Reading
 from daemon.governor.governor import Governor
-from daemon.governor.sensors import INDEX, SENSORS, Reading
 
 MS = 1_000_000
 TICK_MS = 100

@@ -9,8 +9,8 @@ import heapq
 import random
 from collections.abc import Callable
 
+from daemon.config.sensors import INDEX, SENSORS, Reading
 from daemon.governor.governor import Governed, Governor
-from daemon.governor.sensors import INDEX, SENSORS, Reading
 from delivery.dispatch import Dispatcher, Served
 from delivery.ready import Kind, PriorityInputs, Turn
 from delivery.scheduler.scheduler import BandedReadySet

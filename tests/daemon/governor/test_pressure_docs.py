@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from daemon.config.sensors import SENSORS
 from daemon.governor.ladder import RUNGS
 from daemon.governor.pressure_docs import page
-from daemon.governor.sensors import SENSORS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "pressure.md"
 

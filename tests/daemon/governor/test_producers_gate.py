@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.api.schemas import AlarmStatus
 from daemon.config import Override, load
 from daemon.governor.gate import Band, Gate
 from daemon.governor.producers_gate import (
@@ -16,6 +15,7 @@ from daemon.governor.producers_gate import (
     disks_of,
     space_of,
 )
+from daemon.schemas.api import AlarmStatus
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.sensors import BY_NAME, INDEX, SENSORS, Reading
 from daemon.governor.cgroup import CgroupMemory
 from daemon.governor.disk import DiskSensor, spoken_for
 from daemon.governor.memory import MachineMemory, MemorySensor, allocated_bytes
 from daemon.governor.producers_gate import ClosedBy, Disk, DiskSpace
 from daemon.governor.readings import STALE_AFTER, Readings, Sample
-from daemon.governor.sensors import BY_NAME, INDEX, SENSORS, Reading
 from shards import layout as at
 from shards.doubles import word_of
 from shards.layout import Layout

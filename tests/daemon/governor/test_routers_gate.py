@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from daemon.config.sensors import INDEX
 from daemon.governor.gate import DRAINED_NS, Band
 from daemon.governor.routers_gate import RoutersGate
-from daemon.governor.sensors import INDEX
 from shards import layout as at
 from shards.doubles import word_of
 from shards.layout import Layout

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from daemon.config import Config, Override, load
+from daemon.config.sensors import BY_NAME
 from daemon.governor.cgroup import CgroupMemory
 from daemon.governor.disk import DiskSensor
 from daemon.governor.memory import MachineMemory, MemorySensor
 from daemon.governor.readings import STALE_AFTER, Readings
-from daemon.governor.sensors import BY_NAME
 from daemon.governor.tick import GovernorTick
+from daemon.memory import bodies_bytes
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind, raised
 from shards.doubles import word_of
@@ -36,7 +37,9 @@ class Supervised:
         self.words = self.segment.words
         given = {"data_dir": directory, "shards": SHARDS, **settings}
         self.config: Config = load(None, {}, [Override(k, str(v)) for k, v in given.items()])
-        self.tick = GovernorTick(self.segment, self.config, AlarmBoard(self.segment, SHARDS))
+        self.tick = GovernorTick(
+            self.segment, self.config, AlarmBoard(self.segment, SHARDS), bodies_bytes
+        )
         machine = FakeMachine(directory / "machine")
         machine.v2("/h")
         memory = MemorySensor(

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from daemon.api.errors import ApiError
 from daemon.http.application import QUEUED
 from daemon.http.head import Head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
+from daemon.schemas.errors import ApiError
 from delivery.watch.outlet import Outlet
 
 # Only ends a hang; nothing is measured against it.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.api.errors import ApiError
 from daemon.http.body import ChunkedBody
+from daemon.schemas.errors import ApiError
 
 
 def decode(stream: bytes, cuts: list[int], limit: int = 10_000) -> tuple[bytes, int, bool]:

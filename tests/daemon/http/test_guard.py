@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from daemon.api.errors import ApiError
 from daemon.http.guard import Guard
 from daemon.http.head import parse_head
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
+from daemon.schemas.errors import ApiError
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
 

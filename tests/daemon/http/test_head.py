@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.api.errors import ApiError
 from daemon.http.head import (
-    REPEATED,
     HeadCache,
     check_framing,
     joined_fields,
@@ -14,6 +12,8 @@ from daemon.http.head import (
     unreadable_head,
 )
 from daemon.http.limits import HttpLimits
+from daemon.schemas.decoding import REPEATED
+from daemon.schemas.errors import ApiError
 from tests.daemon.http.front import get, post, serving
 
 LIMITS = HttpLimits()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.api.errors import ApiError
-from daemon.api.schemas import AdvanceRequest
 from daemon.intake.cursor_cache import CursorCache, CursorNotCached
+from daemon.schemas.api import AdvanceRequest
+from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
 from ledger import cursors
 from ledger.cursors import Setting

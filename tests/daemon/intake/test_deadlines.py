@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.api.errors import ApiError
 from daemon.intake.caps import CapTracker
 from daemon.intake.pending import EARLY_ANSWERED_MAX, NEVER, ExpiredRequests
 from daemon.intake.producer import outcome_unknown
 from daemon.intake.topic_cache import TopicEntry
+from daemon.schemas.errors import ApiError
 from ledger.types import OffsetRun, PartitionHead, Topic, TopicConfig
 from tests.daemon.http.front import post
 from tests.daemon.http.memory_transport import connect

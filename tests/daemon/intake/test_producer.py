@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.api.errors import ApiError
 from daemon.http.application import QUEUED
 from daemon.http.head import Head, parse_head
 from daemon.http.limits import HttpLimits
@@ -33,6 +32,7 @@ from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
+from daemon.schemas.errors import ApiError
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.latency import Stage, counted

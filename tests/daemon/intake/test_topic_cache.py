@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.api.errors import ApiError
 from daemon.intake.topic_cache import TopicCache
+from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
 from ledger import topics
 from ledger.ledger import Ledger

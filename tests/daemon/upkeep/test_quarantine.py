@@ -26,7 +26,7 @@ from compaction.tables.lake import Lake
 from compaction.tables.prepare import prepare_tables
 from compaction.tables.table_state import state_of
 from daemon.config import Override, load
-from daemon.lake_settings import lake_settings
+from daemon.config.lake_settings import lake_settings
 from daemon.upkeep import quarantine
 from daemon.upkeep.exclusive import Exclusive
 from daemon.upkeep.quarantine import QuarantineRetry, RetryOutcome

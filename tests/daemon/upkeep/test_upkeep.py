@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.intake.commit_feed import followed_and_live
 from daemon.upkeep.retention import Noted
-from daemon.upkeep.upkeep import UpkeepThread, followed_and_live
+from daemon.upkeep.upkeep import UpkeepThread
 from delivery.push.secrets import ABANDONED_MS, PushSecrets, SecretsFile
 from ledger import ages, epochs, notes, reads, subscriptions, topics
 from ledger import commits as ledger_commits

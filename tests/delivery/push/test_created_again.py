@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.push_balance import PushBalance
+from daemon.process.push_balance import PushBalance
 from delivery.push.balancer import BalancerSettings
 from ledger import subscriptions, topics
 from ledger.subscriptions import Subscription

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from daemon.api.errors import ApiError
 from daemon.http.head import parse_head
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
 from daemon.intake.formats import BodyLimits, decompress, parse, payloads
+from daemon.schemas.errors import ApiError
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
 from uploader.l0.records import Record, decode

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from daemon.api.schemas import IDEMPOTENCY_KEY_CHARACTERS_MAX
 from daemon.intake.formats import body_key
+from daemon.schemas.api import IDEMPOTENCY_KEY_CHARACTERS_MAX
 
 QUERY = {"key": "host", "partition": "1"}
 BODY = b'[{"host": "a"}]'

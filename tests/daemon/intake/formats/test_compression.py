@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.api.errors import ApiError
 from daemon.intake.formats import decompress
+from daemon.schemas.errors import ApiError
 
 LIMIT = 1 << 20
 

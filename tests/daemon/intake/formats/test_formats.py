@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from daemon.api.errors import ApiError
 from daemon.intake.formats import BodyLimits, Produce, parse, payloads
+from daemon.schemas.errors import ApiError
 from delivery.partitioner import partition_of
 from tests.long import examples
 from uploader.l0.records import TIMESTAMP_MS_MAX, Record, decode

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.api.errors import ApiError
 from daemon.intake.formats import BodyLimits, nesting, parse
+from daemon.schemas.errors import ApiError
 
 values = st.recursive(
     st.integers() | st.text() | st.sampled_from(['"', "\\", '\\"', "[{,", "]},", "\\\\"]),

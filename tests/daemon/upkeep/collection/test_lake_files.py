@@ -13,7 +13,7 @@ import pytest
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from daemon.config import Config, Override, load
-from daemon.lake_settings import catalog_path, default_catalog, lake_settings
+from daemon.config.lake_settings import catalog_path, default_catalog, lake_settings
 from daemon.upkeep.collection import lake_files as collection
 from daemon.upkeep.collection.collector import Collector, look
 from daemon.upkeep.collection.lake_files import LakeFiles, opened_lake

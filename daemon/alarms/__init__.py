@@ -1,0 +1,1 @@
+"""What raises an alarm, what each one means, and what stands still."""

@@ -1,0 +1,111 @@
+"""``headgate serve`` until the first shard runs: what must hold, checked in order.
+
+Lock the data directory -> wait for the shards of a killed run -> check the store, the ledger and
+the address -> take the prefix over (seal the former owner's log) -> compare the histories of ledger
+and log, or recover (``daemon/upkeep/recover.py``) -> the supervisor.
+
+A refusal is one sentence and exit code 1. Nothing is stored before the prefix is owned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import platform
+from pathlib import Path
+
+from daemon import memory
+from daemon.config import Config
+from daemon.governor.cgroup import CgroupMemory
+from daemon.http.limits import http_limits
+from daemon.process import logs, open_files
+from daemon.process.listeners import ListenError, admin_listener, open_listeners
+from daemon.process.supervisor import Supervisor
+from daemon.upkeep.directory import StartError, open_config_store, take_directory
+from daemon.upkeep.lake_catalog import register_tables
+from daemon.upkeep.owner import OtherHistory, this_owner
+from daemon.upkeep.recover import say, settle, sleep_s
+from ledger.errors import LedgerError
+from ledger.ledger import Ledger
+from ledger.log.entry import EntryError
+from shards import barrier, locks
+from shards.locks import LockFile, SharedLock
+from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
+from uploader.stores import faults
+from uploader.stores.base import StoreError
+from uploader.stores.counted import CountedPartedStore
+
+log = logging.getLogger("headgate.serve")
+
+_REFUSALS = (
+    StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
+    faults.ChaosSpecError, barrier.MachineUnknown,
+)  # fmt: skip
+
+
+def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
+    """Runs the daemon until it is stopped. Returns the exit code.
+
+    ``chaos``: faults of the shards' store (``uploader/stores/faults.py``).
+    """
+    logs.start(config.log_level, config.log_format, "serve")
+    try:
+        barrier.require_supported(platform.machine())
+        with contextlib.closing(take_directory(config)) as lock_file:
+            return _run(config, lock_file, take_over, chaos)
+    except (*_REFUSALS, StartError) as error:
+        log.error("%s", error)
+        return 1
+
+
+def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
+    ledger_path = Path(config.ledger_path)
+    lock = SharedLock(lock_file, locks.LEDGER)  # waited for: the supervisor's tick never takes it
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(contextlib.closing(open_config_store(config)))
+        if chaos:
+            faults.require_possible(faults.parse(chaos), opened)
+        store = CountedPartedStore(opened)
+        store.check()
+        Ledger(ledger_path, lock).close()
+        owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
+        listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
+        for listener in listeners:
+            stack.enter_context(contextlib.closing(listener))
+        taken = owner_log.take(take_over=take_over)
+        report = settle(
+            config.ledger_path, lock, store, taken, owner_log, config.dedupe_limits,
+            take_over=take_over,
+        )  # fmt: skip
+        if report is not None:
+            say(report)
+        with contextlib.closing(Ledger(ledger_path, lock)) as ledger:
+            register_tables(config, ledger)
+        told = stack.enter_context(contextlib.closing(Ledger(ledger_path, lock)))
+        kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
+        stack.enter_context(contextlib.closing(kept))
+        copied = Ledger(ledger_path, lock)  # its thread closes it, which a stop may not wait for
+        supervisor = Supervisor(config, lock_file, owner_log, store, told, kept, copied)
+        stack.enter_context(contextlib.closing(supervisor))
+        supervisor.listeners = listeners
+        supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
+        supervisor.chaos = chaos
+        supervisor.prepare(taken)
+        parts = memory.bounds(config)
+        shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
+        log.info("memory is limited to %d MiB: %s", sum(parts.values()) >> 20, shares)
+        too_much = memory.above_limit(config, CgroupMemory())
+        if too_much:
+            log.warning("%s", too_much)
+        open_files.raise_limit()
+        files = open_files.needed(http_limits(config), config.shards)
+        if open_files.limit() < files:
+            log.warning(
+                "a process may open %d files, and a shard could need %d for its connections and"
+                " streams; it will serve fewer: raise the limit (LimitNOFILE, ulimit -n) or lower"
+                " streams_max", open_files.limit(), files,
+            )  # fmt: skip
+        log.info("store %s, data directory %s", config.store_url, config.data_dir)
+        if chaos:
+            log.warning("CHAOS IS ON: the shards' store fails on purpose (--chaos %s)", chaos)
+        return supervisor.run()
