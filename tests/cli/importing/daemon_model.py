@@ -2,7 +2,7 @@
 
 The daemon has a ring, one CPU, and uploads side by side. A pull takes what waits once it is an
 object, or once the oldest request has waited a commit window; a lone request of an idle daemon
-goes immediately. The window widens with pressure (the fuller of CPU and ring), as docs/architecture.md
+goes immediately. The window widens with pressure (the fuller of CPU and ring), as docs/pressure.md
 says, whatever the reason for the pressure. A full ring refuses; so does an outage of the store.
 Senders always have more to send, unless they are given a pace.
 
