@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any, cast
@@ -150,6 +150,14 @@ class Owner:
         await self.rest()
         return found
 
+    async def take_all(self, made: Subscription, client: Client) -> None:
+        """Consumer ``c`` acknowledges until nothing more comes."""
+        done = 0
+        while done < len(messages(client)):
+            new = messages(client)[done:]
+            done += len(new)
+            await self.ack(made, "c", *new)
+
     async def nack(
         self, made: Subscription, name: str, *events: dict[str, Any], delay_ms: int = 0
     ) -> Any:
@@ -188,6 +196,11 @@ def messages(client: Client) -> list[dict[str, Any]]:
     return [event for event in client.events if "epoch" in event]
 
 
+def data(client: Client) -> list[object]:
+    """The data of the messages that a client got."""
+    return [message["data"] for message in messages(client)]
+
+
 def record(data: object, key: str | None = None) -> Record:
     return Record(msgspec.json.encode(data).decode(), key=key)
 
@@ -208,3 +221,18 @@ def owning(node: Node) -> Iterator[Owner]:
         )  # fmt: skip
         owner = Owner(node, partitions, ledger)
         yield owner
+
+
+def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
+    """Each is given another owner, which finds what the one before it left."""
+
+    async def with_owners() -> None:
+        for use in uses:
+            with owning(node) as owner:
+                owner.start()
+                owner.subscriptions.look()
+                await owner.rest()
+                await use(owner)
+                await owner.stop()
+
+    asyncio.run(with_owners())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,6 @@ from ledger.log import recovery
 from tests.delivery.node import Node, node_in
 from tests.delivery.test_diff import Told, rec, told_reader
 from uploader.l0.records import Record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def commit(node: Node, first: int, last: int) -> None:

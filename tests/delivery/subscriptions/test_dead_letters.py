@@ -3,9 +3,6 @@ meanwhile."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,33 +15,15 @@ from ledger.space import retention
 from ledger.subscriptions import Subscription
 from ledger.types import Topic, TopicConfig
 from shards.subscriptionboard import SubscriptionPhase
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, owning, record
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from tests.delivery.watch.watching import Client
 from uploader.l0.records import Record
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
-
-
-@pytest.fixture
 def dest(node: Node) -> Topic:
     return node.ledger.write(topics.create, "dead", TopicConfig(partitions=4), 1)[0]
-
-
-def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
-    async def with_owner() -> None:
-        with owning(node) as owner:
-            owner.start()
-            owner.subscriptions.look()
-            await owner.rest()
-            await use(owner)
-            await owner.stop()
-
-    asyncio.run(with_owner())
 
 
 async def failed(owner: Owner, *records: Record, **config: Any) -> tuple[Subscription, Client]:
@@ -66,10 +45,6 @@ async def committed(owner: Owner) -> None:
     owner.node.commit(0)
     owner.tell()
     await owner.rest()
-
-
-def data(client: Client) -> list[object]:
-    return [message["data"] for message in messages(client)]
 
 
 def copies(node: Node, dest: Topic) -> list[str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,36 +24,9 @@ from ledger.space import retention
 from ledger.types import Topic, TopicConfig
 from shards import layout as at
 from shards.subscriptionboard import SubscriptionPhase
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, owning, record
-from tests.delivery.watch.watching import Client
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from uploader.l0.records import Record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
-
-
-def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
-    """Each is given another owner, which finds what the one before it left."""
-
-    async def with_owners() -> None:
-        for use in uses:
-            with owning(node) as owner:
-                owner.start()
-                owner.tell()
-                owner.subscriptions.look()
-                await owner.rest()
-                await use(owner)
-                await owner.stop()
-
-    asyncio.run(with_owners())
-
-
-def data(client: Client) -> list[object]:
-    return [message["data"] for message in messages(client)]
 
 
 def test_a_successor_delivers_nothing_that_was_acknowledged(node: Node) -> None:

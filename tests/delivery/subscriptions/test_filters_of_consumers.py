@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +10,8 @@ import pytest
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
 from ledger import subscriptions
 from ledger.subscriptions import Subscription
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, record
-from tests.delivery.subscriptions.test_runtime import run
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, messages, record, run
 
 
 async def polled(owner: Owner, made: Subscription, *filters: str) -> list[Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,34 +10,11 @@ from delivery.subscriptions.requests import Describe
 from ledger import progress, subscriptions
 from ledger.log import recovery
 from ledger.space import retention
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, owning, record
-from tests.delivery.watch.watching import Client
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 
 GAP = 1_000_000_000
 MODES = ("key_shared", "shared", "exclusive")
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
-
-
-def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
-    """Each is given another owner, which finds what the one before it left."""
-
-    async def with_owners() -> None:
-        for use in uses:
-            with owning(node) as owner:
-                owner.start()
-                owner.tell()
-                owner.subscriptions.look()
-                await owner.rest()
-                await use(owner)
-                await owner.stop()
-
-    asyncio.run(with_owners())
 
 
 def skip(node: Node, count: int = GAP) -> None:
@@ -51,19 +25,6 @@ def skip(node: Node, count: int = GAP) -> None:
 def store(node: Node, *numbers: int) -> None:
     node.produce(0, {0: [record(n, f"k{n % 3}") for n in numbers]})
     node.commit(0)
-
-
-def data(client: Client) -> list[object]:
-    return [message["data"] for message in messages(client)]
-
-
-async def take_all(owner: Owner, made: Any, client: Client) -> None:
-    """Acknowledges until nothing more comes."""
-    done = 0
-    while done < len(messages(client)):
-        new = messages(client)[done:]
-        done += len(new)
-        await owner.ack(made, "c", *new)
 
 
 def stored_rows(node: Node, made: Any) -> int:
@@ -80,7 +41,7 @@ def test_a_gap_in_front_of_a_subscription_is_passed_over(node: Node, mode: str) 
     async def use(owner: Owner) -> None:
         made = owner.create(mode=mode)
         client = await owner.consume(made, "c")
-        await take_all(owner, made, client)
+        await owner.take_all(made, client)
         assert data(client) == [1, 2, 3]
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["waiting"], state["evicted"]) == (0, 0, GAP)
@@ -118,7 +79,7 @@ def test_a_gap_after_messages_that_wait_is_passed_over_and_stays_so_at_the_next_
 
     async def second(owner: Owner) -> None:
         client = await owner.consume(made, "c")
-        await take_all(owner, made, client)
+        await owner.take_all(made, client)
         assert data(client) == ([1, 4] if mode == "key_shared" else [1])
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["partitions"][0]["floor"]) == (0, 2 * GAP + 5)
@@ -167,7 +128,7 @@ def test_another_mode_passes_over_the_same_gap(node: Node) -> None:
         node.ledger.write(subscriptions.alter, node.topic.name, made.name, {"mode": "key_shared"})
         owner.changes += 1
         await owner.later(0.1)
-        await take_all(owner, made, client)
+        await owner.take_all(made, client)
         assert data(client)[3:] == [1]
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["partitions"][0]["floor"]) == (0, GAP + 3)
@@ -205,7 +166,7 @@ def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
 
         monkeypatch.setattr(owner.partitions, "page", counted)
         client = await owner.consume(made, "c")
-        await take_all(owner, made, client)
+        await owner.take_all(made, client)
         assert data(client) == [0, 9_999]
         assert sum(loaded) < 5_000, "of 10,000"
 

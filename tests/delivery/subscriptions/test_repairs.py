@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,27 +21,9 @@ from delivery.subscriptions.schemas import RepairedMessages
 from ledger import topics
 from ledger.subscriptions import Subscription
 from ledger.types import TopicConfig
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, owning, record
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, messages, record, run
 from tests.delivery.watch.watching import Client
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
-
-
-def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
-    async def with_owner() -> None:
-        with owning(node) as owner:
-            owner.start()
-            owner.subscriptions.look()
-            await owner.rest()
-            await use(owner)
-            await owner.stop()
-
-    asyncio.run(with_owner())
 
 
 async def failed(owner: Owner, **config: Any) -> tuple[Subscription, Client]:

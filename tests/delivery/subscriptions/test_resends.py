@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -17,42 +13,8 @@ from delivery.subscriptions.windows import window_for
 from ledger import progress, topics
 from ledger.space import retention
 from ledger.subscriptions import Subscription
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, S, messages, owning, record
-from tests.delivery.watch.watching import Client
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
-
-
-def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
-    async def with_owners() -> None:
-        for use in uses:
-            with owning(node) as owner:
-                owner.start()
-                owner.tell()
-                owner.subscriptions.look()
-                await owner.rest()
-                await use(owner)
-                await owner.stop()
-
-    asyncio.run(with_owners())
-
-
-def data(client: Client) -> list[object]:
-    return [message["data"] for message in messages(client)]
-
-
-async def finished(owner: Owner, made: Subscription, client: Client) -> None:
-    """Everything that comes is acknowledged."""
-    done = 0
-    while done < len(messages(client)):
-        new = messages(client)[done:]
-        done += len(new)
-        await owner.ack(made, "c", *new)
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, S, data, messages, record, run
 
 
 async def refusal(owner: Owner, made: Subscription, seq: int, partition: int = 0) -> str:
@@ -69,7 +31,7 @@ def test_a_finished_message_is_delivered_once_more(node: Node, mode: str, key: s
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, key) for n in range(1, 6)))
         await owner.rest()
-        await finished(owner, made, client)
+        await owner.take_all(made, client)
         sent = await owner.ask(Resend(made.subscription_id, (0, 3)))
         assert sent == {"partition": 0, "seq": 3, "key": key}
         await owner.rest()
@@ -135,7 +97,7 @@ def test_a_resent_message_is_the_last_of_its_key_and_waits_for_those_before_it(n
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"))
         await owner.rest()
-        await finished(owner, made, client)
+        await owner.take_all(made, client)
         owner.produce(record(2, "k"), record(3, "k"))
         await owner.rest()
         await owner.ask(Resend(made.subscription_id, (0, 1)))
@@ -158,7 +120,7 @@ def test_a_resent_message_that_fails_too_often_is_given_up_by_the_policy(node: N
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"), record(2, "k"))
         await owner.rest()
-        await finished(owner, made, client)
+        await owner.take_all(made, client)
         await owner.ask(Resend(made.subscription_id, (0, 1)))
         await owner.rest()
         await owner.nack(made, "c", messages(client)[-1])
@@ -180,7 +142,7 @@ def test_what_is_resent_is_as_finished_for_a_successor_and_after_a_seek_as_befor
         client = await owner.consume(made[0], "c")
         owner.produce(record(1, "k"), record(2, "k"))
         await owner.rest()
-        await finished(owner, made[0], client)
+        await owner.take_all(made[0], client)
         await owner.ask(Resend(made[0].subscription_id, (0, 1)))
         await owner.rest()
         await owner.ask(Seek(made[0].subscription_id, {0: 2}))
@@ -210,7 +172,7 @@ def test_what_cannot_be_resent_is_refused(node: Node, monkeypatch: pytest.Monkey
         assert await refusal(owner, made, 2) == "not_finished"
         assert await refusal(owner, made, 6) == "unknown_message"
         assert await refusal(owner, made, 1, partition=9) == "unknown_message"
-        await finished(owner, made, client)
+        await owner.take_all(made, client)
         monkeypatch.setattr(resends, "RESENT_MAX", 1)
         await owner.ask(Resend(made.subscription_id, (0, 2)))
         assert await refusal(owner, made, 3) == "too_many_resent"
@@ -231,7 +193,7 @@ def test_a_record_that_retention_removed_is_not_resent(node: Node) -> None:
         client = await owner.consume(made, "c")
         owner.produce(*(record(n) for n in range(1, 6)))
         await owner.rest()
-        await finished(owner, made, client)
+        await owner.take_all(made, client)
 
     async def second(owner: Owner) -> None:
         capped = msgspec.structs.replace(node.topic.config, cap_records=1)

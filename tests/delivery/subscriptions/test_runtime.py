@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,33 +28,10 @@ from delivery.subscriptions.sessions import Session
 from ledger import subscriptions
 from ledger.push_settings import PushSettings
 from ledger.subscriptions import SubscriptionConfig
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, messages, owning, record
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from tests.delivery.watch.watching import Client
 from uploader.l0.records import Record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
-
-
-def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
-    async def with_owner() -> None:
-        with owning(node) as owner:
-            owner.start()
-            owner.subscriptions.look()
-            await owner.rest()
-            await use(owner)
-            owner.subscriptions.close()
-            await owner.flush.stop()
-
-    asyncio.run(with_owner())
-
-
-def data(client: Client) -> list[object]:
-    return [message["data"] for message in messages(client)]
 
 
 @pytest.mark.parametrize("field", ["key", "tag", "node", "meta"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -17,14 +16,8 @@ from ledger.errors import LedgerError
 from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import TopicConfig
 from shards.subscriptionboard import SubscriptionPhase
-from tests.delivery.node import Node, node_in
+from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from delivery.subscriptions.requests import Describe, RetryKey
 from ledger import subscriptions
 from ledger.subscriptions import Subscription
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, S, messages, record
-from tests.delivery.subscriptions.test_runtime import run
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, S, messages, record, run
 from uploader.stores.base import StoreError
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 async def lags(owner: Owner, made: Subscription) -> tuple[int, int]:
