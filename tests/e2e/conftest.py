@@ -11,12 +11,19 @@ from tests.e2e.daemon import Daemon, running
 from tools.ports import kept_port
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with two shards on the embedded store, for tests that only add topics."""
+    """A daemon with two shards on the embedded store, for tests that only add topics. All modules
+    share it: the names of topics and cursors begin with what the module is about."""
     settings = {"admin_over_tcp": "true"}
     with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="package")
+def daemon(shared_daemon: Daemon) -> Daemon:
+    """The shared one, unless the module makes one with other settings."""
+    return shared_daemon
 
 
 @pytest.fixture

@@ -120,12 +120,12 @@ def test_a_subscription_that_cannot_be_is_refused(
 ) -> None:
     letters = {"poison": "dead_letter", "dead_letter_topic": "bc"}
     for at, body, status, code in (
-        ("none/subscriptions/s", {}, 404, "unknown_topic"),
+        ("bc.none/subscriptions/s", {}, 404, "unknown_topic"),
         ("bc/subscriptions/-", {}, 400, "invalid_subscription"),
         ("bc/subscriptions/n", {"mode": "fifo"}, 400, "invalid"),
         ("bc/subscriptions/n", {"poison": "ignore"}, 400, "invalid"),
         ("bc/subscriptions/n", {"start": 10**6}, 400, "invalid"),
-        ("bc/subscriptions/n", letters | {"dead_letter_topic": "none"}, 404, "unknown_topic"),
+        ("bc/subscriptions/n", letters | {"dead_letter_topic": "bc.none"}, 404, "unknown_topic"),
         ("bc/subscriptions/n", letters, 409, "dead_letter_cycle"),
     ):
         answer = shared_daemon.json("PUT", f"/v0/topics/{at}", body)

@@ -115,12 +115,12 @@ def test_keys_and_heads_outlive_a_restart(data: Path) -> None:
 
 
 def test_an_append_whose_expectation_does_not_hold_is_not_stored(shared_daemon: Daemon) -> None:
-    assert shared_daemon.produce("expect", 1, expected_seq=0).json["first_seq"] == 1
+    assert shared_daemon.produce("expected_end", 1, expected_seq=0).json["first_seq"] == 1
     for expected in (0, 2, 2**53):
-        answer = shared_daemon.produce("expect", 2, expected_seq=expected)
+        answer = shared_daemon.produce("expected_end", 2, expected_seq=expected)
         assert (answer.status, answer.code) == (412, "sequence_mismatch")
         assert answer.json["error"]["detail"] == {"expected_seq": expected, "head_seq": 1}
-    assert len(shared_daemon.read_all("expect")) == 1
+    assert len(shared_daemon.read_all("expected_end")) == 1
 
 
 def test_of_racing_appends_exactly_one_is_stored(shared_daemon: Daemon) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from click.testing import CliRunner, Result
 import cli
 from commands.importing.buckets import READ_BYTES, Buckets, Endpoint
 from commands.importing.problems import SourceChanged
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, wait_until
 from tests.e2e.test_cli import command
 from tests.minio import Bucket
 from uploader.stores.s3_reading import BucketReader, ListedObject
@@ -33,12 +32,6 @@ SOURCE = {
     "source", "state", "cursor", "position", "records", "already_stored", "filtered", "invalid",
     "dead_letters", "requests", "retries", "read_bytes", "error",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("import"), shards=1) as started:
-        yield started
 
 
 def imported(daemon: Daemon, *arguments: str, stdin: str | bytes | None = None) -> Result:

@@ -33,18 +33,18 @@ def produce(daemon: Daemon, topic: str, *batches: list[dict[str, object]]) -> No
 def test_copies_follow_the_source_with_every_field_and_their_timestamps(
     shared_daemon: Daemon,
 ) -> None:
-    for topic, partitions in (("rt.src", 2), ("rt.dst", 3)):
+    for topic, partitions in (("copies.src", 2), ("copies.dst", 3)):
         shared_daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": partitions})
-    add_router(shared_daemon, "rt", "rt.src", "rt.dst")
+    add_router(shared_daemon, "copies", "copies.src", "copies.dst")
     produce(
-        shared_daemon, "rt.src", records(0, 20), records(20, 10, ts=77, node="n", meta={"a": 1})
+        shared_daemon, "copies.src", records(0, 20), records(20, 10, ts=77, node="n", meta={"a": 1})
     )
     shared_daemon.ask(
-        "POST", "/v0/topics/rt.src", b"\x00\xff", content_type="application/octet-stream"
+        "POST", "/v0/topics/copies.src", b"\x00\xff", content_type="application/octet-stream"
     )
-    shown = wait_routed(shared_daemon, "rt")
-    assert assert_copied(shared_daemon, "rt.src", "rt.dst") == 31
-    wait_until(lambda: router(shared_daemon, "rt")["copied"] == 31, "the count")
+    shown = wait_routed(shared_daemon, "copies")
+    assert assert_copied(shared_daemon, "copies.src", "copies.dst") == 31
+    wait_until(lambda: router(shared_daemon, "copies")["copied"] == 31, "the count")
     assert (shown["state"], shown["reason"]) == ("running", "")
 
 
@@ -81,19 +81,20 @@ def test_a_router_that_is_created_later_begins_where_it_is_told(shared_daemon: D
 
 
 def test_a_chain_and_a_fan_in_of_routers_deliver_everything_once(shared_daemon: Daemon) -> None:
-    for topic in ("rc.a", "rc.b", "rc.c", "rc.all"):
+    for topic in ("chain.a", "chain.b", "chain.c", "chain.all"):
         shared_daemon.json("PUT", f"/v0/topics/{topic}", {})
     for source, dest in (("a", "b"), ("b", "c"), ("a", "all"), ("c", "all")):
-        add_router(shared_daemon, f"rc.{source}.{dest}", f"rc.{source}", f"rc.{dest}")
+        add_router(shared_daemon, f"chain.{source}.{dest}", f"chain.{source}", f"chain.{dest}")
     for n in range(10):
-        produce(shared_daemon, "rc.a", records(3 * n, 3))
+        produce(shared_daemon, "chain.a", records(3 * n, 3))
     for name in ("a.b", "b.c", "a.all"):
-        wait_routed(shared_daemon, f"rc.{name}")
+        wait_routed(shared_daemon, f"chain.{name}")
     wait_until(
-        lambda: shared_daemon.diff("rc.all", limit=1)["head_seq"] == 60, "both ways into one topic"
+        lambda: shared_daemon.diff("chain.all", limit=1)["head_seq"] == 60,
+        "both ways into one topic",
     )
-    assert_copied(shared_daemon, "rc.a", "rc.c")
-    (found,) = partitions_of(shared_daemon, "rc.all")
+    assert_copied(shared_daemon, "chain.a", "chain.c")
+    (found,) = partitions_of(shared_daemon, "chain.all")
     assert sorted(record["data"] for record in found) == sorted([*range(30)] * 2)
 
 

@@ -81,12 +81,6 @@ def scaling(daemon: Daemon) -> Iterator[Scaler]:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("scaling") / "data") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def scaler(daemon: Daemon) -> Iterator[Scaler]:
     with scaling(daemon) as started:
         yield started

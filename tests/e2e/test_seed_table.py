@@ -7,24 +7,16 @@ and what happens when consumers come and go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import pytest
 
 from delivery.subscriptions.hash_ring import HashRing
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.subscribing import Message, Subscription, keys, seqs
 
 FAST: dict[str, Any] = {"backoff_ms": [1, 1]}
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One for all tests; each has a topic of its own."""
-    with running(tmp_path_factory.mktemp("table") / "data") as started:
-        yield started
 
 
 def exclusive(daemon: Daemon, topic: str, **settings: Any) -> Subscription:

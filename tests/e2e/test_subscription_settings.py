@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.e2e.consuming import ConsumerStream
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.subscribing import Subscription, keys, seqs
 
 pytestmark = pytest.mark.slow  # a setting each; `tests/delivery/subscriptions` has the rules
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One for all tests; each has a topic of its own."""
-    with running(tmp_path_factory.mktemp("settings") / "data") as started:
-        yield started
 
 
 def changed(found: Subscription, **settings: Any) -> None:
