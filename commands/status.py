@@ -21,6 +21,7 @@ from commands.shell.output import (
 from daemon.schemas.api import (
     BillStatus,
     DeliveryStatus,
+    GateStatus,
     PushStatus,
     RoutersStatus,
     ShardStatus,
@@ -85,6 +86,7 @@ def _text(status: Status) -> str:
             f" {count_text(totals.orphans_adopted)} adopted"
         ),
         f"evicted   {count_text(status.retention.records_evicted)} records",
+        *_gated(status.gates),
         *_delivered(status.delivery),
         *_consumed(status.subscriptions),
         *_pushed(status.push),
@@ -126,13 +128,37 @@ def _billed(bill: BillStatus, objects: int) -> list[str]:
 
 
 def _delivered(delivery: DeliveryStatus) -> list[str]:
-    if delivery.p50_ms is None or delivery.p99_ms is None:
-        return []
-    within = duration_text(delivery.p50_ms), duration_text(delivery.p99_ms)
-    writes = count_text(delivery.deliveries)
-    return [
-        f"streams   {writes} writes; from the commit, half within {within[0]}, 99 % {within[1]}"
-    ]
+    lines = []
+    if delivery.p50_ms is not None and delivery.p99_ms is not None:
+        within = duration_text(delivery.p50_ms), duration_text(delivery.p99_ms)
+        writes = count_text(delivery.deliveries)
+        lines.append(
+            f"streams   {writes} writes; from the commit, half within {within[0]}, 99 % {within[1]}"
+        )
+    if delivery.lags:
+        lines.append(
+            f"watchers  {count_text(delivery.lagged_watchers)} have lagged and are not at the end"
+            f" again; {count_text(delivery.lags)} times since the start"
+        )
+    return lines
+
+
+def _gated(gates: list[GateStatus]) -> list[str]:
+    """Those that have ever closed."""
+    lines = []
+    for gate in gates:
+        if gate.pauses:
+            times = "once" if gate.pauses == 1 else f"{count_text(gate.pauses)} times"
+            if gate.paused_ms is None:
+                now = "open"
+            else:
+                s = "" if gate.paused_shards == 1 else "s"
+                now = (
+                    f"closed on {count_text(gate.paused_shards)} shard{s}"
+                    f" ({', '.join(gate.reasons)}) for {duration_text(gate.paused_ms)}"
+                )
+            lines.append(f"gate      of {gate.gate} {now}; closed {times} since the start")
+    return lines
 
 
 def _shard_row(shard: ShardStatus) -> list[Cell]:

@@ -314,7 +314,8 @@ def _activity_cells(state: TopicState) -> list[str]:
         f"B{state.band}",
         duration_text(state.age_ms) if state.age_ms else "-",
         str(state.recency),
-        count_text(state.watchers),
+        count_text(state.watchers)
+        + (f" ({count_text(state.lagged_watchers)} lagged)" if state.lagged_watchers else ""),
     ]
 
 

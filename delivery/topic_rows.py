@@ -22,10 +22,11 @@ SETS_PER_CALL = TOPIC_SETS // 8
 
 
 class TopicActivity(NamedTuple):
-    """Of a topic, over all shards: its watchers, and the push that has waited longest, if any:
-    its band, and since when."""
+    """Of a topic, over all shards: its watchers, those of them that have lagged, and the push that
+    has waited longest, if any: its band, and since when."""
 
     watchers: int = 0
+    lagged: int = 0
     band: int | None = None
     enqueued_ns: int = 0
 
@@ -48,8 +49,8 @@ class TopicRows:
         for row in range(at.TOPIC_ROWS):  # those of the previous process
             words[self._first + row * TOPIC_ROW_WORDS + at.T_TOPIC_ID] = 0
 
-    def watched(self, topic_id: int, watchers: int) -> None:
-        """A topic has this many watchers here from now on."""
+    def watched(self, topic_id: int, watchers: int, lagged: int = 0) -> None:
+        """A topic has this many watchers here from now on; ``lagged`` of them have lagged."""
         words = self._words
         row = self._row(topic_id, topic_id)
         if not watchers:
@@ -62,6 +63,7 @@ class TopicRows:
                 return
             words[row + at.T_BAND] = 0
         words[row + at.T_WATCHERS] = watchers
+        words[row + at.T_LAGGED] = lagged
         words[row + at.T_TOPIC_ID] = topic_id
 
     def refresh(self, waits: Callable[[int], EntryView | None]) -> None:
@@ -122,7 +124,8 @@ class TopicRowsReader:
             return found
         row = ids.index(topic_id) * TOPIC_ROW_WORDS
         watchers = found.watchers + rows[row + at.T_WATCHERS]
+        lagged = found.lagged + rows[row + at.T_LAGGED]
         band, enqueued_ns = rows[row + at.T_BAND], rows[row + at.T_ENQUEUED_NS]
         if band and (found.band is None or enqueued_ns < found.enqueued_ns):
-            return TopicActivity(watchers, band - 1, enqueued_ns)
-        return found._replace(watchers=watchers)
+            return TopicActivity(watchers, lagged, band - 1, enqueued_ns)
+        return found._replace(watchers=watchers, lagged=lagged)

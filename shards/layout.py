@@ -37,7 +37,8 @@ counters, cpu, seen
 shard: latencies       that shard; of PUT and COMMITTED, its uploads under their mutex
 shard: what it senses  that shard
 shard: lease counter,  that shard
-epoch, owns
+epoch, owns, routers'
+gate, lagged
 shard: pid, restarts   supervisor
 shard: journal head,   that shard
 tail, waits, and the
@@ -118,9 +119,14 @@ G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: ba
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
 G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
-G_GATE = 11 * LINE_WORDS  # why producers are refused (daemon/governor/producers_gate.py), or 0
+# A gate (daemon/governor/board.py): why it is closed, or 0; since when; how often it has closed.
+GATE_WHY = 0
+GATE_SINCE_NS = 1
+GATE_PAUSES = 2
+GATE_WORDS = 3
+G_GATE = 11 * LINE_WORDS  # of producers
 # What all bodies on their way may take in each shard (daemon/memory.py); 0 before it is known.
-G_BODIES_BYTES = G_GATE + 1
+G_BODIES_BYTES = G_GATE + GATE_WORDS
 # By sensor (daemon/config/sensors.py): its raw value as the bits of a double, its pressure,
 # the shard that it is of, plus 1, and its weight.
 G_SENSORS = 12 * LINE_WORDS
@@ -206,6 +212,9 @@ S_DEFERRED = S_BANDS + BANDS  # those of them that are deferred
 S_JOURNAL_HEAD = 12 * LINE_WORDS  # shards/journal.py
 S_JOURNAL_TAIL = S_JOURNAL_HEAD + 1
 S_JOURNAL_WAITS = S_JOURNAL_HEAD + 2  # a count: acknowledgments that waited for space
+S_GATE = S_JOURNAL_HEAD + 3  # of the shard's routers
+S_LAGGED = S_GATE + GATE_WORDS  # as of its heartbeat: watchers that have lagged
+S_LAGS = S_LAGGED + 1  # a count: how often watchers have
 SHARD_WORDS = 13 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
@@ -302,12 +311,13 @@ PAGE_BYTES = 4096
 RECENCY_WORDS = 65_536
 
 # A row of a topic that a shard's streams watch. A topic has a place in one set of rows, so that
-# finding it needs one look per shard. 1,024 rows a shard: 32 KiB.
+# finding it needs one look per shard. 1,024 rows a shard: 40 KiB.
 T_TOPIC_ID = 0  # 0: free. Stored last, and taken back first
 T_WATCHERS = 1
 T_BAND = 2  # the band of a push that is ready, plus 1; 0 if there is none
 T_ENQUEUED_NS = 3  # since when it has been ready
-TOPIC_ROW_WORDS = 4
+T_LAGGED = 4  # those of its watchers that have lagged
+TOPIC_ROW_WORDS = 5
 TOPIC_SETS = 128
 TOPIC_WAYS = 8
 TOPIC_ROWS = TOPIC_SETS * TOPIC_WAYS

@@ -156,7 +156,7 @@ def state(topic: str = "orders", partitions: int = 1, **config: Any) -> dict[str
     return {
         "topic": topic, "topic_id": 7, "table": topic, "config": usual | config,
         "partitions": rows, "effective_priority": 250, "band": 2,
-        "age_ms": 0, "recency": 250, "watchers": 3, "created_ms": 1,
+        "age_ms": 0, "recency": 250, "watchers": 3, "lagged_watchers": 0, "created_ms": 1,
     }  # fmt: skip
 
 

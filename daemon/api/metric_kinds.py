@@ -10,6 +10,7 @@ from daemon.governor.ladder import RUNGS
 from daemon.schemas.status import (
     BillStatus,
     BudgetStatus,
+    GateStatus,
     GroupStatus,
     ShardStatus,
     Status,
@@ -137,6 +138,17 @@ def rungs(scrape: Scrape) -> Iterable[Sample]:
     """Whether each rung is in force."""
     in_force = scrape.status.pressure.rungs
     return [((rung.name,), float(rung.name in in_force)) for rung in RUNGS]
+
+
+def by_gate(
+    name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[GateStatus], float]
+) -> Metric:
+    """A value of each kind of gate."""
+
+    def samples(scrape: Scrape) -> Iterable[Sample]:
+        return [((gate.gate,), value(gate)) for gate in scrape.status.gates]
+
+    return Metric(name, kind, says, ("gate",), samples)
 
 
 def changes(scrape: Scrape) -> Iterable[Sample]:

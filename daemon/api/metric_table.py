@@ -15,6 +15,7 @@ from daemon.api.metric_kinds import (
     alarms,
     alternatives,
     budget,
+    by_gate,
     by_group,
     by_operation,
     by_router,
@@ -276,6 +277,24 @@ METRICS: tuple[Metric, ...] = (
         ("rung",),
         lambda s: [((rung,), count) for rung, count in s.status.pressure.entered.items()],
     ),
+    by_gate(
+        "headgate_gate_paused_shards",
+        "gauge",
+        "shards that take nothing new from producers, or whose routers read nothing new",
+        lambda gate: gate.paused_shards,
+    ),
+    by_gate(
+        "headgate_gate_paused_seconds",
+        "gauge",
+        "for how long, the longest of them; 0: no shard",
+        lambda gate: (gate.paused_ms or 0) / 1e3,
+    ),
+    by_gate(
+        "headgate_gate_pauses_total",
+        "counter",
+        "how often the gate has closed",
+        lambda gate: gate.pauses,
+    ),
     # The scheduler.
     Metric(
         "headgate_ready_entries",
@@ -289,6 +308,19 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "those of them that pressure puts off",
         lambda s: s.scheduler.deferred,
+    ),
+    # Watchers.
+    one(
+        "headgate_lagged_watchers",
+        "gauge",
+        "watchers that have lagged and are not at the end again",
+        lambda s: s.delivery.lagged_watchers,
+    ),
+    one(
+        "headgate_watcher_lags_total",
+        "counter",
+        "how often watchers have lagged",
+        lambda s: s.delivery.lags,
     ),
     # Subscriptions.
     one("headgate_subscriptions", "gauge", "how many there are", lambda s: s.subscriptions.count),

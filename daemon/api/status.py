@@ -18,6 +18,7 @@ from daemon.api.bill_status import bill_of
 from daemon.config import Config
 from daemon.config.sensors import SENSORS
 from daemon.governor import board, ladder
+from daemon.governor.producers_gate import ClosedBy
 from daemon.intake.refused import BY_CODE
 from daemon.schemas import api as schemas
 from delivery.subscriptions.drainable import consumers_wanted
@@ -48,6 +49,7 @@ _TOTALS = {
 }
 _REFUSED = {code: at.S_REFUSED + reason for code, reason in BY_CODE.items()}
 _GROUP_TOTALS = {"splits": at.P_SPLITS, "merges": at.P_MERGES}
+_WATCHERS = {"lagged_watchers": at.S_LAGGED, "lags": at.S_LAGS}
 _STORE = {
     "puts": at.S_PUTS,
     "put_bytes": at.S_PUT_BYTES,
@@ -124,8 +126,14 @@ class StatusBuilder:
             bill=bill_of(self._segment, self._config, now_ns),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
+            gates=[self._producers_gate(now_ns), self._routers_gate(now_ns)],
             scheduler=self._scheduler(),
-            delivery=_delivery(took["delivered"]),
+            delivery=schemas.DeliveryStatus(
+                took["delivered"].count,
+                took["delivered"].p50_ms,
+                took["delivered"].p99_ms,
+                **self._sums(_WATCHERS),
+            ),
             subscriptions=subscription_figures.status_of(rows),
             push=push_figures.status_of(totals, rows, now_ns),
             routers=router_figures.status_of(self.routers() if routers is None else routers),
@@ -183,6 +191,28 @@ class StatusBuilder:
             pressure.scaling, counted, left_out, self._layout.shards, subscriptions
         )
 
+    def _producers_gate(self, now_ns: int) -> schemas.GateStatus:
+        why, since_ns, pauses = self._words[at.G_GATE : at.G_GATE + at.GATE_WORDS]
+        return schemas.GateStatus(
+            gate="producers",
+            paused_shards=self._layout.shards if why else 0,
+            paused_ms=_age_ms(since_ns, now_ns) if why else None,
+            pauses=pauses,
+            reasons=[str(bit.name).lower() for bit in ClosedBy(why)],
+        )
+
+    def _routers_gate(self, now_ns: int) -> schemas.GateStatus:
+        """Each shard has one."""
+        whys, since_ns = self._column(at.S_GATE), self._column(at.S_GATE + at.GATE_SINCE_NS)
+        paused = [since for since, why in zip(since_ns, whys, strict=True) if why]
+        return schemas.GateStatus(
+            gate="routers",
+            paused_shards=len(paused),
+            paused_ms=_age_ms(min(paused), now_ns) if paused else None,
+            pauses=sum(self._column(at.S_GATE + at.GATE_PAUSES)),
+            reasons=[SENSORS[why - 1].name for why in sorted({*whys} - {0})],
+        )
+
     def _scheduler(self) -> schemas.SchedulerStatus:
         bands = self._sums({str(band): at.S_BANDS + band for band in range(at.BANDS)})
         deferred = self._sums({"deferred": at.S_DEFERRED})
@@ -217,12 +247,13 @@ class StatusBuilder:
     def _shard_word(self, shard: int, word: int) -> int:
         return int(self._words[self._layout.shard(shard) + word])
 
+    def _column(self, word: int) -> memoryview[int]:
+        """A word of all shards."""
+        first, stop = self._layout.shard(0), self._layout.shard(self._layout.shards)
+        return self._words[first + word : stop : at.SHARD_WORDS]
+
     def _sums(self, names: dict[str, int]) -> dict[str, int]:
-        words, first = self._words, self._layout.shard(0)
-        stop = self._layout.shard(self._layout.shards)
-        return {
-            name: sum(words[first + word : stop : at.SHARD_WORDS]) for name, word in names.items()
-        }
+        return {name: sum(self._column(word)) for name, word in names.items()}
 
     def _group_sums(self, names: dict[str, int]) -> dict[str, int]:
         """Over all slots: those of former groups keep their counts."""
@@ -278,10 +309,6 @@ class StatusBuilder:
 def _latency(counted: Counted) -> schemas.LatencyStatus:
     p50_us, p99_us = (latency.quantile_us(counted.buckets, share) for share in (0.5, 0.99))
     return schemas.LatencyStatus(counted.total, _ms(p50_us), _ms(p99_us))
-
-
-def _delivery(delivered: schemas.LatencyStatus) -> schemas.DeliveryStatus:
-    return schemas.DeliveryStatus(delivered.count, delivered.p50_ms, delivered.p99_ms)
 
 
 def _ms(us: float | None) -> float | None:

@@ -44,5 +44,6 @@ class TopicActivityView:
             age_ms=(now_ns - since_ns) // 1_000_000,
             recency=priority.recency(idle_ms) if consumed_ns else 0,
             watchers=activity.watchers,
+            lagged_watchers=activity.lagged,
             created_ms=topic.created_ms,
         )

@@ -1,4 +1,7 @@
-"""The governor's words in shared memory: stored by the supervisor, read by all."""
+"""The governor's words in shared memory: stored by the supervisor, read by all.
+
+The words of a gate are stored by whoever decides it.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,14 @@ def store(words: memoryview[int], governed: Governed, window_ms: float) -> None:
     words[at.G_COALESCE_NS] = governed.coalesce_ns
     words[at.G_DEFERRING] = governed.deferring
     words[at.G_WINDOW_NS] = int(window_ms * 1e6)
+
+
+def store_gate(words: memoryview[int], gate: int, why: int, now_ns: int) -> None:
+    """Stores why the gate whose words begin at ``gate`` is closed; 0: it is open."""
+    if why and not words[gate + at.GATE_WHY]:
+        words[gate + at.GATE_SINCE_NS] = now_ns
+        words[gate + at.GATE_PAUSES] += 1
+    words[gate + at.GATE_WHY] = why
 
 
 def pressure_of(words: memoryview[int], name: str) -> float:

@@ -5,16 +5,18 @@ shard does not count: a shard that one busy client fills must not stop the route
 routers have in the ring already is stored as ever, and their cursors stay where they are, so
 nothing is skipped or copied twice.
 
-The shard looks at each heartbeat. This module reads shared words and stores none.
+The shard looks at each heartbeat. What closed the gate is in the shard's words: the number of the
+sensor (``config/sensors.py``), plus 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from daemon.config.sensors import BY_NAME, SENSORS
-from daemon.governor.board import pressure_of
+from daemon.config.sensors import BY_NAME, INDEX, SENSORS
+from daemon.governor.board import pressure_of, store_gate
 from daemon.governor.gate import Band, Gate
+from shards import layout as at
 from shards.segment import Segment
 
 _RING = BY_NAME["ring"]
@@ -28,6 +30,7 @@ class RoutersGate:
     def __init__(
         self,
         segment: Segment,
+        shard: int,
         band: Band,
         used_bytes: Callable[[], int],
         in_flight_bytes: Callable[[], int],
@@ -35,6 +38,8 @@ class RoutersGate:
         resume: Callable[[], object],
     ) -> None:
         self._words = segment.words
+        self._gate_at = segment.layout.shard(shard) + at.S_GATE
+        store_gate(self._words, self._gate_at, 0, 0)  # a predecessor's may have been closed
         self._ring_bytes = segment.layout.ring_bytes
         self._used_bytes = used_bytes
         self._in_flight_bytes = in_flight_bytes
@@ -50,7 +55,12 @@ class RoutersGate:
             pressure = pressure_of(self._words, name)
             if pressure > self._level:  # one that is broken does not count
                 self._cause, self._level = name, pressure
-        return self._gate.look(self._level, now_ns, is_drained=not self._in_flight_bytes())
+        was_open = self._gate.is_open
+        is_open = self._gate.look(self._level, now_ns, is_drained=not self._in_flight_bytes())
+        if is_open != was_open:
+            why = 0 if is_open else INDEX[self._cause] + 1
+            store_gate(self._words, self._gate_at, why, now_ns)
+        return is_open
 
     def _why(self) -> str:
         return (

@@ -83,7 +83,8 @@ class AfterCommit:
             self._delivered, lambda: self._coalesce_ns > 0, monotonic_ns, self._watched,
         )  # fmt: skip
         self._words = segment.words
-        self._bands_at = segment.layout.shard(shard) + at.S_BANDS
+        self._shard_at = segment.layout.shard(shard)
+        self._lags = int(self._words[self._shard_at + at.S_LAGS])  # of watchers of predecessors
         self._latencies = LatencyHistogram(segment, shard, Stage.DELIVERED)
         self.routers: Routers  # set before ``start``
         self.subscriptions: Subscriptions  # likewise
@@ -118,8 +119,10 @@ class AfterCommit:
         self.senders.look()
         self.subscriptions.hold_pushed(self.senders.secrets_missing)
         for band, depth in enumerate(self._ready.depths()):
-            self._words[self._bands_at + band] = depth
-        self._words[self._bands_at + at.BANDS] = self._ready.deferred()
+            self._words[self._shard_at + at.S_BANDS + band] = depth
+        self._words[self._shard_at + at.S_DEFERRED] = self._ready.deferred()
+        self._words[self._shard_at + at.S_LAGGED] = self.hub.lagged
+        self._words[self._shard_at + at.S_LAGS] = self._lags + self.hub.lags
         self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.PUSH)))
 
     def _follow_governor(self) -> None:
@@ -159,8 +162,8 @@ class AfterCommit:
             self.recency.consumed(turn.key[0], monotonic_ns())
         return served
 
-    def _watched(self, topic_id: int, watchers: int) -> None:
-        self._rows.watched(topic_id, watchers)
+    def _watched(self, topic_id: int, watchers: int, lagged: int) -> None:
+        self._rows.watched(topic_id, watchers, lagged)
         if not watchers:
             self._ready.forget((topic_id, Kind.PUSH))
 

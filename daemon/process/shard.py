@@ -277,7 +277,7 @@ class Shard:
         self._subscriptions.rows.sender_rows = self._after.senders.rows
         self._subscriptions.try_push = self._after.senders.test
         self._routers_gate = RoutersGate(
-            self.segment, gate_band(config), lambda: self._ring.used_bytes,
+            self.segment, self.shard, gate_band(config), lambda: self._ring.used_bytes,
             lambda: copies.in_flight_bytes, self._pause_routers, self._resume_routers,
         )  # fmt: skip
         self._admin = AdminRoutes(

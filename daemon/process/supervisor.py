@@ -31,7 +31,7 @@ from daemon.alarms.alarms import AlarmLog, active
 from daemon.alarms.standing import StandingLog, StateLog, standing
 from daemon.config import Config, ConfigError, load_again, reload
 from daemon.governor.billing import Billing
-from daemon.governor.board import pressure_of
+from daemon.governor.board import pressure_of, store_gate
 from daemon.governor.gate import Gate, gate_band
 from daemon.governor.producers_gate import ProducersGate, disks_of
 from daemon.governor.tick import GovernorTick
@@ -395,7 +395,7 @@ class Supervisor:
             self._alarms.raise_(AlarmKind.DISK_SHORT, self._gate.short, now_ns)
         else:
             self._alarms.clear(AlarmKind.DISK_SHORT)
-        self._words[at.G_GATE] = closed_by
+        store_gate(self._words, at.G_GATE, closed_by, now_ns)
         self.bells.ring_all(range(self.config.shards))
 
     def _memory_short(self) -> None:

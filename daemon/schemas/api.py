@@ -24,6 +24,7 @@ from daemon.schemas.status import (
     BillStatus,
     BudgetStatus,
     DeliveryStatus,
+    GateStatus,
     GroupStatus,
     LatencyStatus,
     Live,
@@ -93,6 +94,7 @@ __all__ = [
     "DiffAnswer",
     "DiffRequest",
     "DeliveryStatus",
+    "GateStatus",
     "PushStatus",
     "SubscriptionsStatus",
     "Error",
@@ -218,6 +220,10 @@ class TopicState(Struct, frozen=True):
     ]
     watchers: Annotated[
         int, Meta(ge=0, description="streams that watch the topic, of all shards; a second late")
+    ]
+    lagged_watchers: Annotated[
+        int,
+        Meta(ge=0, description="those of them that have lagged and are not at the end again"),
     ]
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
 

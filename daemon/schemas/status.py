@@ -333,6 +333,28 @@ class DeliveryStatus(Struct, frozen=True):
         Meta(description="half took less; exact to a factor of 2. Null: there was no delivery"),
     ]
     p99_ms: Annotated[float | None, Meta(description="99 % took less")]
+    lagged_watchers: Annotated[
+        int, Meta(description="watchers that have lagged and are not at the end again")
+    ]
+    lags: Annotated[int, Meta(description="how often watchers have lagged")]
+
+
+class GateStatus(Struct, frozen=True):
+    """A gate, which pauses a source of new records while something runs out."""
+
+    gate: Annotated[str, Meta(description="its source: `producers`, or `routers` of each shard")]
+    paused_shards: Annotated[int, Meta(description="shards that take nothing from it now")]
+    paused_ms: Annotated[
+        int | None, Meta(description="for how long, the longest of them; null: no shard")
+    ]
+    pauses: Annotated[int, Meta(description="how often it has closed, since the daemon started")]
+    reasons: Annotated[
+        list[str],
+        Meta(
+            description="what keeps it closed: of producers, `store_failing`, `ledger_disk`,"
+            " `store_disk` or `memory`; of routers, the sensor that closed it"
+        ),
+    ]
 
 
 class LatencyStatus(Struct, frozen=True):
@@ -422,6 +444,7 @@ class Status(Struct, frozen=True):
     bill: BillStatus
     memory_bound_bytes: int
     retention: RetentionStatus
+    gates: list[GateStatus]
     scheduler: SchedulerStatus
     delivery: DeliveryStatus
     subscriptions: SubscriptionsStatus

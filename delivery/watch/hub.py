@@ -7,13 +7,15 @@ A turn writes at most once for each watcher that waits, and ends in the middle o
 budget is spent. A watcher whose outlet has not drained is passed over and costs nothing until it
 has. One that has not drained for LAGGED_NS when something is due, or whose next record the rings
 no longer hold, has *lagged*: of a lossy topic it gets a tombstone up to the head, of any other it
-catches up from wherever the records are.
+catches up from wherever the records are. It counts as lagged until it is at the tail again.
 
 Invariants:
 
 - Each partition that is watched is pinned once for each of its watchers.
 - A LIVE watcher whose cursor is below a head waits in the topic, or is BLOCKED.
 - Nothing is written to an outlet that is not writable.
+- A watcher whose outlet has not drained although something is due is in ``_blocked``, in the order
+  of time, until it counts as lagged.
 
 Everything belongs to the loop. This module knows no HTTP; the loop's tasks, the clock and the
 reader are arguments.
@@ -60,7 +62,7 @@ LAGGED = "lagged"  # a tombstone's reason
 class WatchedTopic:
     """A topic with watchers. ``waiting`` are those that the next turns serve, in order."""
 
-    __slots__ = ("lossy", "name", "partitions", "topic_id", "waiting", "watchers")
+    __slots__ = ("lagged", "lossy", "name", "partitions", "topic_id", "waiting", "watchers")
 
     def __init__(self, topic: Topic) -> None:
         self.topic_id = topic.topic_id
@@ -69,6 +71,7 @@ class WatchedTopic:
         self.partitions = topic.config.partitions
         self.watchers: dict[Watcher, None] = {}
         self.waiting: OrderedDict[Watcher, None] = OrderedDict()
+        self.lagged = 0  # of the watchers
 
 
 class WatchHub:
@@ -77,7 +80,8 @@ class WatchHub:
     ``dirty(keys, published_ns)`` asks the dispatcher for turns; ``told`` turns an error of a read
     into the event that ends a stream; ``delivered`` hears how long after its commit's publication
     a write was made, and of which topic; ``coalesce`` says whether several records go in one event;
-    ``watched`` hears how many watchers a topic has whenever that changes.
+    ``watched`` hears how many watchers a topic has, and how many of them have lagged, whenever
+    that changes.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class WatchHub:
         delivered: Callable[[int, int], None],
         coalesce: Callable[[], bool],
         now_ns: Callable[[], int],
-        watched: Callable[[int, int], None],
+        watched: Callable[[int, int, int], None],
     ) -> None:
         self._reader = reader
         self._followed = reader.followed
@@ -101,6 +105,9 @@ class WatchHub:
         self._watched = watched
         self._topics: dict[int, WatchedTopic] = {}
         self._watchers: dict[Watcher, None] = {}
+        self._blocked: OrderedDict[Watcher, None] = OrderedDict()
+        self.lagged = 0  # watchers that have lagged and are not at the tail again
+        self.lags = 0  # how often one has lagged
         self._round: deque[Watcher] = deque()  # whose silence is looked at next
         self._changed: LruCache[int, Topic] = LruCache(CHANGES_KEPT)
         self._reading = asyncio.Semaphore(CATCH_UPS_AT_ONCE)
@@ -157,7 +164,7 @@ class WatchHub:
             if watched is None:
                 watched = self._topics[topic.topic_id] = WatchedTopic(topic)
             watched.watchers[watcher] = None
-            self._watched(topic.topic_id, len(watched.watchers))
+            self._tell_watched(watched)
         watcher.write(shape.format.opening() + first, self._now_ns())
         if self._closing:
             self._end(watcher, shape.format.closing())
@@ -185,6 +192,8 @@ class WatchHub:
         if watcher not in self._watchers:
             return
         del self._watchers[watcher]
+        self._blocked.pop(watcher, None)
+        self._mark(watcher, lagged=False)
         if watcher.catch_up is not None:
             watcher.catch_up.cancel()
             # Otherwise watcher, task and the traceback of its end keep each other, and a page.
@@ -199,9 +208,13 @@ class WatchHub:
         topic = self._topics[topic_id]
         del topic.watchers[watcher]
         topic.waiting.pop(watcher, None)
+        topic.lagged -= watcher.lagged
         if not topic.watchers:
             del self._topics[topic_id]
-        self._watched(topic_id, len(topic.watchers))
+        self._tell_watched(topic)
+
+    def _tell_watched(self, topic: WatchedTopic) -> None:
+        self._watched(topic.topic_id, len(topic.watchers), topic.lagged)
 
     def _end(self, watcher: Watcher, data: bytes) -> None:
         """Ends a stream with a last event."""
@@ -252,8 +265,7 @@ class WatchHub:
         """One write to a LIVE watcher; returns what it cost."""
         outlet = watcher.outlet
         if not outlet.writable:
-            if not watcher.blocked_since_ns:
-                watcher.blocked_since_ns = self._now_ns()
+            self._block(watcher)
             return 0
         cursors, shape = watcher.cursors, watcher.shape
         data = b""
@@ -297,7 +309,7 @@ class WatchHub:
         elif watcher.blocked_since_ns:
             now_ns = self._now_ns()
             has_lagged = now_ns - watcher.blocked_since_ns >= LAGGED_NS
-            watcher.blocked_since_ns = 0
+            self._unblock(watcher)
             if has_lagged:
                 self._lagged(watcher)
                 return
@@ -305,8 +317,32 @@ class WatchHub:
                 self._topics[topic_id].waiting[watcher] = None
             self._dirty([(topic_id, Kind.PUSH) for topic_id in watcher.keys], now_ns)
 
+    def _block(self, watcher: Watcher) -> None:
+        """The outlet has not drained, although something is due."""
+        if not watcher.blocked_since_ns:
+            watcher.blocked_since_ns = self._now_ns()
+            self._blocked[watcher] = None
+
+    def _unblock(self, watcher: Watcher) -> None:
+        watcher.blocked_since_ns = 0
+        self._blocked.pop(watcher, None)
+
+    def _mark(self, watcher: Watcher, *, lagged: bool) -> None:
+        """From now on the watcher counts as lagged, or no longer."""
+        if watcher.lagged == lagged:
+            return
+        watcher.lagged = lagged
+        change = 1 if lagged else -1
+        self.lagged += change
+        self.lags += lagged
+        for topic_id in watcher.keys:
+            topic = self._topics[topic_id]
+            topic.lagged += change
+            self._tell_watched(topic)
+
     def _lagged(self, watcher: Watcher) -> None:
         """Skips what a lossy topic may lose; the rest is caught up."""
+        self._mark(watcher, lagged=True)
         data = b""
         for key, cursor in watcher.cursors.items():
             topic = self._topics[key[0]]
@@ -320,7 +356,7 @@ class WatchHub:
         self._start_catch_up(watcher)
 
     def _start_catch_up(self, watcher: Watcher) -> None:
-        watcher.blocked_since_ns = 0
+        self._unblock(watcher)
         watcher.drained = asyncio.Event()
         watcher.catch_up = asyncio.get_running_loop().create_task(self._catch_up(watcher))
 
@@ -335,6 +371,7 @@ class WatchHub:
             self._fail(watcher, error)
             return
         watcher.catch_up = watcher.drained = None
+        self._mark(watcher, lagged=False)
         heads = [
             (self._topics[key[0]].name, key[1], seq) for key, seq in sorted(watcher.cursors.items())
         ]
@@ -389,13 +426,22 @@ class WatchHub:
             await asyncio.sleep(0)  # a long catch-up shares the loop
             return
         watcher.drained.clear()
+        self._block(watcher)
         await watcher.drained.wait()
+        self._unblock(watcher)
 
     # Time, and changes of topics
 
     def tick(self) -> None:
-        """To be called regularly: tells silent clients that the stream lives, and where it is."""
+        """To be called regularly: tells silent clients that the stream lives, and where it is, and
+        marks those that have taken nothing for too long."""
         now_ns = self._now_ns()
+        while self._blocked:
+            watcher = next(iter(self._blocked))
+            if now_ns - watcher.blocked_since_ns < LAGGED_NS:
+                break
+            del self._blocked[watcher]
+            self._mark(watcher, lagged=True)
         for _ in range(-(-len(self._round) // TICKS_PER_ROUND)):
             watcher = self._round.popleft()
             if watcher not in self._watchers:
@@ -447,9 +493,15 @@ class WatchHub:
         for topic_id, topic in self._topics.items():
             assert topic.watchers, f"topic id {topic_id} has no watcher"
             assert all(watcher in topic.watchers for watcher in topic.waiting)
+            assert topic.lagged == sum(watcher.lagged for watcher in topic.watchers)
+        assert self.lagged == sum(watcher.lagged for watcher in self._watchers)
+        assert list(self._blocked) == sorted(self._blocked, key=lambda w: w.blocked_since_ns)
         for watcher in self._watchers:
             assert set(watcher.cursors) == {k for keys in watcher.keys.values() for k in keys}
-            if watcher.catch_up is not None or watcher.blocked_since_ns:
+            is_blocked = watcher.blocked_since_ns > 0
+            assert watcher not in self._blocked or is_blocked
+            assert watcher in self._blocked or not is_blocked or watcher.lagged
+            if watcher.catch_up is not None or is_blocked:
                 continue
             for key, cursor in watcher.cursors.items():
                 is_waiting = watcher in self._topics[key[0]].waiting

@@ -37,6 +37,7 @@ class Watcher:
         "cursors",
         "drained",
         "keys",
+        "lagged",
         "outlet",
         "shape",
         "told",
@@ -57,6 +58,7 @@ class Watcher:
         self.catch_up: asyncio.Task[None] | None = None
         self.drained: asyncio.Event | None = None  # while the catch-up waits
         self.blocked_since_ns = 0
+        self.lagged = False  # until it is at the tail again
         self.written_ns = 0
         self.told = True  # whether the client knows the cursors
 

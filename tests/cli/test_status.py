@@ -46,8 +46,19 @@ STATUS: dict[str, Any] = {
     },
     "memory_bound_bytes": 512 << 20,
     "retention": {"records_evicted": 4_321, "clock_jump_ms": None},
+    "gates": [
+        {
+            "gate": "producers", "paused_shards": 0, "paused_ms": None, "pauses": 1, "reasons": [],
+        },
+        {
+            "gate": "routers", "paused_shards": 2, "paused_ms": 3_000, "pauses": 4,
+            "reasons": ["ring", "memory"],
+        },
+    ],
     "scheduler": {"ready": [0, 0, 3, 0, 1], "deferred": 0},
-    "delivery": {"deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048},
+    "delivery": {
+        "deliveries": 9_876, "p50_ms": 0.512, "p99_ms": 2.048, "lagged_watchers": 3, "lags": 12,
+    },
     "subscriptions": {
         "count": 2, "held": 1, "lag": 70_500, "drainable_lag": 10, "in_flight": 12, "waiting": 3,
         "blocked_keys": 2, "consumers": 3, "oldest_unacknowledged_ms": 5,
@@ -149,7 +160,10 @@ memory    at most 512 MiB by its bounds
 acked     2,000 requests, 24,690 records, 14.0 MiB; 4 rejected
 objects   1,199 committed, 0 adopted
 evicted   4,321 records
+gate      of producers open; closed once since the start
+gate      of routers closed on 2 shards (ring, memory) for 3.0 s; closed 4 times since the start
 streams   9,876 writes; from the commit, half within 0.5 ms, 99 % 2 ms
+watchers  3 have lagged and are not at the end again; 12 times since the start
 consumers 3 in 2 subscriptions; lag 70,500 from 3 h 0 min ago on, 12 in flight, 2 blocked keys
           orders audit held, lag 500: the store does not answer
           orders email running, lag 500, 2 blocked keys

@@ -47,7 +47,8 @@ def test_topics_ls_follows_the_cursor() -> None:
 
 
 def test_topics_show_prints_settings_that_are_not_the_default_and_partitions() -> None:
-    with says(Answer(200, state(partitions=2, ttl_ms=5))) as server:
+    told = state(partitions=2, ttl_ms=5) | {"lagged_watchers": 1}
+    with says(Answer(200, told)) as server:
         shown, body = (
             run(server, "topics", "show", "orders"),
             run(server, "topics", "show", "orders", "-o", "json"),
@@ -56,13 +57,13 @@ def test_topics_show_prints_settings_that_are_not_the_default_and_partitions() -
         "topic orders\n"
         "  partitions = 2\n"
         "  ttl_ms = 5\n"
-        "  priority 250, band B2, age -, recency 250, watchers 3\n"
+        "  priority 250, band B2, age -, recency 250, watchers 3 (1 lagged)\n"
         "\n"
         "partition  earliest seq  head seq  next seq  records    bytes\n"
         "        0             1        10        11       10  2.0 KiB\n"
         "        1             1        10        11       10  2.0 KiB\n"
     )
-    assert json.loads(body.stdout) == state(partitions=2, ttl_ms=5)
+    assert json.loads(body.stdout) == told
 
 
 def test_topics_create_puts_only_what_was_given() -> None:

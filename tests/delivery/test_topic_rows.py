@@ -47,13 +47,15 @@ def test_watchers_are_summed_over_shards(
     shards, reader = rows_of(segment)
     expected: dict[tuple[int, int], int] = {}
     for shard, topic_id, watchers in changes:
-        shards[shard].watched(topic_id, watchers)
+        shards[shard].watched(topic_id, watchers, watchers // 2)
         expected[shard, topic_id] = watchers
     sums: dict[int, int] = {}
     for (_, topic_id), watchers in expected.items():
         sums[topic_id] = sums.get(topic_id, 0) + watchers
     found = reader.of_each([*sums, 77])
     assert {each: found[each].watchers for each in found} == {t: n for t, n in sums.items() if n}
+    lagged = {t: sum(n // 2 for (_, each), n in expected.items() if each == t) for t in found}
+    assert {each: found[each].lagged for each in found} == lagged
     for topic_id in sums:
         assert reader.of(topic_id) == found.get(topic_id, TopicActivity())
 
@@ -63,9 +65,9 @@ def test_the_push_that_has_waited_longest_is_shown(segment: Segment) -> None:
     for rows, band, since_ns in ((shards[0], 1, 500), (shards[2], 0, 400)):
         rows.watched(9, 1)
         refresh(rows, {9: EntryView(band, since_ns, False)})
-    assert reader.of(9) == TopicActivity(2, 0, 400)
+    assert reader.of(9) == TopicActivity(2, 0, 0, 400)
     refresh(shards[2], {})
-    assert reader.of(9) == TopicActivity(2, 1, 500)
+    assert reader.of(9) == TopicActivity(2, 0, 1, 500)
     refresh(shards[0], {9: EntryView(None, 600, False)})
     assert reader.of(9).band is None, "in the order of commits there are no bands"
 

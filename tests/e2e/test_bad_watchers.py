@@ -84,6 +84,14 @@ def streams(daemon: Daemon) -> int:
     return sum(shard["streams"] for shard in daemon.status()["shards"])
 
 
+def lagged(daemon: Daemon) -> tuple[int, int]:
+    """Watchers that have lagged, of all topics and of this one."""
+    return (
+        daemon.status()["delivery"]["lagged_watchers"],
+        daemon.get("/v0/topics/t").json["lagged_watchers"],
+    )
+
+
 @contextlib.contextmanager
 def asking(daemon: Daemon, path: str = WATCH, then: bytes = b"") -> Iterator[socket.socket]:
     """A client that has asked for a stream."""
@@ -124,12 +132,16 @@ def test_watchers_that_never_read_hold_little_and_get_everything_when_they_read_
         for number in range(20):
             lines.append(stack.enter_context(WatchLine(daemon, f"{WATCH}?from_seq={start}")))
             bystander.write(f"{24 + number} {RECORD}")
+        wait_until(lambda: lagged(daemon) == (20, 20), "all of them to have lagged")
         # 440 MiB were due to them; a page of each may be in memory.
         assert own_memory(daemon) - at_first < 60 * MIB
         for slow in lines[::10]:
             slow.read_until(lambda: len(slow.records) == 44)  # noqa: B023
             numbers = [record["data"].split()[0] for record in slow.records]
             assert numbers == [str(number) for number in range(44)]
+        wait_until(lambda: lagged(daemon) == (18, 18), "those that read to be at the end again")
+    wait_until(lambda: lagged(daemon) == (0, 0), "the others to be gone")
+    assert daemon.status()["delivery"]["lags"] >= 20
 
 
 def test_a_watcher_that_reads_a_byte_per_commit_stays_and_gets_everything(

@@ -69,6 +69,9 @@ def squeezed(daemon: Daemon, group: MemoryGroup) -> None:
     wait_until(lambda: held(daemon), "the router to be held")
     status = daemon.status()
     assert "memory_short" in [alarm["alarm"] for alarm in status["alarms"]]
+    for gate in status["gates"]:
+        assert (gate["paused_shards"], gate["pauses"]) == (1, 1)
+        assert "memory" in gate["reasons"] and gate["paused_ms"] >= 0
     assert not daemon.read_all("copies")
     stored = daemon.read_all("source")
     assert len(stored) >= 20  # readers read on
@@ -84,6 +87,10 @@ def squeezed(daemon: Daemon, group: MemoryGroup) -> None:
     wait_routed(daemon, "r")
     assert assert_copied(daemon, "source", "copies") >= 22
     assert router(daemon, "r")["state"] == "running"
+    gates = daemon.status()["gates"]
+    assert [(gate["gate"], gate["paused_shards"]) for gate in gates] == [
+        ("producers", 0), ("routers", 0)
+    ]  # fmt: skip
     # Each edge is one line.
     assert daemon.text.count("routers of this shard pause") == 1
     assert daemon.text.count("routers of this shard go on") == 1

@@ -160,7 +160,7 @@ def test_what_was_acknowledged_is_recovered_from_the_store_alone(
 
 def lasting(daemon: Daemon) -> list[dict[str, Any]]:
     """The topics, without what passing time and readers change."""
-    passing = {"effective_priority", "band", "age_ms", "recency", "watchers"}
+    passing = {"effective_priority", "band", "age_ms", "recency", "watchers", "lagged_watchers"}
     found = daemon.get("/v0/topics").json
     assert found["next_cursor"] is None and all(
         passing <= topic.keys() for topic in found["topics"]

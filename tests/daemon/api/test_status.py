@@ -11,9 +11,10 @@ import pytest
 from daemon import memory
 from daemon.api.status import StatusBuilder
 from daemon.config import load
-from daemon.config.sensors import SENSORS, Reading
+from daemon.config.sensors import BY_NAME, SENSORS, Reading
 from daemon.governor import board
 from daemon.governor.governor import Governor
+from daemon.governor.producers_gate import ClosedBy
 from daemon.schemas.status import SubscriptionScaling
 from shards import layout as at
 from shards.layout import Layout
@@ -102,6 +103,43 @@ def test_totals_and_store_are_sums_over_the_shards(daemon: Daemon) -> None:
     sums = document["totals"] | document["store"]
     assert [sums[name] for name in words] == [10 * 10**number for number in range(len(words))]
     assert [shard["records_acked"] for shard in document["shards"]] == [10, 20, 30, 40]
+
+
+def test_gates_say_which_are_closed_why_since_when_and_how_often(daemon: Daemon) -> None:
+    gates = {"producers": (at.G_GATE,), "routers": tuple(
+        daemon.segment.layout.shard(shard) + at.S_GATE for shard in range(SHARDS)
+    )}  # fmt: skip
+
+    def close(gate: int, why: int, ago_ms: int) -> None:
+        board.store_gate(daemon.words, gate, why, NOW_NS - ago_ms * 1_000_000)
+
+    is_open: dict[str, Any] = {"paused_shards": 0, "paused_ms": None, "pauses": 0, "reasons": []}
+    assert daemon.document()["gates"] == [{"gate": gate} | is_open for gate in gates]
+    memory, disk = SENSORS.index(BY_NAME["memory"]) + 1, SENSORS.index(BY_NAME["disk"]) + 1
+    close(gates["producers"][0], ClosedBy.STORE_FAILING, 9_000)
+    close(gates["producers"][0], ClosedBy.STORE_FAILING | ClosedBy.MEMORY, 1_000)
+    close(gates["routers"][1], disk, 700)
+    for _ in range(2):
+        close(gates["routers"][3], 0, 500)
+        close(gates["routers"][3], memory, 300)
+    assert daemon.document()["gates"] == [
+        {
+            "gate": "producers", "paused_shards": SHARDS, "paused_ms": 9_000, "pauses": 1,
+            "reasons": ["store_failing", "memory"],
+        },
+        {
+            "gate": "routers", "paused_shards": 2, "paused_ms": 700, "pauses": 3,
+            "reasons": ["memory", "disk"],
+        },
+    ]  # fmt: skip
+
+
+def test_watchers_that_have_lagged_are_summed_over_the_shards(daemon: Daemon) -> None:
+    for shard in range(SHARDS):
+        daemon.store(shard, at.S_LAGGED, shard)
+        daemon.store(shard, at.S_LAGS, 10 * shard)
+    delivery = daemon.document()["delivery"]
+    assert (delivery["lagged_watchers"], delivery["lags"]) == (6, 60)
 
 
 def test_a_shards_row_says_how_it_is(daemon: Daemon) -> None:

@@ -24,11 +24,12 @@ class Shard:
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words
+        self._gate_at = segment.layout.shard(0) + at.S_GATE
         self.used_bytes = self.in_flight_bytes = 0
         self.told: list[str] = []
         self.now_ns = 0
         self.gate = RoutersGate(
-            segment, Band(), lambda: self.used_bytes, lambda: self.in_flight_bytes,
+            segment, 0, Band(), lambda: self.used_bytes, lambda: self.in_flight_bytes,
             self.told.append, lambda: self.told.append("resume"),
         )  # fmt: skip
 
@@ -39,6 +40,11 @@ class Shard:
 
     def look(self) -> bool:
         return self.gate.look(self.now_ns)
+
+    @property
+    def told_words(self) -> list[int]:
+        """Why the gate is closed, since when, and how often it has closed."""
+        return self._words[self._gate_at : self._gate_at + at.GATE_WORDS].tolist()
 
 
 @pytest.fixture
@@ -91,3 +97,26 @@ def test_routers_that_hold_nothing_go_on_below_the_upper_threshold(shard: Shard)
     assert not shard.look()
     shard.now_ns += DRAINED_NS
     assert shard.look()
+
+
+def test_the_words_of_the_gate_say_why_since_when_and_how_often(shard: Shard) -> None:
+    ring, memory = INDEX["ring"] + 1, INDEX["memory"] + 1
+    assert shard.told_words == [0, 0, 0]
+    for level, words in [(0.9, [memory, 5, 1]), (0.7, [memory, 5, 1]), (0.6, [0, 5, 1])]:
+        shard.now_ns += 5
+        shard.sense("memory", level)
+        shard.look()
+        assert shard.told_words == words
+    shard.used_bytes = RING_BYTES
+    shard.look()
+    assert shard.told_words == [ring, shard.now_ns, 2]
+
+
+def test_a_shard_that_was_replaced_begins_with_an_open_gate_and_keeps_the_count() -> None:
+    segment = Segment.create(Layout(1, RING_BYTES))
+    Shard(segment).sense("memory", 0.9)
+    former = Shard(segment)
+    former.look()
+    assert former.told_words[0]
+    assert Shard(segment).told_words == [0, 0, 1]
+    segment.close()

@@ -187,6 +187,65 @@ def test_a_watcher_that_lagged_loses_only_what_a_lossy_topic_may_lose(
     run(node, test)
 
 
+def test_a_watcher_that_takes_nothing_counts_as_lagged_until_it_is_at_the_end_again(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        slow, other = made.watch(Client(), {0: 0}), made.watch(Client(), {0: 0})
+        await made.rest()
+        slow.stuck = True
+        for number in range(1, 4):
+            commit(node, str(number))
+            made.tell()
+            await made.rest()
+
+        def counts() -> tuple[int, int, int]:
+            made.hub.tick()
+            made.hub.check_invariants()
+            return made.hub.lagged, made.hub.lags, made.lagged[node.topic.topic_id]
+
+        made.now_ns += hub_module.LAGGED_NS - 1
+        assert counts() == (0, 0, 0)
+        made.now_ns += 1
+        assert counts() == (1, 1, 1), "it may never take anything again"
+        assert counts() == (1, 1, 1)
+        slow.take(stuck=True)  # it gets a page, which it does not take either
+        await made.settle(lambda: bool(slow.untaken))
+        assert counts() == (1, 1, 1)
+        slow.take()
+        await made.rest()
+        assert slow.seqs == other.seqs == [1, 2, 3]
+        assert counts() == (0, 1, 0)
+
+    run(node, test)
+
+
+def test_a_watcher_that_goes_or_whose_topic_is_deleted_no_longer_counts_as_lagged(
+    node: Node,
+) -> None:
+    async def test(made: Watching) -> None:
+        goes, stays = made.watch(Client(), {0: 0}), made.watch(Client(), {0: 0, 1: 0})
+        await made.rest()
+        goes.stuck = stays.stuck = True
+        for number in range(1, 4):
+            commit(node, str(number))
+            made.tell()
+            await made.rest()
+        made.now_ns += hub_module.LAGGED_NS
+        made.hub.tick()
+        made.hub.check_invariants()
+        assert (made.hub.lagged, made.lagged[node.topic.topic_id]) == (2, 2)
+        goes.go()
+        made.hub.check_invariants()
+        assert (made.hub.lagged, made.lagged[node.topic.topic_id]) == (1, 1)
+        made.hub.topic_changed(msgspec.structs.replace(node.topic, deleted_ms=1))
+        made.hub.check_invariants()
+        assert (made.hub.lagged, made.hub.lags) == (0, 2)
+        assert made.lagged[node.topic.topic_id] == 0
+
+    run(node, test)
+
+
 def test_a_watcher_whose_records_the_ring_has_overwritten_reads_them_from_the_store(
     node: Node,
 ) -> None:

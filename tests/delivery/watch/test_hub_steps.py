@@ -36,7 +36,9 @@ steps = st.lists(
         st.tuples(st.just("tell"), st.integers(1, 3)),
         st.tuples(st.just("watch"), st.sampled_from([None, "a"])),
         st.tuples(st.just("stuck"), st.integers(0, 9)),
-        st.tuples(st.just("take"), st.integers(0, 9), st.sampled_from([0, LAGGED_NS])),
+        st.tuples(
+            st.just("take"), st.integers(0, 9), st.sampled_from([0, LAGGED_NS]), st.booleans()
+        ),
         st.tuples(st.just("cut"), st.integers(0, 9)),
         st.tuples(st.just("turn"), st.integers(1, 30)),
     ),
@@ -110,6 +112,8 @@ async def carry_out(made: Watching, todo: list[Step]) -> list[Reader]:
                 reader.cut()
             else:
                 made.now_ns += values[1]
+                if values[2]:
+                    made.hub.tick()
                 reader.client.take()
         made.hub.check_invariants()
     made.node.commit()
@@ -117,6 +121,7 @@ async def carry_out(made: Watching, todo: list[Step]) -> list[Reader]:
     for reader in readers:
         reader.client.take()
     await made.rest()
+    assert made.hub.lagged == 0, "all are at the end"
     return readers
 
 

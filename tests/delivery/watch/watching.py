@@ -128,9 +128,10 @@ class Watching:
             self.watched,
         )
         self.watchers: dict[int, int] = {}
+        self.lagged: dict[int, int] = {}
 
-    def watched(self, topic_id: int, watchers: int) -> None:
-        self.watchers[topic_id] = watchers
+    def watched(self, topic_id: int, watchers: int, lagged: int) -> None:
+        self.watchers[topic_id], self.lagged[topic_id] = watchers, lagged
 
     def start(self) -> None:
         self.dispatcher.start(asyncio.get_running_loop(), {Kind.PUSH: self.hub.serve}, raise_it)
