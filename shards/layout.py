@@ -48,8 +48,8 @@ lease: state           its present holder; the supervisor, after ``waitpid``, fo
 lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the process of the row (shards/alarms.py)
-router: all words      the shard that owns the router (shards/routerboard.py)
-subscription: all      the shard that owns the subscription (shards/subscriptionboard.py)
+router: all words      the shard that owns the router (shards/rowboard.py)
+subscription: all      the shard that owns the subscription (shards/rowboard.py)
 words
 push offer: all words  the shard that owns the subscription (shards/pushboard.py)
 push share: granted    supervisor (its balancer)

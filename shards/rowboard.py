@@ -1,23 +1,27 @@
-"""Rows that an owner writes whole and any process reads: the boards of subscriptions and routers.
+"""How far each subscription and each router is, in shared memory, so that any shard can report it.
 
 Lifecycle of a row: it is of a slot (``ledger/subscriptions.py``, ``ledger/routers.py``). Its owner
-writes it, with its own id, numbers and texts -> again whenever something changes -> frees it when
-its subject is deleted. Counts are since the daemon started: a successor of the owner goes on from
-the row that it finds.
+writes it at a heartbeat, with its own id, if anything has changed -> frees it when its subject is
+deleted. Counts are since the daemon started: a successor of the owner goes on from the row that it
+finds.
 
 Ids only grow, so they are the generation of a slot: the owner of a former subject, perhaps another
 process, which has not learned yet that this was deleted, does not write over a later one. If both
 wrote at the same time, the owner of the later one finds that the row ``is_of`` another, and writes
 again.
 
-This module neither logs nor decides.
+A row is a Struct: its texts are cut to what a row holds, 255 bytes each and the last one what is
+left; everything else is a number. This module neither logs nor decides.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from enum import IntEnum
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from shards import layout as at
 from shards.barrier import fence
@@ -27,97 +31,186 @@ _READS_MAX = 100  # of a row that is being written; then it is taken as it is
 _SHORT_BYTES = 255  # of all texts but the last one, which has what is left
 
 
-class WrittenRow(NamedTuple):
-    """A row as it was read; ``id`` is 0 if nobody has written it."""
+class RowPhase(IntEnum):
+    """What a subscription or a router does. A number is a word's value, not a contract."""
 
+    RUNNING = 0
+    PAUSED = 1  # by request
+    HELD = 2  # nothing can be delivered or copied now: ``reason`` says why
+    STOPPED = 3  # it cannot go on
+
+
+class SubscriptionRow(Struct, frozen=True):
+    """What a subscription does. The counts from ``delivered`` on only grow."""
+
+    topic: str = ""
+    subscription: str = ""
+    phase: RowPhase = RowPhase.RUNNING
+    reason: str = ""
+    stands: str = ""  # which message it stands still at, and why (delivery/standstill.py)
+    stands_since_ns: int = 0  # since when; 0: it does not
+    is_pushed: int = 0
+    lag: int = 0  # records that are not finished
+    drainable_lag: int = 0  # those of them that more consumers would help with
+    in_flight: int = 0
+    waiting: int = 0
+    blocked_keys: int = 0
+    consumers: int = 0
+    consumer_max: int = 0  # messages that each of them may have
+    oldest_unacknowledged_ms: int = 0  # the age, as of the heartbeat
+    oldest_unfinished_ms: int = 0  # likewise, since the record was stored
+    delivered: int = 0
+    acknowledged: int = 0
+    redelivered: int = 0
+    refused: int = 0
+    dropped: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    evicted: int = 0
+    unmatched: int = 0
+
+
+SUBSCRIPTION_NUMBERS = SubscriptionRow.__struct_fields__[7:]  # what is shown as it is
+
+
+class RouterRow(Struct, frozen=True):
+    """What a router does: counts of the source's records, and why it does not run, if so."""
+
+    phase: RowPhase = RowPhase.RUNNING
+    copied: int = 0
+    filtered: int = 0
+    skipped: int = 0
+    reason: str = ""
+    router: str = ""
+    source: str = ""
+    dest: str = ""
+    lag: int = 0  # offsets of the source that are not dealt with, as of the last look
+    stands_since_ns: int = 0  # since when it stands still; 0: it does not
+    stands: str = ""  # at which record, and why (delivery/standstill.py)
+
+
+Row = TypeVar("Row", bound=SubscriptionRow | RouterRow)
+
+
+class Placed(NamedTuple, Generic[Row]):
+    """A row, its slot, and whose it is."""
+
+    slot: int
     id: int
-    numbers: list[int]
-    texts: list[str]
+    row: Row
 
 
-class RowBoard:
-    """``slots`` rows from the word ``first`` on, each with N numbers and texts."""
+class Board(Generic[Row]):
+    """The rows of one kind, from the word ``first`` on."""
 
-    def __init__(self, segment: Segment, first: int, slots: int, numbers: int, texts: int) -> None:
-        assert numbers <= at.B_NUMBERS_MAX and texts <= at.B_TEXTS_MAX
+    def __init__(self, segment: Segment, first: int, slots: int, kind: type[Row]) -> None:
         self._words = segment.words
         self._data = segment.data
         self._first = first
         self._stop = first + slots * at.BOARD_ROW_WORDS
-        self._numbers = numbers
-        self._texts = texts
+        self._kind = kind
+        empty = kind()
+        names = kind.__struct_fields__
+        self._texts = [name for name in names if isinstance(getattr(empty, name), str)]
+        self._numbers = [name for name in names if name not in self._texts]
+        assert len(self._numbers) <= at.B_NUMBERS_MAX and len(self._texts) <= at.B_TEXTS_MAX
+        self._texts_of = attrgetter(*self._texts)
+        self._numbers_of = attrgetter(*self._numbers)
 
-    def write(self, slot: int, id_: int, numbers: Sequence[int], texts: Sequence[str]) -> None:
-        """Writes a row, unless it is a later one's; texts are cut to what it holds."""
-        row, words = self._row(slot), self._words
-        if words[row + at.B_ID] > id_:
+    def write(self, slot: int, id_: int, row: Row) -> None:
+        """Writes a row, unless the slot is a later one's."""
+        start, words = self._start(slot), self._words
+        if words[start + at.B_ID] > id_:
             return
-        encoded = [text.encode()[:_SHORT_BYTES] for text in texts[:-1]]
-        left = at.B_TEXT_BYTES - sum(map(len, encoded))
-        encoded.append(texts[-1].encode()[:left])
+        *short, last = self._texts_of(row)
+        encoded = [text.encode()[:_SHORT_BYTES] for text in short]
+        encoded.append(last.encode()[: at.B_TEXT_BYTES - sum(map(len, encoded))])
         text = b"".join(encoded)
-        words[row + at.B_VERSION] |= 1
+        numbers = [*self._numbers_of(row)]
+        numbers += [0] * (at.B_NUMBERS_MAX - len(numbers))
+        words[start + at.B_VERSION] |= 1
         _fence()
-        words[row + at.B_ID] = id_
-        _store(words, row + at.B_NUMBERS, numbers)
-        _store(words, row + at.B_LENGTHS, [len(each) for each in encoded])
-        start = (row + at.B_TEXT) * at.WORD_BYTES
-        self._data[start : start + len(text)] = text
+        head = array("Q", [id_, *numbers, *map(len, encoded)])
+        words[start + at.B_ID : start + at.B_ID + len(head)] = head
+        first = (start + at.B_TEXT) * at.WORD_BYTES
+        self._data[first : first + len(text)] = text
         _fence()
-        words[row + at.B_VERSION] += 1
+        words[start + at.B_VERSION] += 1
 
     def is_of(self, slot: int, id_: int) -> bool:
         """Whether a row has this id."""
-        return bool(self._words[self._row(slot) + at.B_ID] == id_)
+        return bool(self._words[self._start(slot) + at.B_ID] == id_)
 
     def free(self, slot: int, id_: int) -> None:
         """Frees the row of what was deleted, unless it is another one's already."""
         if self.is_of(slot, id_):
-            self._words[self._row(slot) + at.B_ID] = 0
+            self._words[self._start(slot) + at.B_ID] = 0
 
-    def numbers(self, index: int) -> list[tuple[int, int]]:
-        """The id and one number of all rows, by slot; id 0: it is free. Takes microseconds."""
-        ids, numbers = self._column(at.B_ID), self._column(at.B_NUMBERS + index)
-        return list(zip(ids, numbers, strict=True))
+    def read(self, slot: int, id_: int) -> Row | None:
+        """The row of this id; None if its owner has not written it yet."""
+        found, row = self._read(slot)
+        return row if found == id_ else None
 
-    def slots(self, index: int | None = None) -> list[int]:
-        """The slots of all rows; ``index``: of those where this number is not 0."""
-        column = self._column(at.B_ID if index is None else at.B_NUMBERS + index)
-        if index is None or not any(column):
-            return [slot for slot, there in enumerate(column) if there]
-        ids = self._column(at.B_ID)
-        return [slot for slot, there in enumerate(column) if there and ids[slot]]
+    def rows(self) -> list[Placed[Row]]:
+        """All rows, by slot."""
+        return self._those(self._column(at.B_ID))
 
-    def read(self, slot: int) -> WrittenRow:
-        """A row, whole; if its writer died in it, as it is."""
-        row, words = self._row(slot), self._words
-        start = (row + at.B_TEXT) * at.WORD_BYTES
+    def standing(self) -> list[Placed[Row]]:
+        """Those that stand still. Costs one column if none does."""
+        return self._those(self._column(self._word("stands_since_ns")))
+
+    def phases(self) -> list[tuple[int, int]]:
+        """The id and the phase of each slot's row; id 0: it is free. Takes microseconds."""
+        ids, phases = self._column(at.B_ID), self._column(self._word("phase"))
+        return list(zip(ids, phases, strict=True))
+
+    def _those(self, column: list[int]) -> list[Placed[Row]]:
+        if not any(column):
+            return []
+        found = [(slot, *self._read(slot)) for slot, there in enumerate(column) if there]
+        return [Placed(slot, id_, row) for slot, id_, row in found if id_]
+
+    def _read(self, slot: int) -> tuple[int, Row]:
+        """A row and its id, whole; if its writer died in it, as it is."""
+        start, words = self._start(slot), self._words
+        first = (start + at.B_TEXT) * at.WORD_BYTES
         for _ in range(_READS_MAX):
-            version = words[row + at.B_VERSION]
+            version = words[start + at.B_VERSION]
             _fence()
-            found = words[row : row + at.B_TEXT].tolist()
-            text = bytes(self._data[start : start + at.B_TEXT_BYTES])
+            found = words[start : start + at.B_TEXT].tolist()
+            text = bytes(self._data[first : first + at.B_TEXT_BYTES])
             _fence()
-            if not version & 1 and words[row + at.B_VERSION] == version:
+            if not version & 1 and words[start + at.B_VERSION] == version:
                 break
-        texts, begin = [], 0
-        for length in found[at.B_LENGTHS : at.B_LENGTHS + self._texts]:
-            texts.append(text[begin : begin + length].decode(errors="replace"))
+        fields: dict[str, Any] = dict(zip(self._numbers, found[at.B_NUMBERS :], strict=False))
+        fields["phase"] = RowPhase(fields["phase"] & 3)
+        begin = 0
+        for name, length in zip(self._texts, found[at.B_LENGTHS :], strict=False):
+            fields[name] = text[begin : begin + length].decode(errors="replace")
             begin += length
-        numbers = found[at.B_NUMBERS : at.B_NUMBERS + self._numbers]
-        return WrittenRow(found[at.B_ID], numbers, texts)
+        return found[at.B_ID], self._kind(**fields)
 
-    def _row(self, slot: int) -> int:
+    def _start(self, slot: int) -> int:
         return self._first + slot * at.BOARD_ROW_WORDS
+
+    def _word(self, name: str) -> int:
+        return at.B_NUMBERS + self._numbers.index(name)
 
     def _column(self, word: int) -> list[int]:
         return self._words[self._first + word : self._stop : at.BOARD_ROW_WORDS].tolist()
 
 
+def subscription_board(segment: Segment) -> Board[SubscriptionRow]:
+    """The rows of all subscriptions."""
+    first = segment.layout.subscription(0)
+    return Board(segment, first, at.SUBSCRIPTION_SLOTS, SubscriptionRow)
+
+
+def router_board(segment: Segment) -> Board[RouterRow]:
+    """The rows of all routers."""
+    return Board(segment, segment.layout.router(0), at.ROUTER_SLOTS, RouterRow)
+
+
 def _fence() -> None:
     if fence is not None:
         fence()
-
-
-def _store(words: memoryview, index: int, values: Sequence[int]) -> None:
-    words[index : index + len(values)] = array("Q", values)

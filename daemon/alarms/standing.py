@@ -15,9 +15,8 @@ from msgspec import Struct
 
 from daemon.config import Config
 from daemon.schemas.status import StandingStatus
-from shards.routerboard import RouterBoard, RouterPhase, RouterRow
+from shards.rowboard import RouterRow, RowPhase, SubscriptionRow, router_board, subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 
 # What comes and goes (a destination that takes a record now and then) counts as one that lasts.
 OVER_AFTER_NS = 3_000_000_000
@@ -35,7 +34,7 @@ def standing(segment: Segment, config: Config, now_ns: int) -> list[StandingStat
                 (now_ns - row.stands_since_ns) // 1_000_000, row.stands,
             ),
         )
-        for _, _, row in SubscriptionBoard(segment).standing()
+        for _, _, row in subscription_board(segment).standing()
         if row.stands_since_ns <= until_ns
     ] + [
         (
@@ -45,7 +44,7 @@ def standing(segment: Segment, config: Config, now_ns: int) -> list[StandingStat
                 row.stands,
             ),
         )
-        for _, _, row in RouterBoard(segment).standing()
+        for _, _, row in router_board(segment).standing()
         if row.stands_since_ns <= until_ns
     ]  # fmt: skip
     return [status for _, status in sorted(found, key=lambda each: each[0])]
@@ -98,8 +97,8 @@ class StateLog:
     """The lines about subscriptions and routers that are paused, held or stopped, or run again."""
 
     def __init__(self, segment: Segment) -> None:
-        self._subscriptions = SubscriptionBoard(segment)
-        self._routers = RouterBoard(segment)
+        self._subscriptions = subscription_board(segment)
+        self._routers = router_board(segment)
         self._told: tuple[dict[int, _State], dict[int, _State]] = ({}, {})
 
     def lines(self, now_ns: int) -> list[Line]:
@@ -140,18 +139,17 @@ def _changed(
                     found.append((slot, id_, f"runs again after {lasted_s} s"))
         elif there is None or there.phase != phase:
             told[slot] = _State(id_, phase, now_ns)
-            found.append((slot, id_, _WORDS[SubscriptionPhase(phase)]))
+            found.append((slot, id_, _WORDS[RowPhase(phase)]))
         else:
             there.runs_ns = 0
     return found
 
 
 _WORDS = {
-    SubscriptionPhase.PAUSED: "is paused",
-    SubscriptionPhase.HELD: "is held",
-    SubscriptionPhase.STOPPED: "is stopped",
+    RowPhase.PAUSED: "is paused",
+    RowPhase.HELD: "is held",
+    RowPhase.STOPPED: "is stopped",
 }
-assert [*RouterPhase] == [*map(int, SubscriptionPhase)]
 
 
 def _of_subscription(row: SubscriptionRow) -> str:

@@ -18,8 +18,7 @@ from daemon.schemas.status import (
 )
 from shards.latency import Counted, Stage
 from shards.pushtotals import PushTotal
-from shards.routerboard import RouterRow
-from shards.subscriptionboard import SubscriptionRow
+from shards.rowboard import RouterRow, SubscriptionRow
 from shards.topiccounts import TopicCount
 
 

@@ -31,8 +31,7 @@ from daemon.api.metric_kinds import (
 )  # fmt: skip
 from daemon.api.push_metrics import PUSH_METRICS
 from delivery.subscriptions.drainable import consumers_wanted
-from shards.routerboard import RouterPhase
-from shards.subscriptionboard import SubscriptionPhase
+from shards.rowboard import RowPhase
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -377,7 +376,7 @@ METRICS: tuple[Metric, ...] = (
     by_subscription(
         "headgate_subscription_running",
         "1 if it delivers, 0 if it is paused, held or stopped",
-        lambda row: row.phase is SubscriptionPhase.RUNNING,
+        lambda row: row.phase is RowPhase.RUNNING,
     ),
     by_subscription(
         "headgate_subscription_delivered_messages_total",
@@ -434,7 +433,7 @@ METRICS: tuple[Metric, ...] = (
     by_router(
         "headgate_router_running",
         "1 if it copies, 0 if it is paused, held or stopped",
-        lambda row: row.state is RouterPhase.RUNNING,
+        lambda row: row.phase is RowPhase.RUNNING,
     ),
     by_router(
         "headgate_router_copied_records_total",

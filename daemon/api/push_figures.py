@@ -17,8 +17,8 @@ from delivery.dispatch import SLICE_NS
 from delivery.push.limiter import Mode
 from shards.pushboard import PushOutcome, latency_ms
 from shards.pushtotals import PushTotal, together, totals
+from shards.rowboard import Placed, SubscriptionRow
 from shards.segment import Segment
-from shards.subscriptionboard import BoardRow
 
 Names = dict[int, tuple[str, str]]
 
@@ -35,7 +35,9 @@ async def in_slices(segment: Segment, now_ns: Callable[[], int]) -> list[PushTot
     return found
 
 
-def push_series(found: Iterable[PushTotal], rows: Sequence[BoardRow]) -> list[PushSeries]:
+def push_series(
+    found: Iterable[PushTotal], rows: Sequence[Placed[SubscriptionRow]]
+) -> list[PushSeries]:
     """Those that have series of their own, after all others together."""
     names, own, others = _names(rows), [], []
     for total in found:
@@ -47,7 +49,9 @@ def push_series(found: Iterable[PushTotal], rows: Sequence[BoardRow]) -> list[Pu
     return [PushSeries(OTHERS, OTHERS, together(others)), *own]
 
 
-def status_of(found: Sequence[PushTotal], rows: Sequence[BoardRow], now_ns: int) -> PushStatus:
+def status_of(
+    found: Sequence[PushTotal], rows: Sequence[Placed[SubscriptionRow]], now_ns: int
+) -> PushStatus:
     """All together, and those that an operator should look at first."""
     names = _names(rows)
     first = sorted(found, key=lambda each: (-each.mode, -each.failures, each.slot))[:SHOWN_MAX]
@@ -82,5 +86,5 @@ def _counters(total: PushTotal) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _names(rows: Sequence[BoardRow]) -> Names:
-    return {each.subscription_id: (each.row.topic, each.row.subscription) for each in rows}
+def _names(rows: Sequence[Placed[SubscriptionRow]]) -> Names:
+    return {each.id: (each.row.topic, each.row.subscription) for each in rows}

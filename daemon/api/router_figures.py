@@ -12,33 +12,33 @@ from typing import Any
 from daemon.api.metric_kinds import OTHERS
 from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import RouterFigures, RoutersStatus
-from shards.routerboard import RouterBoardRow, RouterPhase, RouterRow
+from shards.rowboard import Placed, RouterRow, RowPhase
 
 _SUMS = ("lag", "copied", "filtered", "skipped")
 
 
-def router_series(rows: Iterable[RouterBoardRow]) -> list[RouterRow]:
+def router_series(rows: Iterable[Placed[RouterRow]]) -> list[RouterRow]:
     """Those that have series of their own, after all others together."""
     own: list[RouterRow] = []
     others: list[RouterRow] = []
     for slot, _, row in rows:
         (own if slot < SERIES_MAX else others).append(row)
-    state = max((row.state for row in others), default=RouterPhase.RUNNING)
+    state = max((row.phase for row in others), default=RowPhase.RUNNING)
     together = RouterRow(state, router=OTHERS, source=OTHERS, dest=OTHERS, **_sums(others))
     return [together, *own]
 
 
-def status_of(rows: Sequence[RouterBoardRow]) -> RoutersStatus:
+def status_of(rows: Sequence[Placed[RouterRow]]) -> RoutersStatus:
     """All together, and those that an operator should look at first."""
     all_ = [each.row for each in rows]
     return RoutersStatus(
         count=len(all_),
-        held=sum(row.state is RouterPhase.HELD for row in all_),
-        stopped=sum(row.state is RouterPhase.STOPPED for row in all_),
+        held=sum(row.phase is RowPhase.HELD for row in all_),
+        stopped=sum(row.phase is RowPhase.STOPPED for row in all_),
         first=[
             RouterFigures(
                 router=row.router, source=row.source, dest=row.dest,
-                state=row.state.name.lower(), reason=row.reason, **_sums([row]),
+                state=row.phase.name.lower(), reason=row.reason, **_sums([row]),
             )
             for row in sorted(all_, key=_rank)[:SHOWN_MAX]
         ],
@@ -47,7 +47,7 @@ def status_of(rows: Sequence[RouterBoardRow]) -> RoutersStatus:
 
 
 def _rank(row: RouterRow) -> tuple[bool, int, str]:
-    return row.state not in (RouterPhase.HELD, RouterPhase.STOPPED), -row.lag, row.router
+    return row.phase not in (RowPhase.HELD, RowPhase.STOPPED), -row.lag, row.router
 
 
 def _sums(rows: Sequence[RouterRow]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from ledger.errors import (
 from ledger.routers import NO_FILTER, RouterFilter, RouterView
 from ledger.tx import WriteTx
 from shards.clock import wall_ms
-from shards.routerboard import RouterBoard
+from shards.rowboard import router_board
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.routers")
@@ -57,7 +57,7 @@ class RouterRoutes:
         changes: DeliveryChanges,
         ledger: LedgerThread,
     ) -> None:
-        self._board = RouterBoard(segment)
+        self._board = router_board(segment)
         self._ledger = ledger
         self._changes = changes
 

@@ -26,14 +26,15 @@ from shards import latency, pushtotals, topiccounts
 from shards import layout as at
 from shards.latency import Counted, Stage
 from shards.pushtotals import PushTotal
-from shards.routerboard import RouterBoard, RouterBoardRow
-from shards.segment import Segment
-from shards.subscriptionboard import (
-    BoardRow,
-    SubscriptionBoard,
-    SubscriptionPhase,
+from shards.rowboard import (
+    Placed,
+    RouterRow,
+    RowPhase,
     SubscriptionRow,
+    router_board,
+    subscription_board,
 )
+from shards.segment import Segment
 from shards.topiccounts import TopicCount
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
@@ -77,8 +78,8 @@ class StatusBuilder:
         self._layout = segment.layout
         self._config = config
         self._groups = GroupTable(segment)
-        self._subscriptions = SubscriptionBoard(segment)
-        self._routers = RouterBoard(segment)
+        self._subscriptions = subscription_board(segment)
+        self._routers = router_board(segment)
         self._version = version()
         self._memory_bound_bytes = sum(memory.bounds(config).values())
 
@@ -99,9 +100,9 @@ class StatusBuilder:
         self,
         now_ns: int,
         stages: Mapping[Stage, Counted] | None = None,
-        subscriptions: Sequence[BoardRow] | None = None,
+        subscriptions: Sequence[Placed[SubscriptionRow]] | None = None,
         push: Sequence[PushTotal] | None = None,
-        routers: Sequence[RouterBoardRow] | None = None,
+        routers: Sequence[Placed[RouterRow]] | None = None,
     ) -> schemas.Status:
         """The whole status; ages are milliseconds. ``stages`` and what follows: if they were read
         already."""
@@ -222,11 +223,11 @@ class StatusBuilder:
         """How long each stage took, over all shards."""
         return {stage: latency.counted(self._segment, stage) for stage in Stage}
 
-    def subscriptions(self) -> list[BoardRow]:
+    def subscriptions(self) -> list[Placed[SubscriptionRow]]:
         """What the owners of subscriptions told last."""
         return self._subscriptions.rows()
 
-    def routers(self) -> list[RouterBoardRow]:
+    def routers(self) -> list[Placed[RouterRow]]:
         """What the owners of routers told last."""
         return self._routers.rows()
 
@@ -331,5 +332,5 @@ def _subscription_scaling(row: SubscriptionRow) -> schemas.SubscriptionScaling:
         blocked_keys=row.blocked_keys,
         consumers=row.consumers,
         consumer_max=row.consumer_max,
-        held="" if row.phase is SubscriptionPhase.RUNNING else row.reason or row.phase.name.lower(),
+        held="" if row.phase is RowPhase.RUNNING else row.reason or row.phase.name.lower(),
     )

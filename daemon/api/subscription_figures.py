@@ -11,15 +11,15 @@ from typing import Any
 
 from daemon.api.metric_kinds import OTHERS
 from daemon.schemas.status import SubscriptionFigures, SubscriptionsStatus
-from shards.subscriptionboard import NUMBERS, BoardRow, SubscriptionPhase, SubscriptionRow
+from shards.rowboard import SUBSCRIPTION_NUMBERS, Placed, RowPhase, SubscriptionRow
 
 SERIES_MAX = 128  # with 18 series each, and 22 more that push: 35 ms of a scrape, in slices
 SHOWN_MAX = 20  # in the status
 _AGES = ("oldest_unacknowledged_ms", "oldest_unfinished_ms")
-_SUMS = [name for name in NUMBERS if name not in _AGES]
+_SUMS = [name for name in SUBSCRIPTION_NUMBERS if name not in _AGES]
 
 
-def series(rows: Iterable[BoardRow]) -> list[SubscriptionRow]:
+def series(rows: Iterable[Placed[SubscriptionRow]]) -> list[SubscriptionRow]:
     """Those that have series of their own, after all others together."""
     own: list[SubscriptionRow] = []
     others: list[SubscriptionRow] = []
@@ -34,20 +34,18 @@ def together(rows: Sequence[SubscriptionRow]) -> SubscriptionRow:
         name: max((getattr(row, name) for row in rows), default=0) for name in _AGES
     }
     sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
-    phase = max((row.phase for row in rows), default=SubscriptionPhase.RUNNING)
+    phase = max((row.phase for row in rows), default=RowPhase.RUNNING)
     return SubscriptionRow(OTHERS, OTHERS, phase, **ages, **sums)
 
 
-def status_of(rows: Sequence[BoardRow]) -> SubscriptionsStatus:
+def status_of(rows: Sequence[Placed[SubscriptionRow]]) -> SubscriptionsStatus:
     """All together, and those that an operator should look at first: that do not run, then with
     blocked keys, then with the most lag."""
     of_all = together([each.row for each in rows])
     first = sorted((each.row for each in rows), key=_rank)[:SHOWN_MAX]
     return SubscriptionsStatus(
         count=len(rows),
-        held=sum(
-            each.row.phase in (SubscriptionPhase.HELD, SubscriptionPhase.STOPPED) for each in rows
-        ),
+        held=sum(each.row.phase in (RowPhase.HELD, RowPhase.STOPPED) for each in rows),
         first=[
             SubscriptionFigures(
                 topic=row.topic,
@@ -63,9 +61,9 @@ def status_of(rows: Sequence[BoardRow]) -> SubscriptionsStatus:
 
 
 def _rank(row: SubscriptionRow) -> tuple[bool, bool, int, str, str]:
-    stands = row.phase in (SubscriptionPhase.HELD, SubscriptionPhase.STOPPED)
+    stands = row.phase in (RowPhase.HELD, RowPhase.STOPPED)
     return not stands, not row.blocked_keys, -row.lag, row.topic, row.subscription
 
 
 def _figures(row: SubscriptionRow) -> dict[str, int]:
-    return {name: getattr(row, name) for name in NUMBERS if name != "consumer_max"}
+    return {name: getattr(row, name) for name in SUBSCRIPTION_NUMBERS if name != "consumer_max"}

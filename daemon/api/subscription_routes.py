@@ -83,8 +83,8 @@ from ledger.subscriptions import (
 from ledger.tx import WriteTx
 from shards.clock import monotonic_ns, wall_ms
 from shards.pushboard import PushBoard
+from shards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 
 log = logging.getLogger("headgate.subscriptions")
 
@@ -107,7 +107,7 @@ class SubscriptionRoutes:
         directory: SubscriptionDirectory,
         owners: SubscriptionOwner,
     ) -> None:
-        self._board = SubscriptionBoard(segment)
+        self._board = subscription_board(segment)
         self._pushed = PushActivities(segment)
         self._push_board = PushBoard(segment)
         self._ledger = ledger
@@ -375,9 +375,9 @@ def summary_of(
     )
 
 
-_STATES: dict[SubscriptionPhase, SubscriptionActivity] = {
-    SubscriptionPhase.RUNNING: "running",
-    SubscriptionPhase.PAUSED: "paused",
-    SubscriptionPhase.HELD: "held",
-    SubscriptionPhase.STOPPED: "stopped",
+_STATES: dict[RowPhase, SubscriptionActivity] = {
+    RowPhase.RUNNING: "running",
+    RowPhase.PAUSED: "paused",
+    RowPhase.HELD: "held",
+    RowPhase.STOPPED: "stopped",
 }

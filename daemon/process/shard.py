@@ -95,9 +95,8 @@ from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile, SharedLock
 from shards.ring import RingReader, RingWriter
-from shards.routerboard import RouterBoard
+from shards.rowboard import router_board, subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard
 from shards.topiccounts import TopicCounts
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import Puller
@@ -249,7 +248,7 @@ class Shard:
         self._after.routers = self._routers = Routers(
             self.shard, self.segment.layout.shards, self._after.partitions, ledger,
             copies,
-            RouterBoard(self.segment), self._after.dispatcher.dirty, self._delivery_settings,
+            router_board(self.segment), self._after.dispatcher.dirty, self._delivery_settings,
             monotonic_ns, self._after.priorities.learn, _end,
             min(PAGE_BYTES_MAX, config.ring_bytes // 64),
         )  # fmt: skip
@@ -258,7 +257,7 @@ class Shard:
         self._after.subscriptions = self._subscriptions = Subscriptions(
             self.shard, self.segment.layout.shards, int(self._words[at.G_INCARNATION]),
             self._after.partitions, ledger, FinishedJournal(self.segment, self.shard),
-            self.cursor_flush, copies, SubscriptionBoard(self.segment),
+            self.cursor_flush, copies, subscription_board(self.segment),
             self._after.dispatcher.dirty, self._delivery_settings, trackers.evicted,
             OwnerClocks(monotonic_ns, wall_ms), self._after.priorities.learn, self._may_deliver,
             self._after.consumed, changes, _end,

@@ -41,7 +41,7 @@ from ledger import cursors, routers
 from ledger.errors import LedgerError
 from ledger.routers import RouterView
 from ledger.types import Advance, CursorMove, Topic
-from shards.routerboard import RouterBoard, RouterPhase, RouterRow
+from shards.rowboard import Board, RouterRow, RowPhase
 from uploader.l0 import L0Error
 from uploader.l0.records import Record, RecordsError
 from uploader.stores.base import StoreError
@@ -101,13 +101,13 @@ class RunningRouter:
     def row(self, gated: str) -> RouterRow:
         """What is told of it; ``gated`` says why no router reads on, if so."""
         plan = self.plan
-        phase, reason = RouterPhase.RUNNING, ""
+        phase, reason = RowPhase.RUNNING, ""
         if plan.stopped:
-            phase, reason = RouterPhase.STOPPED, plan.stopped
+            phase, reason = RowPhase.STOPPED, plan.stopped
         elif plan.paused:
-            phase = RouterPhase.PAUSED
+            phase = RowPhase.PAUSED
         elif gated or plan.held:
-            phase, reason = RouterPhase.HELD, gated or plan.held
+            phase, reason = RowPhase.HELD, gated or plan.held
         stands = self.standing.stands
         return RouterRow(
             phase, *plan.counts, reason,
@@ -136,7 +136,7 @@ class Routers:
         reader: PartitionReader,
         ledger: LedgerThread,
         outbox: Outbox,
-        board: RouterBoard,
+        board: Board[RouterRow],
         dirty: Callable[[Iterable[EntryKey], int], None],
         version: Callable[[], int],
         now_ns: Callable[[], int],

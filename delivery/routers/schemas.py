@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ledger.routers import RouterFilter, RouterView, Start
 from ledger.types import Offset
-from shards.routerboard import RouterPhase, RouterRow
+from shards.rowboard import RouterRow, RowPhase
 
 State = Literal["running", "paused", "held", "stopped"]
 
@@ -107,15 +107,15 @@ def status_of(view: RouterView, row: RouterRow | None) -> RouterStatus:
     """A router as clients see it; ``row`` is what its owner tells of it."""
     router = view.router
     told = row or RouterRow()
-    phase, reason = told.state, told.reason
+    phase, reason = told.phase, told.reason
     # What the ledger knows is newer than what the owner tells.
     gone = gone_topic(view)
     if gone:
-        phase, reason = RouterPhase.STOPPED, gone
+        phase, reason = RowPhase.STOPPED, gone
     elif router.paused:
-        phase, reason = RouterPhase.PAUSED, ""
-    elif phase is RouterPhase.PAUSED or (phase is RouterPhase.HELD and not view.lag):
-        phase, reason = RouterPhase.RUNNING, ""
+        phase, reason = RowPhase.PAUSED, ""
+    elif phase is RowPhase.PAUSED or (phase is RowPhase.HELD and not view.lag):
+        phase, reason = RowPhase.RUNNING, ""
     return RouterStatus(
         router=router.name,
         router_id=router.router_id,
@@ -150,9 +150,9 @@ def gone_topic(view: RouterView) -> str:
     return ""
 
 
-_STATES: dict[RouterPhase, State] = {
-    RouterPhase.RUNNING: "running",
-    RouterPhase.PAUSED: "paused",
-    RouterPhase.HELD: "held",
-    RouterPhase.STOPPED: "stopped",
+_STATES: dict[RowPhase, State] = {
+    RowPhase.RUNNING: "running",
+    RowPhase.PAUSED: "paused",
+    RowPhase.HELD: "held",
+    RowPhase.STOPPED: "stopped",
 }

@@ -23,7 +23,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from delivery.subscriptions.sessions import Session
-from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
+from shards.rowboard import RowPhase, SubscriptionRow
 
 BLOCKED_SHOWN = 100
 # Of blocked keys in one answer, and one key more: a key may be as long as a record.
@@ -94,11 +94,11 @@ def row_of(
     """What any shard can report of it; ``stands``: what it stands still at; ``oldest_ms``: how
     long ago its oldest unfinished record was stored."""
     view, held = running.view, running.why_held
-    phase, letters = SubscriptionPhase.RUNNING, running.why_letters_wait
+    phase, letters = RowPhase.RUNNING, running.why_letters_wait
     if view.subscription.config.paused:
-        phase = SubscriptionPhase.PAUSED
+        phase = RowPhase.PAUSED
     elif held:
-        phase = SubscriptionPhase.HELD
+        phase = RowPhase.HELD
     return SubscriptionRow(
         topic=view.topic.name,
         subscription=view.subscription.name,

@@ -19,7 +19,7 @@ from delivery.subscriptions.record_ages import RecordAges
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.standing import SenderRows, SubscriptionStanding
 from ledger.subscriptions import Subscription
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionRow
+from shards.rowboard import Board, SubscriptionRow
 
 ROWS_NS = 1_000_000_000
 ROWS_AT_ONCE = 64  # in a heartbeat, 13 us each; what is due longest comes first
@@ -43,7 +43,7 @@ class OwnedRows:
 
     def __init__(
         self,
-        board: SubscriptionBoard,
+        board: Board[SubscriptionRow],
         shards: int,
         ledger: LedgerThread,
         now_ns: Callable[[], int],

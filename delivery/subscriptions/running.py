@@ -46,7 +46,7 @@ from ledger.subscriptions import (
     SubscriptionConfig,
     SubscriptionView,
 )
-from shards.subscriptionboard import SubscriptionRow
+from shards.rowboard import SubscriptionRow
 
 WRITE_BYTES = 64 << 10  # of a batch, but of those that are POSTed so; one larger record comes alone
 WRITE_COST_BYTES = 4 << 10

@@ -78,7 +78,7 @@ from ledger.progress import SubscriptionProgress
 from ledger.subscriptions import Subscription, SubscriptionView
 from ledger.types import Topic
 from shards.journal import FinishedJournal
-from shards.subscriptionboard import SubscriptionBoard
+from shards.rowboard import Board, SubscriptionRow
 from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError
 from uploader.stores.base import StoreError
@@ -111,7 +111,7 @@ class Subscriptions:
         journal: FinishedJournal,
         flush: CursorFlush,
         outbox: Outbox,
-        board: SubscriptionBoard,
+        board: Board[SubscriptionRow],
         dirty: Callable[[Iterable[EntryKey], int], None],
         version: Callable[[], int],
         evictions: Callable[[int], int],

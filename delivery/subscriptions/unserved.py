@@ -15,7 +15,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from ledger.subscriptions import SubscriptionView
-from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
+from shards.rowboard import RowPhase, SubscriptionRow
 
 
 class NotServed(OwnerRefused):
@@ -64,7 +64,7 @@ def row_of(found: NotServed) -> SubscriptionRow:
     return SubscriptionRow(
         topic=found.view.topic.name,
         subscription=found.view.subscription.name,
-        phase=SubscriptionPhase.HELD,
+        phase=RowPhase.HELD,
         reason=found.why,
         stands=f"message {first} waits: {found.why}" if first else "",
         lag=sum(each.lag for each in lagging),

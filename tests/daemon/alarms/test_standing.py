@@ -14,9 +14,8 @@ from daemon.alarms.standing import OVER_AFTER_NS, StandingLog, StateLog, standin
 from daemon.api.status import StatusBuilder
 from daemon.config import load
 from shards.layout import Layout
-from shards.routerboard import RouterBoard, RouterPhase, RouterRow
+from shards.rowboard import RouterRow, RowPhase, SubscriptionRow, router_board, subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from tests.standing import assert_nothing_stands, assert_stands
 from uploader.groups.puller import GroupTable
 
@@ -44,8 +43,8 @@ def segment() -> Iterator[Segment]:
 
 
 def test_what_stands_for_long_enough_is_one_alarm_that_names_the_oldest(segment: Segment) -> None:
-    SubscriptionBoard(segment).write(3, 9, BLOCKED)
-    RouterBoard(segment).write(0, 1, MIRROR)
+    subscription_board(segment).write(3, 9, BLOCKED)
+    router_board(segment).write(0, 1, MIRROR)
     assert alarms.active(segment, CONFIG, AFTER_NS + 1 * S) == []
     now_ns = AFTER_NS + 5 * S
     (alarm,) = alarms.active(segment, CONFIG, now_ns)
@@ -65,17 +64,17 @@ def test_what_stands_for_long_enough_is_one_alarm_that_names_the_oldest(segment:
 
 
 def test_a_freed_row_stands_for_nothing(segment: Segment) -> None:
-    SubscriptionBoard(segment).write(3, 9, BLOCKED)
-    SubscriptionBoard(segment).free(3, 9)
-    RouterBoard(segment).write(0, 1, MIRROR)
-    RouterBoard(segment).free(0, 1)
+    subscription_board(segment).write(3, 9, BLOCKED)
+    subscription_board(segment).free(3, 9)
+    router_board(segment).write(0, 1, MIRROR)
+    router_board(segment).free(0, 1)
     assert standing(segment, CONFIG, 1000 * S) == []
 
 
 def test_one_line_is_logged_when_something_begins_to_stand_and_one_when_it_goes_on(
     segment: Segment,
 ) -> None:
-    log, board = StandingLog(), SubscriptionBoard(segment)
+    log, board = StandingLog(), subscription_board(segment)
     board.write(3, 9, structs.replace(BLOCKED, is_pushed=1))
     now_ns = AFTER_NS + 5 * S
     lines: list[tuple[int, str]] = []
@@ -101,22 +100,22 @@ def test_one_line_is_logged_when_something_begins_to_stand_and_one_when_it_goes_
 
 
 def test_alarms_of_what_stands_are_not_logged_a_second_time(segment: Segment) -> None:
-    SubscriptionBoard(segment).write(3, 9, BLOCKED)
+    subscription_board(segment).write(3, 9, BLOCKED)
     found = alarms.active(segment, CONFIG, 1000 * S)
     assert found and AlarmLog().lines(found, 1000 * S) == []
 
 
 def test_a_held_router_is_logged_once_however_often_it_looks_again(segment: Segment) -> None:
-    board, log = RouterBoard(segment), StateLog(segment)
+    board, log = router_board(segment), StateLog(segment)
     lines: list[tuple[int, str]] = []
     for step in range(150):  # 15 s, with half a second between two looks at its destination
-        held = RouterPhase.HELD if step % 5 else RouterPhase.RUNNING
-        board.write(0, 1, structs.replace(MIRROR, state=held, reason=f"full, {step} records"))
+        held = RowPhase.HELD if step % 5 else RowPhase.RUNNING
+        board.write(0, 1, structs.replace(MIRROR, phase=held, reason=f"full, {step} records"))
         lines += log.lines(S + step * S // 10)
     assert lines == [
         (logging.WARNING, f"{MIRRORS} is held: full, 1 records"),
     ]
-    board.write(0, 1, structs.replace(MIRROR, state=RouterPhase.RUNNING))
+    board.write(0, 1, structs.replace(MIRROR, phase=RowPhase.RUNNING))
     for step in range(150, 200):
         lines += log.lines(S + step * S // 10)
     assert lines[1:] == [
@@ -127,13 +126,13 @@ def test_a_held_router_is_logged_once_however_often_it_looks_again(segment: Segm
 def test_subscriptions_that_are_paused_held_or_stopped_are_logged_with_their_topic(
     segment: Segment,
 ) -> None:
-    board, log = SubscriptionBoard(segment), StateLog(segment)
+    board, log = subscription_board(segment), StateLog(segment)
     row = SubscriptionRow("orders", "billing", reason="the store does not answer")
     assert log.lines(S) == []
     board.write(3, 9, row)
     assert log.lines(2 * S) == [], "it runs"
     told = []
-    for phase in (SubscriptionPhase.PAUSED, SubscriptionPhase.HELD, SubscriptionPhase.STOPPED):
+    for phase in (RowPhase.PAUSED, RowPhase.HELD, RowPhase.STOPPED):
         board.write(3, 9, structs.replace(row, phase=phase, is_pushed=1))
         told += [line for _, line in log.lines(3 * S)]
     who = "push subscription billing of topic orders"
@@ -144,6 +143,6 @@ def test_subscriptions_that_are_paused_held_or_stopped_are_logged_with_their_top
     ]
     board.free(3, 9)
     assert log.lines(4 * S + OVER_AFTER_NS) == []
-    board.write(3, 10, structs.replace(row, phase=SubscriptionPhase.HELD, is_pushed=0))
+    board.write(3, 10, structs.replace(row, phase=RowPhase.HELD, is_pushed=0))
     ((_, line),) = log.lines(9 * S)
     assert line == "subscription billing of topic orders is held: the store does not answer"

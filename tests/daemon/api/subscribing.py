@@ -37,8 +37,8 @@ from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards.doorbell import Doorbells
 from shards.layout import Layout
+from shards.rowboard import subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard
 from tests.daemon.http.memory_transport import connect
 from tests.e2e.daemon import Answer
 from tests.e2e.load import read_answer
@@ -82,7 +82,7 @@ class SubscribingNode:
         self.segment = segment
         self.ledger = ledger.ledger
         self.owners = ToldOwners()
-        self.board = SubscriptionBoard(segment)
+        self.board = subscription_board(segment)
         self.topics = TopicCache(segment, ledger, nullcontext())
         self.directory = SubscriptionDirectory(segment, ledger, self.topics)
         reader: Any = TimeIndex()

@@ -38,8 +38,8 @@ from shards.layout import Layout
 from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
 from shards.pushgrants import SlotGrants
 from shards.pushtotals import totals
+from shards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from shards.topiccounts import write_name
 from uploader.groups.puller import GroupTable
 
@@ -124,7 +124,7 @@ def test_names_follow_prometheus_conventions() -> None:
 
 
 def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
-    SubscriptionBoard(daemon.segment).write(0, 1, SubscriptionRow("orders", "billing"))
+    subscription_board(daemon.segment).write(0, 1, SubscriptionRow("orders", "billing"))
     daemon.store(1, at.S_RECORDS_ACKED, 7)
     parse: Any = openmetrics_parser.text_string_to_metric_families
     families = parse(daemon.page(OPEN_METRICS))
@@ -236,7 +236,7 @@ def test_topics_with_a_slot_have_a_series_each_and_all_others_one(daemon: Daemon
 
 
 def test_the_first_subscriptions_have_series_each_and_all_others_one(daemon: Daemon) -> None:
-    board_ = SubscriptionBoard(daemon.segment)
+    board_ = subscription_board(daemon.segment)
     last = at.SUBSCRIPTION_SLOTS - 1
     for slot in (0, SERIES_MAX - 1, SERIES_MAX, last):
         row = SubscriptionRow(
@@ -260,7 +260,7 @@ def test_the_first_subscriptions_have_series_each_and_all_others_one(daemon: Dae
     assert value("delivered_messages_total", "s0") == 7
     assert value("outcomes_total", OTHERS, outcome="dropped") == 6
     assert value("running", OTHERS) == 1
-    board_.write(last, last + 1, SubscriptionRow("orders", "x", SubscriptionPhase.HELD, "why"))
+    board_.write(last, last + 1, SubscriptionRow("orders", "x", RowPhase.HELD, "why"))
     assert value("running", OTHERS) == 0 and value("running", "s0") == 1
     assert daemon.value("headgate_subscriptions_held") == 1
 
@@ -350,7 +350,7 @@ def test_the_number_of_series_is_bounded_by_shards_and_constants() -> None:
 
 def pushing(daemon: Daemon, slot: int, name: str) -> SenderWords:
     """A sender of a push subscription that has what it is granted."""
-    SubscriptionBoard(daemon.segment).write(slot, slot + 1, SubscriptionRow("orders", name))
+    subscription_board(daemon.segment).write(slot, slot + 1, SubscriptionRow("orders", name))
     PushBoard(daemon.segment).offer(slot, slot + 1, 100, 1)
     words = SenderWords(daemon.segment, 1, slot)
     words.join(slot + 1)
@@ -399,7 +399,7 @@ def test_push_subscriptions_without_series_of_their_own_are_together(daemon: Dae
 
 
 def test_the_number_of_series_of_subscriptions_is_bounded(daemon: Daemon) -> None:
-    board_ = SubscriptionBoard(daemon.segment)
+    board_ = subscription_board(daemon.segment)
     without = len(series(daemon.builder.subscriptions()))
     for slot in range(at.SUBSCRIPTION_SLOTS):
         board_.write(slot, slot + 1, SubscriptionRow("orders", str(slot)))

@@ -19,8 +19,8 @@ from daemon.schemas.status import SubscriptionScaling
 from shards import layout as at
 from shards.layout import Layout
 from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.segment import Segment
-from shards.subscriptionboard import SubscriptionBoard, SubscriptionPhase, SubscriptionRow
 from uploader.groups.puller import GroupTable
 
 NOW_NS = 100_000_000_000
@@ -203,7 +203,7 @@ def test_pressure_and_window_are_those_in_force(daemon: Daemon) -> None:
 
 
 def test_the_scaling_signal_has_each_subscription_by_topic_and_name(daemon: Daemon) -> None:
-    board_of_subscriptions = SubscriptionBoard(daemon.segment)
+    board_of_subscriptions = subscription_board(daemon.segment)
     names = [("orders", "billing"), ("orders", "audit"), ("events", "push")]
     for slot, (topic, name) in enumerate(names):
         row = SubscriptionRow(
@@ -222,16 +222,16 @@ def test_the_scaling_signal_has_each_subscription_by_topic_and_name(daemon: Daem
 @pytest.mark.parametrize(
     ("phase", "reason", "held"),
     [
-        (SubscriptionPhase.RUNNING, "", ""),
-        (SubscriptionPhase.PAUSED, "", "paused"),
-        (SubscriptionPhase.HELD, "the store does not answer", "the store does not answer"),
+        (RowPhase.RUNNING, "", ""),
+        (RowPhase.PAUSED, "", "paused"),
+        (RowPhase.HELD, "the store does not answer", "the store does not answer"),
     ],
 )
 def test_a_subscription_that_cannot_deliver_says_why_and_asks_for_nobody(
-    daemon: Daemon, phase: SubscriptionPhase, reason: str, held: str
+    daemon: Daemon, phase: RowPhase, reason: str, held: str
 ) -> None:
     row = SubscriptionRow("orders", "billing", phase, reason, lag=9_000, consumer_max=1_000)
-    SubscriptionBoard(daemon.segment).write(0, 1, row)
+    subscription_board(daemon.segment).write(0, 1, row)
     (found,) = daemon.status().scaling().subscriptions
     assert (found.held, found.value, found.drainable_lag) == (held, 0, 0)
 
@@ -242,7 +242,7 @@ def test_push_subscriptions_are_added_up_and_those_that_fail_are_shown_first(
     assert daemon.document()["push"]["count"] == 0
     for slot in range(25):
         row = SubscriptionRow("orders", f"s{slot}")
-        SubscriptionBoard(daemon.segment).write(slot, slot + 1, row)
+        subscription_board(daemon.segment).write(slot, slot + 1, row)
         PushBoard(daemon.segment).offer(slot, slot + 1, 10, 1)
         words = SenderWords(daemon.segment, 0, slot)
         words.join(slot + 1)
@@ -263,13 +263,13 @@ def test_push_subscriptions_are_added_up_and_those_that_fail_are_shown_first(
 
 
 def test_subscriptions_are_added_up_and_the_worst_are_shown_first(daemon: Daemon) -> None:
-    board = SubscriptionBoard(daemon.segment)
-    held = SubscriptionPhase.HELD
+    board = subscription_board(daemon.segment)
+    held = RowPhase.HELD
     rows = [SubscriptionRow("t", f"s{lag}", lag=lag, in_flight=1) for lag in range(30)]
     rows[3] = SubscriptionRow("t", "held", held, "the store does not answer", lag=3, in_flight=1)
     rows[4] = SubscriptionRow("t", "blocked", lag=4, blocked_keys=2, in_flight=1)
     rows[5] = SubscriptionRow(
-        "t", "paused", SubscriptionPhase.PAUSED, lag=5, in_flight=1, oldest_unacknowledged_ms=70
+        "t", "paused", RowPhase.PAUSED, lag=5, in_flight=1, oldest_unacknowledged_ms=70
     )
     assert daemon.document()["subscriptions"]["count"] == 0
     for slot, row in enumerate(rows):

@@ -18,7 +18,7 @@ from shards import layout as at
 from shards.clock import monotonic_ns, wall_ms
 from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
 from shards.pushgrants import SlotGrants
-from shards.subscriptionboard import SubscriptionPhase, SubscriptionRow
+from shards.rowboard import RowPhase, SubscriptionRow
 from tests.daemon.api.subscribing import SubscribingNode, subscribing
 
 STATE: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_each_change_moves_the_word_that_owners_look_at(node: SubscribingNode) -
 
 def test_a_list_shows_what_owners_tell_a_page_at_a_time(node: SubscribingNode) -> None:
     ids = [node.ask("PUT", f"/{name}", {}).json["subscription_id"] for name in "bac"]
-    row = SubscriptionRow("t", "a", SubscriptionPhase.HELD, "the store is down", lag=9, consumers=2)
+    row = SubscriptionRow("t", "a", RowPhase.HELD, "the store is down", lag=9, consumers=2)
     node.board.write(1, ids[1], row)
     first = node.ask("GET", "?limit=2").json
     assert [each["subscription"] for each in first["subscriptions"]] == ["a", "b"]

@@ -14,7 +14,7 @@ from ledger import subscriptions, topics
 from ledger.subscriptions import Subscription
 from shards.clock import monotonic_ns
 from shards.pushboard import PushBoard
-from shards.subscriptionboard import SubscriptionRow
+from shards.rowboard import SubscriptionRow
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record

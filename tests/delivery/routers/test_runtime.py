@@ -31,7 +31,7 @@ from ledger.tx import WriteTx
 from ledger.types import Advance, Commit, Topic, TopicConfig
 from shards.clock import monotonic_ns
 from shards.frame import FLAG_WAITS, Part, encode_conditions
-from shards.routerboard import RouterBoard, RouterRow
+from shards.rowboard import RouterRow, router_board
 from tests.delivery.node import Node, l0_reader, node_in, raise_it, stored_reader
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
@@ -107,7 +107,7 @@ class World:
         reader = self._reader_of()
         dispatcher = Dispatcher(FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns)
         made = Routers(
-            0, 1, reader, self._ledger, outbox, RouterBoard(self.node.segment), dispatcher.dirty,
+            0, 1, reader, self._ledger, outbox, router_board(self.node.segment), dispatcher.dirty,
             lambda: self.changes, lambda: self.now_ns, lambda _: None, self._end,
         )  # fmt: skip
         dispatcher.start(asyncio.get_running_loop(), {Kind.ROUTE: made.serve}, raise_it)
@@ -146,7 +146,7 @@ class World:
     def status(self) -> RouterStatus:
         view = self.node.ledger.read(routers.view, "r")
         assert view is not None
-        row = RouterBoard(self.node.segment).read(view.router.slot, view.router.router_id)
+        row = router_board(self.node.segment).read(view.router.slot, view.router.router_id)
         return status_of(view, row)
 
     def copies(self) -> list[str]:
@@ -524,18 +524,18 @@ def test_a_router_says_how_far_behind_it_is_and_at_which_record_it_stands(tmp_pa
             world.now_ns += second_ns // 4
             view = world.node.ledger.read(routers.view, "r")
             assert view is not None
-            found = RouterBoard(world.node.segment).read(view.router.slot, view.router.router_id)
+            found = router_board(world.node.segment).read(view.router.slot, view.router.router_id)
             return found or RouterRow()
 
         await world.until(lambda: row().stands_since_ns)
         found = row()
         assert (found.router, found.source, found.dest) == ("r", "t", "copies")
-        assert (found.lag, found.state.name) == (9, "HELD")
+        assert (found.lag, found.phase.name) == (9, "HELD")
         assert found.stands == "record 1:1 waits: partition 0 of topic 'copies' is full"
         outbox.refuses = ""
         await world.until(lambda: not row().stands_since_ns and not row().lag)
         world.node.ledger.write(routers.delete, "r", 9)
         world.changes += 1
-        await world.until(lambda: not RouterBoard(world.node.segment).rows())
+        await world.until(lambda: not router_board(world.node.segment).rows())
 
     run(tmp_path, body)

@@ -37,7 +37,7 @@ from ledger.subscriptions import Subscription, SubscriptionConfig
 from shards import layout as at
 from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
-from shards.subscriptionboard import SubscriptionBoard
+from shards.rowboard import subscription_board
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
 from tests.delivery.routers.test_runtime import RingOutbox
 from tests.delivery.watch.watching import Client
@@ -73,7 +73,7 @@ class Owner:
             lambda: self.now_ns, self._ended,
         )  # fmt: skip
         self.outbox = RingOutbox(node, 0)
-        self.board = SubscriptionBoard(node.segment)
+        self.board = subscription_board(node.segment)
         self.journal = FinishedJournal(node.segment, 0)
         self.subscriptions = Subscriptions(
             0, 1, 1, partitions, ledger, self.journal, self.flush, self.outbox, self.board,

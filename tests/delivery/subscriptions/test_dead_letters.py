@@ -14,7 +14,7 @@ from ledger import subscriptions, topics
 from ledger.space import retention
 from ledger.subscriptions import Subscription
 from ledger.types import Topic, TopicConfig
-from shards.subscriptionboard import SubscriptionPhase
+from shards.rowboard import RowPhase
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from tests.delivery.watch.watching import Client
@@ -211,7 +211,7 @@ def test_a_subscription_is_held_by_dead_letters_only_if_nothing_else_can_be_deli
         full(owner)
         made, client = await failed(owner, record(1, "k"))
 
-        async def seen() -> tuple[str, str, SubscriptionPhase, str]:
+        async def seen() -> tuple[str, str, RowPhase, str]:
             await owner.later(1.1)
             state = await owner.ask(Describe(made.subscription_id))
             row = owner.board.read(made.slot, made.subscription_id)
@@ -219,11 +219,11 @@ def test_a_subscription_is_held_by_dead_letters_only_if_nothing_else_can_be_deli
             return state["held"], state["blocked_letters"], row.phase, row.reason
 
         why = "dead letters cannot be stored: a partition is full"
-        assert await seen() == (why, why, SubscriptionPhase.HELD, why)
+        assert await seen() == (why, why, RowPhase.HELD, why)
         owner.produce(record(2, "other"))
         await owner.rest()
         assert data(client) == [1, 2]
-        running = SubscriptionPhase.RUNNING
+        running = RowPhase.RUNNING
         assert await seen() == ("", why, running, f"blocked letters: {why}")
         owner.outbox.full_partitions.clear()
         await committed(owner)

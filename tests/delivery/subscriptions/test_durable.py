@@ -23,7 +23,7 @@ from ledger.push_settings import PushSettings
 from ledger.space import retention
 from ledger.types import Topic, TopicConfig
 from shards import layout as at
-from shards.subscriptionboard import SubscriptionPhase
+from shards.rowboard import RowPhase
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from uploader.l0.records import Record
@@ -259,7 +259,7 @@ def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
         made = owner.create(push=PushSettings("http://here/"))
         await owner.ask(Describe(made.subscription_id))
 
-        def phase() -> SubscriptionPhase:
+        def phase() -> RowPhase:
             row = owner.board.read(made.slot, made.subscription_id)
             assert row is not None
             return row.phase
@@ -267,7 +267,7 @@ def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
         elsewhere = PausePush(made.subscription_id, "http://elsewhere/", "410 Gone")
         assert await owner.ask(elsewhere) == {"paused": False}
         await owner.later(1.1)
-        assert phase() is not SubscriptionPhase.PAUSED
+        assert phase() is not RowPhase.PAUSED
         assert not caplog.messages
 
         before = node.segment.words[at.G_DELIVERY]
@@ -278,7 +278,7 @@ def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
         assert node.segment.words[at.G_DELIVERY] > before, "by this word other shards notice it"
         await owner.later(0.1)
         await owner.later(1.1)
-        assert phase() is SubscriptionPhase.PAUSED
+        assert phase() is RowPhase.PAUSED
 
     run(node, use)
 

@@ -11,7 +11,7 @@ from delivery.standstill import UNKNOWN
 from ledger import subscriptions
 from ledger.push_settings import PushSettings
 from ledger.subscriptions import Subscription
-from shards.subscriptionboard import SubscriptionRow
+from shards.rowboard import SubscriptionRow
 from tests.delivery.node import ARRIVAL_MS, node_in
 from tests.delivery.subscriptions.owning import MS, Owner, S, messages, owning, record
 

@@ -15,7 +15,7 @@ from ledger import reads, subscriptions, topics
 from ledger.errors import LedgerError
 from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import TopicConfig
-from shards.subscriptionboard import SubscriptionPhase
+from shards.rowboard import RowPhase
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
 
@@ -45,7 +45,7 @@ def delete(owner: Owner, topic: str, name: str) -> None:
     owner.changes += 1
 
 
-def phase(owner: Owner, made: Subscription) -> SubscriptionPhase | None:
+def phase(owner: Owner, made: Subscription) -> RowPhase | None:
     row = owner.board.read(made.slot, made.subscription_id)
     return None if row is None else row.phase
 
@@ -66,7 +66,7 @@ def test_a_subscription_without_room_for_its_partitions_says_so_and_runs_when_th
         assert (state["lag"], state["partitions"][0]["head_seq"]) == (2, 2)
         row = owner.board.read(made.slot, made.subscription_id)
         assert row is not None
-        assert (row.phase, row.reason, row.lag) == (SubscriptionPhase.HELD, state["held"], 2)
+        assert (row.phase, row.reason, row.lag) == (RowPhase.HELD, state["held"], 2)
         with pytest.raises(OwnerRefused, match="already keeps the tails") as refused:
             await owner.ask(Poll(made.subscription_id, "p", [], 1, 0))
         assert (refused.value.status, refused.value.code) == (503, "too_many_partitions")
@@ -78,7 +78,7 @@ def test_a_subscription_without_room_for_its_partitions_says_so_and_runs_when_th
         assert [each["data"] for each in messages(client)] == [1, 2]
         assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
         await owner.later(1.1)
-        assert phase(owner, made) is SubscriptionPhase.RUNNING
+        assert phase(owner, made) is RowPhase.RUNNING
 
     run(node, use)
 
@@ -120,7 +120,7 @@ def test_a_subscription_that_is_deleted_while_there_is_no_room_leaves_nothing(
         await owner.later(0.1)
         made = owner.create()
         await owner.later(0.1)
-        assert phase(owner, made) is SubscriptionPhase.HELD
+        assert phase(owner, made) is RowPhase.HELD
         delete(owner, "t", "s")
         await owner.later(0.1)
         assert phase(owner, made) is None
@@ -128,7 +128,7 @@ def test_a_subscription_that_is_deleted_while_there_is_no_room_leaves_nothing(
             await owner.ask(Describe(made.subscription_id))
         again = owner.create()
         await owner.later(0.1)
-        assert phase(owner, again) is SubscriptionPhase.HELD
+        assert phase(owner, again) is RowPhase.HELD
 
     run(node, use)
 

@@ -1,4 +1,4 @@
-"""The board of subscriptions: rows that any process reads."""
+"""The boards of subscriptions and routers: rows that any process reads."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from msgspec import structs
 
 from shards import layout as at
 from shards.layout import Layout
-from shards.subscriptionboard import (
-    NUMBERS,
-    BoardRow,
-    SubscriptionBoard,
-    SubscriptionPhase,
+from shards.rowboard import (
+    SUBSCRIPTION_NUMBERS,
+    Placed,
+    RouterRow,
+    RowPhase,
     SubscriptionRow,
+    router_board,
+    subscription_board,
 )
 from tests.shards.conftest import MakeSegment
 
 ROW = SubscriptionRow(
-    "orders", "billing", SubscriptionPhase.HELD, "the store does not answer: 'ä'",
-    "message 0:7 of the key 'k'", *range(2**53, 2**53 + 2 + len(NUMBERS)),
+    "orders", "billing", RowPhase.HELD, "the store does not answer: 'ä'",
+    "message 0:7 of the key 'k'", *range(2**53, 2**53 + 2 + len(SUBSCRIPTION_NUMBERS)),
 )  # fmt: skip
 
 
 def test_a_row_is_read_as_it_was_written_and_only_by_its_id(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
-    board = SubscriptionBoard(segment)
+    board = subscription_board(segment)
     assert board.read(3, 9) is None
     board.write(3, 9, ROW)
-    assert SubscriptionBoard(segment).read(3, 9) == ROW
+    assert subscription_board(segment).read(3, 9) == ROW
     assert board.read(3, 8) is None
     assert board.read(4, 9) is None
     shorter = SubscriptionRow("a", "b")
@@ -35,12 +37,12 @@ def test_a_row_is_read_as_it_was_written_and_only_by_its_id(make_segment: MakeSe
 
 
 def test_all_rows_are_read_by_slot_and_freed_ones_are_not(make_segment: MakeSegment) -> None:
-    board = SubscriptionBoard(make_segment(Layout(1, 4096)))
+    board = subscription_board(make_segment(Layout(1, 4096)))
     assert board.rows() == []
     last = at.SUBSCRIPTION_SLOTS - 1
     for slot, subscription_id in ((last, 5), (0, 7), (2, 6)):
         board.write(slot, subscription_id, structs.replace(ROW, lag=slot))
-    assert [(each.slot, each.subscription_id, each.row.lag) for each in board.rows()] == [
+    assert [(each.slot, each.id, each.row.lag) for each in board.rows()] == [
         (0, 7, 0), (2, 6, 2), (last, 5, last),
     ]  # fmt: skip
     board.free(2, 6)
@@ -50,7 +52,7 @@ def test_all_rows_are_read_by_slot_and_freed_ones_are_not(make_segment: MakeSegm
 
 
 def test_names_of_the_largest_size_leave_the_rest_to_the_reason(make_segment: MakeSegment) -> None:
-    board = SubscriptionBoard(make_segment(Layout(1, 4096)))
+    board = subscription_board(make_segment(Layout(1, 4096)))
     board.write(1, 2, SubscriptionRow("next", "next"))
     long = SubscriptionRow("t" * 255, "s" * 255, reason="x" * 1000, stands="y" * 1000)
     board.write(0, 1, long)
@@ -59,12 +61,12 @@ def test_names_of_the_largest_size_leave_the_rest_to_the_reason(make_segment: Ma
     assert (found.topic, found.subscription) == (long.topic, long.subscription)
     assert found.reason == "x" * 255
     assert found.stands == "y" * (at.B_TEXT_BYTES - 3 * 255) and len(found.stands) >= 500
-    assert board.rows()[1] == BoardRow(1, 2, SubscriptionRow("next", "next"))
+    assert board.rows()[1] == Placed[SubscriptionRow](1, 2, SubscriptionRow("next", "next"))
 
 
 def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
-    board = SubscriptionBoard(segment)
+    board = subscription_board(segment)
     board.write(0, 1, SubscriptionRow("t", "s", lag=5))
     segment.words[segment.layout.subscription(0) + at.B_VERSION] |= 1
     assert board.read(0, 1) == SubscriptionRow("t", "s", lag=5)
@@ -76,10 +78,28 @@ def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegmen
 def test_a_former_subscription_of_a_slot_does_not_write_over_a_later_one(
     make_segment: MakeSegment,
 ) -> None:
-    board = SubscriptionBoard(make_segment(Layout(1, 4096)))
+    board = subscription_board(make_segment(Layout(1, 4096)))
     board.write(0, 2, ROW)
     board.write(0, 1, structs.replace(ROW, lag=1))
     assert board.read(0, 2) == ROW and board.is_of(0, 2)
     board.free(0, 2)
     board.write(0, 1, ROW)  # two processes wrote at the same time, and the later one was first
     assert not board.is_of(0, 2)
+
+
+def test_a_row_of_a_router_has_its_numbers_and_texts_wherever_they_are_declared(
+    make_segment: MakeSegment,
+) -> None:
+    segment = make_segment(Layout(1, 4096))
+    board = router_board(segment)
+    row = RouterRow(
+        RowPhase.HELD, 5, 6, 7, "partition 0 of topic 'ä' is full", "r", "s", "d", 8, 9, "at 0:9"
+    )
+    board.write(3, 9, row)
+    assert router_board(segment).read(3, 9) == row
+    assert board.phases()[3] == (9, RowPhase.HELD)
+    assert [each.row for each in board.standing()] == [row]
+    board.write(3, 9, RouterRow(copied=6))
+    assert board.read(3, 9) == RouterRow(copied=6)
+    assert board.standing() == [] and len(board.rows()) == 1
+    assert subscription_board(segment).rows() == []
