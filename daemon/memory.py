@@ -9,7 +9,7 @@ from daemon.config import Config
 from daemon.governor.billing import target_max_bytes
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import HttpLimits, http_limits
-from daemon.http.request_budget import REQUESTS_BYTES_MAX
+from daemon.http.request_budget import LARGE_BYTES_MAX, PROBES_BYTES_MAX, REQUESTS_BYTES_MAX
 from daemon.intake import admission, commit_feed
 from delivery import filters, followed, lake_reader, tail_reader
 from delivery.l0_reader import CACHE_BYTES_MAX
@@ -40,6 +40,8 @@ PROCESS_BYTES = 128 << 20
 BUSY_BYTES = 48 << 20
 # A connection (1.7 KB) and a watcher of 64 partitions (8.3 KB; of one, 1.7 KB), as measured.
 STREAM_BYTES = 12 << 10
+# A request without its body and its head, what its commit needs, and its place in three queues.
+OUTSTANDING_BYTES = 768
 ANSWERS_BYTES_MAX = HttpLimits().answers_unsent_bytes_max
 ANSWERS_BYTES_MIN = 2 * BYTES_MAX
 READ_BYTES = 256 << 10  # most that the loop reads from a connection in a turn
@@ -124,7 +126,9 @@ def bounds(config: Config) -> dict[str, int]:
         "bodies": shards * config.ring_bytes,
         "queued": shards * (config.ring_bytes // admission.QUEUED_SHARE),
         # All other requests: their bodies, what these are decoded to, and the tasks that wait.
-        "requests": shards * REQUESTS_BYTES_MAX,
+        "requests": shards * (REQUESTS_BYTES_MAX + PROBES_BYTES_MAX + LARGE_BYTES_MAX),
+        # Requests that wait for their commit, or whose answers wait for earlier ones.
+        "outstanding": shards * limits.all_outstanding_max * OUTSTANDING_BYTES,
         # Beginnings of heads, and what was received after a request that holds its connection back.
         # One more read is there before it is counted, twice while it is joined.
         "unread": shards * (limits.unread_bytes_max + 2 * READ_BYTES),

@@ -41,6 +41,7 @@ from shards.leases import LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
 
 BACKUP_WAIT_S = 120.0  # a store that takes no entry for so long is down
+ROWS_MAX = 10_000  # of a page; all callers ask for the usual 1,000
 BODY_BYTES_MAX = 16 << 20  # a switch of a table to 50,000 files; `body_bytes_max` may be less
 
 # What is served, and nothing else of the ledger. Each is short; what is long is asked in pages.
@@ -230,7 +231,10 @@ class AdminRoutes:
             now_ms = boottime_ms() + int(self._words[at.G_AGE_OFFSET_MS])
             if fence.run is not None:
                 runs.check(tx, fence.run, now_ms)
-            result = run(tx, asked.decode(arguments, now_ms))
+            named = asked.decode(arguments, now_ms)
+            if not 1 <= named.get("limit", 1) <= ROWS_MAX:
+                raise ValueError(f"limit must be 1 to {ROWS_MAX}, got {named['limit']}")
+            result = run(tx, named)
             # Encoded here: a page of a plan takes longer than the loop may stand.
             return msgspec.Raw(msgspec.json.encode(result))
 

@@ -22,7 +22,7 @@ from daemon.http.cors import preflight_headers
 from daemon.http.guard import refuse_link
 from daemon.http.head import Head
 from daemon.http.request import Request
-from daemon.http.request_budget import Promise, RequestBudget
+from daemon.http.request_budget import Promise, RequestBudget, check_values
 from daemon.intake.producer import Producer
 from daemon.schemas.api import ProduceQuery
 from daemon.schemas.decoding import read_body, read_headers, read_query
@@ -32,6 +32,7 @@ from delivery.waiters import Waiters
 
 # Parameters of a produce request that count before its body is there.
 _EARLY = frozenset({"create", "disable_backpressure"})
+_PRODUCE = frozenset(field.encode_name for field in msgspec.structs.fields(ProduceQuery))
 
 
 class Found(NamedTuple):
@@ -108,9 +109,14 @@ class RouteTable:
             if route.query is not None:
                 values = (*values, read_query(head.query, route.query, "field"))
             if route.headers is not None:
-                values = (*values, read_headers(head.headers, route.headers))
+                read = read_headers(head.headers, route.headers)
+                head.target_bytes += sum(
+                    len(value) for value in msgspec.structs.astuple(read) if type(value) is str
+                )
+                values = (*values, read)
             return Found(None, route, handler, values, decoder)
-        raise ApiError(404, "not_found", f"there is nothing at {head.path}", {"path": head.path})
+        path = head.path[:255]
+        raise ApiError(404, "not_found", f"there is nothing at {path}", {"path": path})
 
     def _check_admin(self, head: Head) -> None:
         """Raises ApiError 403 for a request of a page, and over TCP unless that was allowed."""
@@ -124,6 +130,13 @@ class RouteTable:
                 " run the command on the daemon's machine with its --data directory, or set"
                 " admin_over_tcp = true for the daemon",
             )
+
+
+def _to_produce(query: dict[str, str]) -> dict[str, str]:
+    """The parameters that a produce request may have, and the first of those that it may not."""
+    known = {name: value for name, value in query.items() if name in _PRODUCE}
+    unknown = next((name for name in query if name not in _PRODUCE), None)
+    return known if unknown is None else {**known, unknown: query[unknown]}
 
 
 def _match(pattern: tuple[str, ...], head: Head) -> tuple[Any, ...] | None:
@@ -165,8 +178,11 @@ class Api:
         self._budget = RequestBudget()
 
     def route(self, head: Head) -> Found:
-        """Finds the handler. Raises ApiError 404, 405, 400."""
-        return self._router.find(head)
+        """Finds the handler, and keeps of the query only what is read later. Raises ApiError 404,
+        405, 400."""
+        found = self._router.find(head)
+        head.query = {} if found.produce is None else _to_produce(head.query)
+        return found
 
     def is_probe(self, route: Any) -> bool:
         """Whether it shows whether the daemon works."""
@@ -188,9 +204,9 @@ class Api:
                 {"limit_bytes": limit},
                 close=True,
             )
-        if found.route.is_probe:
-            return Promise(0)
-        return self._budget.promise(request.head.target_bytes, body_bytes)
+        return self._budget.promise(
+            request.head.target_bytes, body_bytes, is_probe=found.route.is_probe
+        )
 
     def release(self, token: object) -> None:
         """Gives promised space back."""
@@ -214,7 +230,7 @@ class Api:
         self._tasks.add(task)
         self._budget.promise_again(token)
         request.on_close = partial(_cancel, task)
-        task.add_done_callback(partial(self._served, token))
+        task.add_done_callback(partial(self._served, request, token))
 
     def take(self, request: Request, body_bytes: int) -> None:
         """Serves a request whose body came with its head."""
@@ -228,8 +244,9 @@ class Api:
             finally:
                 self.release(token)
 
-    def _served(self, token: Promise, task: asyncio.Task[None]) -> None:
+    def _served(self, request: Request, token: Promise, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        request.on_close = None  # its answer may wait for long, and keeps no task
         self.release(token)
 
     async def _serve(self, request: Request, found: Found) -> None:
@@ -263,6 +280,7 @@ def body_of(found: Found, request: Request) -> tuple[Any, ...]:
         return ()
     if not request.body and not found.route.body_required:
         return (found.route.body(),)
+    check_values(request.body)
     return (read_body(request.head.content_type, request.body, found.decoder),)
 
 

@@ -9,7 +9,7 @@ This does not control access: programs other than browsers ignore it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from daemon.http.head import Head
 
@@ -26,6 +26,8 @@ class Cors:
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origins)
         self._any = "*" in self._origins
+        # Those that answers name.
+        self.named: Container[str] = () if self._any else self._origins
 
     def allows(self, origin: str) -> bool:
         """Whether pages of this origin may use the API; ``*`` stands for all."""

@@ -15,6 +15,8 @@ This module does no I/O and never looks at a body.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -25,6 +27,11 @@ from daemon.schemas.decoding import REPEATED
 from daemon.schemas.errors import ApiError
 
 LENGTH_UNKNOWN = -1
+# What is kept of a target, over its bytes: a character outside the BMP makes all take four.
+TARGET_COPIES = 4
+# Characters of what only messages name.
+_PATH_KEPT = 512
+_TYPE_KEPT = 128
 
 SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 _ENCODING_NAMES = {"": "", "identity": "", "x-gzip": "gzip"} | {n: n for n in SUPPORTED_ENCODINGS}
@@ -49,12 +56,13 @@ def bad_request(message: str, **detail: Any) -> ApiError:
 
 class Head:
     """A parsed head, shared by all requests that sent the same bytes. Nothing in it changes after
-    ``route`` was set and ``headers`` were cut down to the Origin, which happens before the head
-    goes into the cache.
+    ``route`` was set and ``forget_fields`` was called, which happens before the head goes into the
+    cache.
 
     ``path`` is percent-decoded; ``segments`` are its parts split at ``/`` before decoding, so
     that an encoded slash stays inside its segment, and ``raw_segments`` the same as they were
-    sent; ``target_bytes`` is how long the target was. ``authority`` is that of an absolute target,
+    sent; ``target_bytes`` is how long the target was, and any header that a handler gets.
+    ``authority`` is that of an absolute target,
     None without one. ``query`` has decoded values; one that may be repeated has them joined by
     REPEATED. ``headers`` have lower-case names; repeated fields are joined by ``", "``.
     ``body_bytes`` is the length of the body that follows: 0 without one, LENGTH_UNKNOWN if it is
@@ -62,11 +70,12 @@ class Head:
     the Unix socket. ``is_followed_link``: a link on a page of another origin led here
     (``guard.py``).
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
-    the shortest answer will do.
+    the shortest answer will do. ``bare`` is the head without what an answer does not need.
     """
 
     __slots__ = (
         "authority",
+        "bare",
         "body_bytes",
         "chunked",
         "content_encoding",
@@ -127,30 +136,48 @@ class Head:
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
         self.route: Any = None
+        self.bare = self
 
-    def forget_fields(self) -> None:
+    def forget_fields(self, origins: Container[str] = ()) -> None:
         """Lets go of what nobody reads once there is a route: a request may wait for its answer
-        with a head of 32 KiB."""
+        with a head of 32 KiB. ``origins``: those that an answer names."""
         origin = self.headers.get("origin")
-        self.headers = {} if origin is None else {"origin": origin}
+        self.headers = {"origin": origin} if origin in origins and origin is not None else {}
+        self.path = self.path[:_PATH_KEPT]
+        self.segments, self.raw_segments, self.authority = (), (), None
+        self.bare = bare_head(
+            self.method, origin if self.headers else None,
+            http_1_1=self.http_1_1, keep_alive=self.keep_alive, plain=self.plain,
+        )  # fmt: skip
 
 
-def unreadable_head() -> Head:
-    """Replaces a head that could not be parsed, so that the refusal keeps its place."""
-    return Head(
-        "",
+@lru_cache(1024)
+def bare_head(
+    method: str, origin: str | None, *, http_1_1: bool, keep_alive: bool, plain: bool
+) -> Head:
+    """What an answer needs of a head. Methods are those that llhttp knows, and origins are
+    configured, so that there are few of these."""
+    head = Head(
+        method,
         "",
         (),
         {},
-        {},
-        http_1_1=True,
+        {} if origin is None else {"origin": origin},
+        http_1_1=http_1_1,
         content_length=None,
         chunked=False,
-        keep_alive=False,
+        keep_alive=keep_alive,
         expect_continue=False,
         content_type="",
         content_encoding="",
     )
+    head.plain = plain
+    return head
+
+
+def unreadable_head() -> Head:
+    """Replaces a head that could not be parsed, so that the refusal keeps its place."""
+    return bare_head("", None, http_1_1=True, keep_alive=False, plain=False)
 
 
 class _Sink:
@@ -207,7 +234,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         raw_authority, slash, target = target[7:].partition(b"/")
         authority = raw_authority.decode("latin-1")
         target = slash + target or b"/"
-    path, segments, query = _split_target(target)
+    path, segments, query = _split_target(target, limits)
     options = {token.strip() for token in headers.get("connection", "").lower().split(",")}
     keep_alive = "close" not in options and (http_1_1 or "keep-alive" in options)
     return Head(
@@ -221,7 +248,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
         chunked=chunked,
         keep_alive=keep_alive,
         expect_continue=_expects_continue(headers, http_1_1=http_1_1),
-        content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
+        content_type=headers.get("content-type", "").partition(";")[0].strip().lower()[:_TYPE_KEPT],
         content_encoding=_content_encoding(headers),
         raw_segments=tuple(target.partition(b"?")[0][1:].split(b"/")),
         authority=authority,
@@ -330,7 +357,7 @@ def _content_encoding(headers: dict[str, str]) -> str:
     return _ENCODING_NAMES[encoding]
 
 
-def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
+def _split_target(target: bytes, limits: HttpLimits) -> tuple[str, tuple[str, ...], dict[str, str]]:
     if not target.startswith(b"/"):
         if target == b"*":
             return "*", (), {}
@@ -338,6 +365,12 @@ def _split_target(target: bytes) -> tuple[str, tuple[str, ...], dict[str, str]]:
     if b"#" in target:
         raise bad_request("the request target must not have a fragment (#)")
     raw_path, _, raw_query = target.partition(b"?")
+    for what, count, limit in (
+        ("path has {} segments", raw_path.count(b"/"), limits.segments_max),
+        ("query has {} parameters", raw_query.count(b"&") + 1, limits.parameters_max),
+    ):
+        if count > limit:
+            raise bad_request(f"the {what.format(count)}, the limit is {limit}", limit=limit)
     path = _decode(raw_path, "path")
     segments = tuple(_decode(part, "path") for part in raw_path[1:].split(b"/"))
     query: dict[str, str] = {}

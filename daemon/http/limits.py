@@ -21,12 +21,18 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     head_bytes_max: int = 32 * KIB
     headers_max: int = 100
     target_bytes_max: int = 8 * KIB
+    # Each takes a hundred times its bytes. No route has more than 8 segments, or takes more than 64
+    # filters and a few other parameters.
+    segments_max: int = 32
+    parameters_max: int = 100
     # The daemon lowers it to a quarter of the ring.
     body_bytes_max: int = 16 * MIB
     # A refused body up to this size is read and thrown away, so that a 429 costs no reconnect.
     discard_bytes_max: int = 256 * KIB
-    # Requests of one connection that are not answered yet; reading pauses at the limit.
+    # Requests of one connection that are not answered yet; reading pauses at the limit. Where there
+    # are more connections than these are enough for, a new one gets its share of them.
     requests_outstanding_max: int = 128
+    requests_shared_out: int = 32_768
     # Connections that are not streams; and of these, those of one address: three quarters of them
     # if None, so that nobody shuts all others out, and a proxy has enough.
     connections_max: int = 8_192
@@ -62,6 +68,18 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     # closing immediately would reset the connection, and the client could lose the answer.
     linger_ms: int = 5_000
     linger_bytes_max: int = 64 * MIB
+
+    def outstanding_max(self, connections: int) -> int:
+        """How many requests may be outstanding on a connection that comes to this many others."""
+        share = self.requests_shared_out // (connections + 1)
+        return max(1, min(self.requests_outstanding_max, share))
+
+    @property
+    def all_outstanding_max(self) -> int:
+        """How many requests may be outstanding on all connections: of those that are left, each
+        came to all before it."""
+        connections = self.connections_max + self.connections_told_max
+        return sum(map(self.outstanding_max, range(connections)))
 
 
 def http_limits(config: Config) -> HttpLimits:

@@ -64,6 +64,10 @@ class Service(Shared, Protocol):
     local_heads: HeadCache
     tick_ns: int
 
+    @property
+    def outstanding_max(self) -> int:
+        """How many requests of a new connection may be without an answer."""
+
 
 class Receiver(Sender):
     """A connection, but for how it begins, is held back and ends."""
@@ -103,7 +107,7 @@ class Receiver(Sender):
         self._heads = server.local_heads if is_local else server.tcp_heads
         self._known_head: Callable[[bytes], Head | None] = self._heads.known
         self._body_bytes_max = server.limits.body_bytes_max
-        self._outstanding_max = server.limits.requests_outstanding_max
+        self._outstanding_max = server.outstanding_max
         self.buffer = b""
         self.last_ns = server.now_ns
         self.continue_due = False
@@ -266,10 +270,12 @@ class Receiver(Sender):
                 head.keep_alive = head.plain = False
                 return head
         except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
-            head.route = error  # raised again when the request has its place in the queue
+            # Answered when the request has its place in the queue. With its frames, which have the
+            # head, it would be kept until the next collection of cycles.
+            head.route = error.with_traceback(None) if isinstance(error, ApiError) else error
             return head
         finally:
-            head.forget_fields()
+            head.forget_fields(() if server.cors is None else server.cors.named)
         self._heads.add(key, head)
         return head
 
@@ -282,9 +288,10 @@ class Receiver(Sender):
         request = Request(head, b"", self.last_ns, self)
         self.queue.append(request)
         self.unread_bytes = len(data) - end
+        if isinstance(head.route, Exception):
+            self._refuse_before_body(request, head.route, nothing_sent=end == len(data))
+            return
         try:
-            if isinstance(head.route, Exception):
-                raise head.route
             if length is not None and length > limits.body_bytes_max:
                 error = too_large(
                     f"the body has {length} bytes, the limit is {limits.body_bytes_max};"

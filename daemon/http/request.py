@@ -33,6 +33,8 @@ from daemon.schemas.errors import ApiError
 
 log = logging.getLogger(__name__)
 
+# What is kept of a stream that waits for earlier answers is counted nowhere else.
+_WAITING_TARGET_BYTES = 1024
 Headers = tuple[tuple[str, str], ...]
 # status, body, content type, headers, close
 Answer = tuple[int, bytes, str, Headers, bool]
@@ -268,13 +270,30 @@ class Request(msgspec.Struct, eq=False):
         answered and the head is written: never, if the connection is lost or the shard has too
         many streams by then, or if this is a HEAD request.
 
-        Raises ApiError 400 if the client speaks HTTP/1.0, RuntimeError for a second answer.
+        Raises ApiError 400 if the client speaks HTTP/1.0, or if too much of it would have to wait
+        for earlier requests; RuntimeError for a second answer.
         """
         if not self.head.http_1_1:
             raise ApiError(
                 400,
                 "http_version",
                 "a stream is sent in chunks, which need HTTP/1.1; the request is HTTP/1.0",
+            )
+        queue = self.connection.queue
+        if (
+            queue
+            and queue[0] is not self
+            and (
+                self.head.target_bytes > _WAITING_TARGET_BYTES
+                or any(type(each.answer) is Stream for each in queue)
+            )
+        ):
+            raise ApiError(
+                400,
+                "pipelined",
+                "requests before this one have no answer, and only one stream with a target of at"
+                f" most {_WAITING_TARGET_BYTES} bytes waits for them; use a connection for each",
+                {"limit_bytes": _WAITING_TARGET_BYTES},
             )
         self._answer_with(Stream(self.connection, content_type, start))
 
@@ -300,5 +319,12 @@ class Request(msgspec.Struct, eq=False):
         connection = self.connection
         if connection.queue[0] is self:
             connection.flush_answers()
-        elif isinstance(answer, tuple):
+            return
+        self.forget_head()
+        if isinstance(answer, tuple):
             connection._hold_unsent(answer[1])
+
+    def forget_head(self) -> None:
+        """Keeps of the head only what an answer needs: a request may wait for its commit, or for
+        those before it, and there is no limit of what all heads take together."""
+        self.head = self.head.bare

@@ -104,6 +104,11 @@ class Server:
         return len(self._wheel) - len(self.streams)
 
     @property
+    def outstanding_max(self) -> int:
+        """How many requests of a new connection may be without an answer."""
+        return self._limits.outstanding_max(self.connections)
+
+    @property
     def check_period_ms(self) -> int:
         """How late a timeout may be noticed."""
         limits = self.limits

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from daemon.governor.producers_gate import ClosedBy
 from daemon.http.application import QUEUED, Queued
-from daemon.http.head import Head
+from daemon.http.head import TARGET_COPIES, Head
 from daemon.http.request import Request
 from daemon.intake.admission_queue import AdmissionQueue, QueuedRequest
 from daemon.intake.refused import BY_CODE, RefusalReason
@@ -38,6 +38,9 @@ from shards.ring import RingWriter
 from shards.segment import Segment
 
 FRAME_BYTES = 4096  # what admission adds to a body for frame heads and pads
+# A longer target counts: it is kept, decoded, until the request is published. Others are within
+# FRAME_BYTES, and within what the queue's requests take (QUEUED_MAX).
+TARGET_BYTES = FRAME_BYTES // TARGET_COPIES
 RETRY_AFTER_MS = (1_000, 3_000)  # a range, so that refused producers do not come back together
 CLOSED_RETRY_AFTER_MS = (3_000, 10_000)  # an outage lasts longer than a ring takes to empty
 
@@ -81,6 +84,10 @@ CLOSED_BY = (
     (ClosedBy.LEDGER_DISK | ClosedBy.STORE_DISK, DISK_FULL),
     (ClosedBy.MEMORY, MEMORY_SHORT),
 )
+
+
+def _long_target_bytes(head: Head) -> int:
+    return TARGET_COPIES * max(0, head.target_bytes - TARGET_BYTES)
 
 
 class Admission:
@@ -137,7 +144,10 @@ class Admission:
                 f"the body has {body_bytes} bytes, the limit is {limit}; send smaller batches",
                 limit_bytes=limit,
             )
-        return FRAME_BYTES + (limit if body_bytes is None or head.content_encoding else body_bytes)
+        kept_bytes = FRAME_BYTES + _long_target_bytes(head)
+        if body_bytes is None or head.content_encoding:
+            return kept_bytes + limit
+        return kept_bytes + body_bytes
 
     def promise(self, needed_bytes: int) -> bool:
         """Promises ring space, if it is free; ``release`` gives it back."""
@@ -198,10 +208,11 @@ class Admission:
     # Waiting
 
     def enqueue(
-        self, request: Request, needed_bytes: int, timeout_ms: int | None, held_bytes: int
+        self, request: Request, needed_bytes: int, timeout_ms: int | None, body_bytes: int
     ) -> Queued:
         """Lets a request for which there is no room wait; ``timeout_ms`` is None if it does not
-        want to. Its connection is told later whether it may come in.
+        want to. ``body_bytes`` were received of it. Its connection is told later whether it may
+        come in.
 
         Raises ApiError 429 or 503 if it cannot wait, 413 if it would wait in vain.
         """
@@ -214,6 +225,7 @@ class Admission:
                 limit_bytes=self._ring.capacity,
             )
         queue = self._queue
+        held_bytes = body_bytes + request.connection.unread_bytes + _long_target_bytes(request.head)
         if not queue.has_place(held_bytes):
             raise self._throttled(
                 f"and {len(queue)} requests wait for space already, with {queue.held_bytes} bytes"

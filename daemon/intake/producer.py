@@ -22,7 +22,7 @@ from daemon.http.application import Queued
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.intake import formats as bodies
-from daemon.intake.admission import FRAME_BYTES, Admission
+from daemon.intake.admission import FRAME_BYTES, TARGET_BYTES, Admission
 from daemon.intake.caps import RELOAD_NS, CapTracker, TopicFull
 from daemon.intake.cursor_cache import CursorCache, CursorNotCached
 from daemon.intake.formats import BodyLimits, Produce
@@ -91,12 +91,13 @@ class Producer:
         timeout_ms = self._queue_ms(head)
         if timeout_ms is None and admission.promise_of_credit(needed):
             return needed
-        return admission.enqueue(request, needed, timeout_ms, request.connection.unread_bytes)
+        return admission.enqueue(request, needed, timeout_ms, 0)
 
     def take(self, request: Request, name: str, body_bytes: int) -> None:
         """``admit``, ``produce`` and ``release`` for a body that came with its head."""
         if (
             request.head.content_encoding
+            or request.head.target_bytes > TARGET_BYTES
             or self._held_back
             or body_bytes > self._limits.body_bytes_max
             or self._ring.free_bytes - self.admission.taken_bytes < FRAME_BYTES + body_bytes
@@ -122,8 +123,7 @@ class Producer:
                 if asked.disable_backpressure:
                     timeout_ms = asked.ack_timeout_ms or self._ack_timeout_ms
             if timeout_ms is not None or not admission.promise_of_credit(needed):
-                held_bytes = body_bytes + request.connection.unread_bytes
-                admission.enqueue(request, needed, timeout_ms, held_bytes)
+                admission.enqueue(request, needed, timeout_ms, body_bytes)
                 return
         try:
             self.produce(request, name, needed)
@@ -344,6 +344,7 @@ class Producer:
         body_bytes = len(request.body)
         # It is in the ring now. Kept until the answer, it would be there twice, within no limit.
         request.body = b""
+        request.forget_head()
         self._pending.add(
             _new(
                 PendingRequest,

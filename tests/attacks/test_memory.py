@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from compaction.access.http_calls import SOCKET_NAME
-from daemon.http.request_budget import DECODED, REQUESTS_BYTES_MAX
+from daemon.http.request_budget import DECODED, LARGE_BYTES_MAX, REQUESTS_BYTES_MAX
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 
 MIB = 1 << 20
@@ -76,3 +76,37 @@ def test_bodies_that_never_end_take_no_more_than_what_is_printed(
     assert grown < REQUESTS_BYTES_MAX, f"{grown >> 20} MiB for {count} bodies"
     assert refused >= count - max(4, REQUESTS_BYTES_MAX // (DECODED * body_mib * MIB)), refused
     wait_until(lambda: victim.diff("secrets")["head_seq"] == 1, "the shard to serve others again")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"1," * (8 * MIB - 2) + b"1]",
+        b"[[" + b'"ab",' * (3 * MIB) + b'""]]',
+        b'["",[{"watermarks":{' + b",".join(b'"%d":%d' % (n, n) for n in range(MIB)) + b"}}],0]",
+    ],
+    ids=["arguments", "texts", "numbers by number"],
+)
+def test_a_body_of_millions_of_values_takes_no_more_than_what_is_printed(
+    victim: Daemon, body: bytes
+) -> None:
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        with by_unix_socket(victim) as sock:
+            sock.sendall(
+                b"POST /v0/admin/ledger/lake.lake_tables.switch HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            answers.append(sock.recv(65536))
+
+    before = shard_bytes(victim)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    most = 0
+    while thread.is_alive():
+        most = max(most, shard_bytes(victim) - before)
+        thread.join(0.005)
+    assert most < LARGE_BYTES_MAX, f"{most >> 20} MiB"
+    (answer,) = answers
+    assert answer.startswith((b"HTTP/1.1 413 ", b"HTTP/1.1 400 ")), answer

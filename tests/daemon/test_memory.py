@@ -32,6 +32,7 @@ def test_every_part_but_the_supervisors_share_grows_with_the_shards() -> None:
     for part in (
         "bodies",
         "requests",
+        "outstanding",
         "unread",
         "uploads",
         "reads",

@@ -38,6 +38,7 @@ class Script:
         self.changed = threading.Condition()
         self.routed = 0
         self.fields: dict[Head, dict[str, str]] = {}  # the headers of each head
+        self.segments: dict[Head, tuple[str, ...]] = {}
         self.admitted: list[tuple[str, int | None]] = []
         self.tokens: set[object] = set()
         self.handled: list[tuple[str, bytes]] = []
@@ -49,6 +50,7 @@ class Script:
     def route(self, head: Head) -> str:
         self.routed += 1
         self.fields[head] = head.headers
+        self.segments[head] = head.segments
         if head.path == "/missing":
             raise ApiError(404, "not_found", "nothing here")
         if head.path == "/only-get" and head.method != "GET":
@@ -146,7 +148,7 @@ class Script:
             seen = {
                 "method": head.method,
                 "path": head.path,
-                "segments": head.segments,
+                "segments": self.segments[head],
                 "query": head.query,
                 "headers": self.fields[head],
                 "content_type": head.content_type,

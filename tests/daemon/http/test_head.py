@@ -23,6 +23,21 @@ def head(*lines: str, start: str = "POST /echo HTTP/1.1", host: str = "Host: a")
     return "\r\n".join([start, host, *lines, "", ""]).encode("latin-1")
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("/a" * 33, "the path has 33 segments, the limit is 32"),
+        ("/a?" + "&".join(f"p{n}" for n in range(101)), "101 parameters, the limit is 100"),
+    ],
+)
+def test_a_target_of_many_parts_is_refused_before_they_are_decoded(
+    target: str, message: str
+) -> None:
+    with pytest.raises(ApiError, match=message):
+        parse_head(get(target), LIMITS)
+    parse_head(get("/a" * 32 + "?" + "&".join(f"p{n}" for n in range(100))), LIMITS)
+
+
 SMUGGLING = {
     "two equal lengths": head("Content-Length: 5", "Content-Length: 5"),
     "two different lengths": head("Content-Length: 5", "Content-Length: 6"),

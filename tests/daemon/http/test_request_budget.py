@@ -10,15 +10,19 @@ import pytest
 from daemon.api.application import Api
 from daemon.api.route import Route
 from daemon.http.connection import Connection
+from daemon.http.head import TARGET_COPIES
 from daemon.http.limits import HttpLimits
 from daemon.http.request_budget import (
     DECODED,
+    LARGE_BYTES,
+    PROBES_BYTES_MAX,
     REQUEST_BYTES,
-    REQUEST_BYTES_MAX,
     REQUESTS_BYTES_MAX,
-    TARGET_COPIES,
+    RequestBudget,
+    check_values,
 )
 from daemon.http.server import Server
+from daemon.schemas.errors import ApiError
 from delivery.waiters import Waiters
 from tests.daemon.http.front import get, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
@@ -153,12 +157,44 @@ def test_a_body_that_ends_otherwise_counts_no_more(end: Callable[[Connection], o
     asyncio.run(run())
 
 
-def test_the_largest_body_of_the_admin_api_is_taken_in_beside_others() -> None:
+def test_the_largest_body_of_the_admin_api_is_taken_in_beside_others_one_at_a_time() -> None:
     async def run() -> None:
         node = Node()
-        for _ in range(REQUESTS_BYTES_MAX // REQUEST_BYTES_MAX):
-            assert not node.send(begun(TOO_MUCH))[1].written
-        assert node.promised_bytes == REQUESTS_BYTES_MAX
-        assert node.send(post("/wait"))[1].written.startswith(b"HTTP/1.1 503 ")
+        room = REQUESTS_BYTES_MAX // cost("/wait", MIB)
+        for _ in range(room):
+            node.send(begun(MIB))
+        connection, transport = node.send(begun(TOO_MUCH))
+        assert not transport.written
+        _, second = node.send(begun(TOO_MUCH))
+        assert second.written.startswith(b"HTTP/1.1 503 ")
+        assert b"%d" % (LARGE_BYTES // DECODED) in second.written
+        connection.connection_lost(None)
+        assert not node.send(begun(TOO_MUCH))[1].written
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("values", [b"1,", b'"a":1,', b"[],"])
+def test_a_large_body_of_too_many_values_is_not_decoded(values: bytes) -> None:
+    small = values * (LARGE_BYTES // DECODED // len(values) - 1)
+    check_values(small)
+    with pytest.raises(ApiError, match=r"has up to \d+ values, .* may have \d+; send it in sev"):
+        check_values(values * (8 * MIB // len(values)))
+    check_values(b'["' + b"x" * (TOO_MUCH - 4) + b'"]')
+
+
+def test_probes_have_room_of_their_own_within_a_limit() -> None:
+    async def run() -> None:
+        budget = RequestBudget()
+        while True:
+            try:
+                budget.promise(0, 0)
+            except ApiError:
+                break
+        assert budget.promised_bytes == REQUESTS_BYTES_MAX
+        for _ in range(PROBES_BYTES_MAX // REQUEST_BYTES):
+            budget.promise(0, 0, is_probe=True)
+        with pytest.raises(ApiError, match="send it again"):
+            budget.promise(0, 0, is_probe=True)
 
     asyncio.run(run())

@@ -87,6 +87,19 @@ class TestOpening:
         assert shard.transport.written.endswith(HEAD)
         assert len(shard.script.outlets) == len(shard.server.streams) == 1
 
+    def test_one_stream_with_a_short_target_waits_for_earlier_answers(self) -> None:
+        shard = Shard()
+        long = get("/stream?" + "x" * 1_100)
+        shard.connection.data_received(get("/later") + long + get("/stream") + get("/stream"))
+        _, refused, waiting, second = shard.connection.queue
+        assert waiting.answer is not None and not isinstance(waiting.answer, tuple)
+        for each in (refused, second):
+            assert isinstance(each.answer, tuple)
+            assert each.answer[0] == 400 and b'"pipelined"' in each.answer[1]
+        first = Shard()
+        first.connection.data_received(long)
+        assert len(first.script.outlets) == 1
+
     def test_the_body_of_a_later_request_is_given_up_when_the_stream_opens(self) -> None:
         shard = Shard()
         shard.connection.data_received(get("/later") + get("/stream"))

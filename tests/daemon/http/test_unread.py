@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from daemon.http.connection import Connection
+from daemon.http.cors import Cors
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from tests.daemon.http.front import Script, get, post
@@ -91,9 +96,29 @@ def test_less_memory_for_the_daemon_is_less_for_what_clients_leave_undone() -> N
     assert server.unsent.limit_bytes == HttpLimits().answers_unsent_bytes_max
 
 
-def test_of_a_head_that_waits_for_its_answer_only_the_origin_is_kept() -> None:
+@pytest.mark.parametrize("origins", [(), ("https://a.example",), ("https://b.example",), ("*",)])
+def test_of_a_head_that_waits_for_its_answer_only_an_origin_that_it_names_is_kept(
+    origins: Sequence[str],
+) -> None:
     server, script = server_with()
+    server.cors = Cors(origins) if origins else None
     connection, _ = connect(server)
-    connection.data_received(get("/later", "Origin: https://a.example", "X: " + "x" * 20_000))
-    assert script.later[0].head.headers == {"origin": "https://a.example"}
-    assert script.fields[script.later[0].head]["x"] == "x" * 20_000, "when it was routed"
+    field = "Origin: https://a.example"
+    connection.data_received(get("/later?" + "x" * 4_000, field, "X: " + "x" * 20_000))
+    head = script.later[0].head
+    kept = {"origin": "https://a.example"} if origins == ("https://a.example",) else {}
+    assert head.headers == head.bare.headers == kept
+    assert (head.segments, head.raw_segments, head.path) == ((), (), "/later")
+    assert script.fields[head]["x"] == "x" * 20_000, "when it was routed"
+
+
+def test_an_answer_that_waits_for_earlier_ones_needs_no_head() -> None:
+    server, script = server_with()
+    connection, transport = connect(server)
+    connection.data_received(get("/later") + get("/echo?" + "x" * 4_000) + get("/missing") * 2)
+    first, *others = connection.queue
+    assert not transport.written and len(others) == 3
+    assert first.head.method == "GET" and first.head.bare is not first.head
+    assert {id(other.head) for other in others} == {id(first.head.bare)}
+    script.later[0].respond(200, b"{}")
+    assert bytes(transport.written).count(b"HTTP/1.1 ") == 4

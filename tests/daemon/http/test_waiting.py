@@ -178,3 +178,16 @@ def test_over_a_socket_the_body_stays_with_the_client() -> None:
         client.send(request[sent:])
         assert client.answer().status == 200
         assert front.script.handled == [("/queue", body)]
+
+
+def test_the_more_connections_there_are_the_fewer_requests_a_new_one_may_leave_unanswered() -> None:
+    server, script = server_with(
+        connections_max=16, connections_per_address_max=16, connections_told_max=0,
+        requests_outstanding_max=8, requests_shared_out=16,
+    )  # fmt: skip
+    for _ in range(16):
+        connection, _ = connect(server)
+        connection.data_received(get("/later") * 10)
+    shares = [8, 8, 5, 4, 3, 2, 2, 2, *[1] * 8]
+    assert len(script.later) == sum(shares) == server.limits.all_outstanding_max
+    assert HttpLimits().outstanding_max(0) == HttpLimits().outstanding_max(255) == 128
