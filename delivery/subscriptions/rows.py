@@ -7,18 +7,21 @@ subscription stands still at is looked for once a second, since that looks at al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from typing import Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from delivery.ledger_thread import LedgerThread
 from delivery.standstill import LOOK_NS, Standstill
 from delivery.subscriptions.inspection import row_of
 from delivery.subscriptions.record_ages import RecordAges
+from delivery.subscriptions.requests import TryPush
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.standing import SenderRows, SubscriptionStanding
 from ledger.subscriptions import Subscription
+from shards.pushboard import PushSenderRow
 from shards.rowboard import Board, SubscriptionRow
 
 ROWS_NS = 1_000_000_000
@@ -38,8 +41,22 @@ class _Told:
         self.row: SubscriptionRow | None = None
 
 
+class PushedHere(Protocol):
+    """The senders of one shard, as the owner of a push subscription asks them."""
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        """Whether more senders would help it."""
+
+    def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
+        """What its senders do."""
+
+    async def test(self, asked: TryPush) -> Struct:
+        """Sends its receiver a record that is made up. Raises OwnerRefused."""
+
+
 class OwnedRows:
-    """The rows of one shard's subscriptions. ``sender_rows`` is set before the first heartbeat."""
+    """The rows of one shard's subscriptions. ``sender_rows`` gives those of a subscription's
+    senders."""
 
     def __init__(
         self,
@@ -48,6 +65,7 @@ class OwnedRows:
         ledger: LedgerThread,
         now_ns: Callable[[], int],
         wall_ms: Callable[[], int],
+        sender_rows: SenderRows,
     ) -> None:
         self._board = board
         self._shards = shards
@@ -57,7 +75,7 @@ class OwnedRows:
         self.touched: dict[RunningSubscription, None] = {}  # may be out of date
         self._told: dict[int, _Told] = {}  # by subscription
         self._due_ns = 0
-        self.sender_rows: SenderRows = lambda _: ()
+        self._sender_rows = sender_rows
 
     def touch(self, running: RunningSubscription) -> None:
         """A row may be out of date."""
@@ -78,9 +96,7 @@ class OwnedRows:
         place = running.view.subscription.slot, running.view.subscription.subscription_id
         told = self._told.get(place[1])
         if told is None or told.running is not running:
-            standing = SubscriptionStanding(
-                running, self._shards, lambda one: self.sender_rows(one)
-            )
+            standing = SubscriptionStanding(running, self._shards, self._sender_rows)
             told = self._told[place[1]] = _Told(running, standing)
         if now_ns - told.looked_ns >= LOOK_NS:
             told.looked_ns, told.stands = now_ns, told.standing.look(now_ns)

@@ -61,7 +61,7 @@ from delivery.subscriptions.requests import (
     SkipKey,
     TryPush,
 )
-from delivery.subscriptions.rows import OwnedRows
+from delivery.subscriptions.rows import OwnedRows, PushedHere
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import (
     BlockedKeys,
@@ -75,7 +75,7 @@ from delivery.watch.outlet import Outlet
 from ledger import subscriptions
 from ledger.errors import LedgerError
 from ledger.progress import SubscriptionProgress
-from ledger.subscriptions import Subscription, SubscriptionView
+from ledger.subscriptions import SubscriptionView
 from ledger.types import Topic
 from shards.journal import FinishedJournal
 from shards.rowboard import Board, SubscriptionRow
@@ -97,8 +97,8 @@ class Subscriptions:
     ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
     trims; ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
     and how long ago the commit was published; ``may_deliver`` says whether the prefix is ours;
-    ``ended`` is called if the process must end. ``wants_senders`` says whether more of them would
-    help a push subscription.
+    ``ended`` is called if the process must end. ``senders`` gives this shard's senders of push,
+    which are made later.
     """
 
     def __init__(
@@ -121,8 +121,10 @@ class Subscriptions:
         delivered: Callable[[int, int], None],
         changes: DeliveryChanges,
         ended: Callable[[], object],
+        senders: Callable[[], PushedHere],
     ) -> None:
         self._may_deliver = may_deliver
+        self._senders = senders
         self._delivered = delivered
         self._changes = changes
         self._shard = shard
@@ -157,12 +159,12 @@ class Subscriptions:
             outbox, self._blocks, ledger, self._want, self._moved, self._reload, self._start
         )
         self._is_foreign = False  # the prefix may be another daemon's
-        self.rows = OwnedRows(board, shards, ledger, clocks.now_ns, clocks.wall_ms)
+        self.rows = OwnedRows(
+            board, shards, ledger, clocks.now_ns, clocks.wall_ms, lambda one: senders().rows(one)
+        )
         self._unserved = Unserved(self._starting.can_pin)
-        self.wants_senders: Callable[[Subscription], bool] = lambda subscription: False
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.try_push: Callable[[TryPush], Awaitable[Struct]]  # set before the first request
 
     def __len__(self) -> int:
         return len(self._running)
@@ -257,7 +259,7 @@ class Subscriptions:
             repaired = await repairs.repair(running, request, self._record, self._wake)
             return _encoder.encode(repaired)
         if isinstance(request, TryPush):
-            return _encoder.encode(await self.try_push(request))
+            return _encoder.encode(await self._senders().test(request))
         if isinstance(request, PausePush):
             return _encoder.encode(await self._pause(request))
         answer = self._answer(running, request)
@@ -433,7 +435,7 @@ class Subscriptions:
             self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
         )
         running.consumers.wake = partial(self._wake, running)
-        running.wants_senders = lambda: self.wants_senders(running.view.subscription)
+        running.wants_senders = lambda: self._senders().wants_more(running.view.subscription)
         row = self.rows.former(subscription)
         if row is not None:
             running.count_on(row)

@@ -527,7 +527,7 @@ def test_a_client_that_is_closed_answers_all_posts(evil: EvilReceiver) -> None:
 def test_who_does_not_push_does_not_load_the_library() -> None:
     """Neither the client nor the senders load it before there is something to POST."""
     code = (
-        "import sys, daemon.process.pushing, delivery.push.client, delivery.push.answers;"
+        "import sys, daemon.process.delivery_side, delivery.push.client, delivery.push.answers;"
         " print([name for name in sys.modules if name.partition('.')[0] in ('aiohttp', 'yarl')])"
     )
     root = Path(__file__).parents[3]

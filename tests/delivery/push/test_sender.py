@@ -16,7 +16,7 @@ from ledger.subscriptions import Subscription
 from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
-from tests.delivery.subscriptions.owning import record
+from tests.delivery.subscriptions.owning import NoSenders, record
 
 S = 1_000_000_000
 
@@ -445,6 +445,13 @@ def test_under_pressure_batches_grow_and_then_the_rate_is_halved(
     sending(node, tmp_path, use)
 
 
+class MoreWanted(NoSenders):
+    """Senders that would be more if there were more."""
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        return True
+
+
 def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_path: Path) -> None:
     """D19."""
 
@@ -455,7 +462,7 @@ def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_pa
         await them.until(lambda: them.receiver.under_way == 2, made)
         running = them.owner.subscriptions._running[made.subscription_id]
         assert running.lag == 5 and running.drainable_lag == 0, "nothing says that they would"
-        them.owner.subscriptions.wants_senders = lambda subscription: subscription == made
+        them.owner.senders = MoreWanted()
         assert running.drainable_lag == 5
         failing(them.receiver, "503 No", 1)
         them.receiver.gate.set()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
@@ -28,7 +29,9 @@ from delivery.subscriptions.requests import (
     Consume,
     MessageRef,
     Nack,
+    TryPush,
 )
+from delivery.subscriptions.rows import PushedHere
 from delivery.subscriptions.runtime import Subscriptions
 from delivery.tail_reader import TailReader
 from ledger import subscriptions
@@ -37,6 +40,7 @@ from ledger.subscriptions import Subscription, SubscriptionConfig
 from shards import layout as at
 from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
+from shards.pushboard import PushSenderRow
 from shards.rowboard import subscription_board
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
 from tests.delivery.routers.test_runtime import RingOutbox
@@ -50,6 +54,19 @@ S = 1_000 * MS
 class _Silent:
     def ring_all(self, _: object) -> None:
         """Nobody listens."""
+
+
+class NoSenders:
+    """A shard without push."""
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        return False
+
+    def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
+        return ()
+
+    async def test(self, asked: TryPush) -> Struct:
+        raise AssertionError("nothing is pushed here")
 
 
 class Owner:
@@ -83,8 +100,9 @@ class Owner:
             OwnerClocks(lambda: self.now_ns, lambda: self.now_ns // MS),
             lambda _: None, lambda: self.is_owned, lambda *_: None,
             DeliveryChanges(node.segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
-            self._ended,
+            self._ended, lambda: self.senders,
         )  # fmt: skip
+        self.senders: PushedHere = NoSenders()
 
     def _ended(self) -> None:
         raise AssertionError("the process would end")

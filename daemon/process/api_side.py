@@ -1,0 +1,78 @@
+"""The API of a shard, wired: the handlers of the routes, and the server that asks them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from daemon.api import openapi
+from daemon.api.admin import AdminRoutes
+from daemon.api.application import Api
+from daemon.api.consumer_routes import ConsumerRoutes
+from daemon.api.cursor_routes import CursorRoutes
+from daemon.api.daemon_routes import DaemonRoutes
+from daemon.api.diff_routes import DiffRoutes
+from daemon.api.plan_routes import PlanRoutes
+from daemon.api.route import Handlers
+from daemon.api.router_routes import RouterRoutes
+from daemon.api.routes import ROUTES
+from daemon.api.status import StatusBuilder
+from daemon.api.subscription_directory import SubscriptionDirectory
+from daemon.api.subscription_routes import SubscriptionRoutes
+from daemon.api.topic_activity import TopicActivityView
+from daemon.api.topic_routes import TopicRoutes
+from daemon.api.watch_routes import WatchRoutes
+from daemon.http.guard import guard_of
+from daemon.http.limits import http_limits
+from daemon.http.server import Server
+from daemon.process import open_files
+from daemon.process.delivery_side import DeliverySide
+from daemon.process.opened import Opened
+from daemon.process.write_side import WriteSide
+from delivery.push.secrets import SecretsFile
+
+
+class ApiSide:
+    """What answers the requests of one shard's clients."""
+
+    def __init__(self, opened: Opened, write: WriteSide, delivery: DeliverySide) -> None:
+        config, segment, ledger = opened.config, opened.segment, opened.ledger
+        self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
+        self._guard = guard_of(config)
+        self.server = server = Server()
+        self.admin = AdminRoutes(segment, opened.shard, opened.bells, write.leases, ledger, config)
+        directory = SubscriptionDirectory(segment, ledger, write.topics)
+        handlers = Handlers(
+            topics=TopicRoutes(write.topics, TopicActivityView(segment)),
+            cursors=CursorRoutes(write.cursors),
+            routers=RouterRoutes(segment, delivery.changes, ledger),
+            subscriptions=SubscriptionRoutes(
+                segment, delivery.changes, ledger, write.topics, delivery.partitions,
+                SecretsFile(Path(config.data_dir)), delivery.senders.allow, directory,
+                delivery.owners,
+            ),
+            consumers=ConsumerRoutes(directory, delivery.owners),
+            reads=DiffRoutes(
+                write.topics, delivery.reader, delivery.recency,
+                lambda: server.unsent.is_half_full,
+            ),
+            watch=WatchRoutes(
+                write.topics, delivery.partitions, delivery.hub, delivery.priorities
+            ),
+            plans=PlanRoutes(write.topics, ledger, config),
+            daemon=DaemonRoutes(StatusBuilder(segment, config), openapi.served),
+            admin=self.admin,
+        )  # fmt: skip
+        self.api = Api(
+            ROUTES,
+            handlers,
+            write.producer,
+            delivery.reader.waiters,
+            options=bool(config.cors_origins),
+            admin_over_tcp=config.admin_over_tcp,
+        )
+
+    async def start(self, listener: socket.socket, admin_listener: socket.socket) -> None:
+        """Serves on both, which listen already."""
+        await self.server.start(self.api, "", 0, self._limits, sock=listener, guard=self._guard)
+        await self.server.listen_on(admin_listener)

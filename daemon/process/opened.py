@@ -1,0 +1,84 @@
+"""What a shard process has open: memory, locks, the ledger twice, the store, and their threads.
+
+All other parts of the shard are made from it, and end before it does.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from daemon.memory import READERS_AT_ONCE
+from daemon.process.inherit import Inheritance
+from delivery.ledger_thread import LedgerThread
+from delivery.store_threads import StoreThreads
+from ledger.ledger import Ledger
+from shards import layout as at
+from shards import locks
+from shards.alarms import AlarmBoard
+from shards.clock import monotonic_ns
+from shards.doorbell import Doorbells
+from shards.locks import LockFile, SharedLock
+from shards.segment import Segment
+from uploader.stores import faults, open_store
+from uploader.stores.base import ObjectStore
+
+
+class Opened:
+    """Of one process. ``commit_ledger`` is for the threads of the uploads, ``ledger`` for all
+    else; ``threads`` read the store."""
+
+    def __init__(self, inheritance: Inheritance) -> None:
+        config = inheritance.config
+        self.config, self.shard = config, inheritance.shard
+        self.segment = Segment.attach(inheritance.segment_fd, inheritance.layout)
+        self.words = self.segment.words
+        self.base = self.segment.layout.shard(self.shard)
+        self.bells = Doorbells(inheritance.bell_fds)
+        self.lock_file = LockFile(Path(config.data_dir) / "lock")
+        if not self.lock_file.try_share(locks.SHARDS):
+            raise RuntimeError("another daemon is starting on this data directory")
+        self.ledger_lock = SharedLock(self.lock_file, locks.LEDGER)
+        self.rng = random.Random(f"{os.getpid()} {self.shard} {monotonic_ns()}")
+        self.store: ObjectStore = open_store(
+            config.store_url,
+            endpoint_url=config.s3_endpoint_url,
+            region=config.s3_region,
+            threads=config.uploads_in_flight_max * (1 + config.hedge_puts) + READERS_AT_ONCE,
+        )
+        if inheritance.chaos:
+            plan = faults.parse(inheritance.chaos)
+            self.store = faults.FaultyStore(
+                self.store, plan, self.rng, threading.Event().wait, lambda: monotonic_ns() / 1e9
+            )
+        self.commit_ledger, self._read_ledger = self.open_ledger(), self.open_ledger()
+        self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._readers = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
+        self.ledger = LedgerThread(self._read_ledger, self._ledger_thread)
+        self.threads = StoreThreads(self._readers, self._count_get, self.rng)
+        self.alarms = AlarmBoard(self.segment, self.shard)
+        self.alarms.clear_all()  # those of the previous process
+
+    def open_ledger(self) -> Ledger:
+        """One more connection to the ledger, which the caller closes."""
+        return Ledger(
+            Path(self.config.ledger_path),
+            self.ledger_lock,
+            must_exist=True,
+            dedupe_limits=self.config.dedupe_limits,
+        )
+
+    def _count_get(self, size_bytes: int) -> None:
+        self.words[self.base + at.S_GETS] += 1
+        self.words[self.base + at.S_GET_BYTES] += size_bytes
+
+    def close(self) -> None:
+        """Waits for the threads, and closes ledger and store."""
+        self._ledger_thread.shutdown()
+        self._readers.shutdown()
+        self.commit_ledger.close()
+        self._read_ledger.close()
+        self.store.close()
