@@ -182,7 +182,7 @@ def simulate(
       headgate simulate --load 100KiB/s..20GiB/s --chart load.svg
       headgate simulate --load yesterday.csv --set store_class=express -o json
     """
-    from daemon.governor.billing import budget_terms
+    from daemon.governor.costs.billing import budget_terms
     from daemon.simulation.load import (
         LoadCurve,
         Rate,

@@ -6,8 +6,8 @@ It is logged at the start and shown by ``status``. Each part is a limit that som
 from __future__ import annotations
 
 from daemon.config import Config
-from daemon.governor.billing import target_max_bytes
 from daemon.governor.cgroup import CgroupMemory
+from daemon.governor.costs.billing import target_max_bytes
 from daemon.http.limits import HttpLimits, http_limits
 from daemon.http.request_budget import LARGE_BYTES_MAX, PROBES_BYTES_MAX, REQUESTS_BYTES_MAX
 from daemon.intake import admission, commit_feed

@@ -136,8 +136,8 @@ SENSOR_PPM = 1
 SENSOR_SHARD = 2
 SENSOR_WEIGHT_PPM = 3
 SENSOR_WORDS = 4
-# The bill (daemon/governor/billing.py), first the supervisor's own requests, of all its threads.
-# Rates and dollars are the bits of doubles.
+# The bill (daemon/governor/costs/billing.py), first the supervisor's own requests, of all its
+# threads. Rates and dollars are the bits of doubles.
 G_OWN_PUTS = G_SENSORS + SENSORS_MAX * SENSOR_WORDS
 G_OWN_PUT_BYTES = G_OWN_PUTS + 1
 G_OWN_GETS = G_OWN_PUTS + 2

@@ -2,7 +2,7 @@
 
 An *operation* is a function ``fn(tx, *args)`` of ``ledger/``, named by module and function, like
 ``lake.runs.begin``. Arguments are a JSON array and the result is JSON, both of the types that the
-function's annotations name. Which operations a daemon serves ``daemon/api/admin.py`` says.
+function's annotations name. Which operations a daemon serves ``daemon/api/handlers/admin.py`` says.
 
 ``now_ms`` of an operation is always the owner's clock of ages: whoever asks may be another machine,
 or may have been stopped since it looked at a clock. Callers pass ``NOW``.

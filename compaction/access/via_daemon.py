@@ -1,4 +1,4 @@
-"""The ledger of a running daemon, over its admin API (``daemon/api/admin.py``)."""
+"""The ledger of a running daemon, over its admin API (``daemon/api/handlers/admin.py``)."""
 
 from __future__ import annotations
 

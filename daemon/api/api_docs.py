@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from daemon.api.metric_table import METRICS
+from daemon.api.figures.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
 from daemon.schemas import api as schemas

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from daemon.api.handlers.topics import Created
 from daemon.api.refusals import refusal_of
 from daemon.api.route import Handler, Handlers, Route
 from daemon.api.streaming import EncodedJson, Streaming, Text
-from daemon.api.topic_routes import Created
 from daemon.http.cors import preflight_headers
 from daemon.http.guard import refuse_link
 from daemon.http.head import Head

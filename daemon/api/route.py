@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from daemon.api.admin import AdminRoutes
-from daemon.api.consumer_routes import ConsumerRoutes
-from daemon.api.cursor_routes import CursorRoutes
-from daemon.api.daemon_routes import DaemonRoutes
-from daemon.api.diff_routes import DiffRoutes
-from daemon.api.plan_routes import PlanRoutes
-from daemon.api.router_routes import RouterRoutes
-from daemon.api.subscription_routes import SubscriptionRoutes
-from daemon.api.topic_routes import TopicRoutes
-from daemon.api.watch_routes import WatchRoutes
+from daemon.api.handlers.admin import AdminRoutes
+from daemon.api.handlers.consumers import ConsumerRoutes
+from daemon.api.handlers.cursors import CursorRoutes
+from daemon.api.handlers.daemon import DaemonRoutes
+from daemon.api.handlers.diffs import DiffRoutes
+from daemon.api.handlers.plans import PlanRoutes
+from daemon.api.handlers.routers import RouterRoutes
+from daemon.api.handlers.subscriptions import SubscriptionRoutes
+from daemon.api.handlers.topics import TopicRoutes
+from daemon.api.handlers.watch import WatchRoutes
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
 STREAM_FORMATS = {

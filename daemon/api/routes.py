@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from compaction.access.settings import LakeSettings
-from daemon.api.admin import BODY_BYTES_MAX, Fence
+from daemon.api.handlers.admin import BODY_BYTES_MAX, Fence
 from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from daemon.schemas.api import (

@@ -30,8 +30,8 @@ from daemon import memory
 from daemon.alarms.alarms import AlarmLog, active
 from daemon.alarms.standing import StandingLog, StateLog, standing
 from daemon.config import Config, ConfigError, load_again, reload
-from daemon.governor.billing import Billing
 from daemon.governor.board import pressure_of, store_gate
+from daemon.governor.costs.billing import Billing
 from daemon.governor.gate import Gate, gate_band
 from daemon.governor.producers_gate import ProducersGate, disks_of
 from daemon.governor.tick import GovernorTick

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from daemon.governor.put_budget import BudgetTerms, PutBudget
+from daemon.governor.costs.put_budget import BudgetTerms, PutBudget
 from daemon.simulation.engine import S, VirtualShards
 from daemon.simulation.load import LoadCurve
 from daemon.simulation.meter import Meter, PutBegun

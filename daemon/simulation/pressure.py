@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from daemon.config.sensors import SENSORS, Reading
 from daemon.governor import board
+from daemon.governor.costs.put_budget import PutBudget
 from daemon.governor.governor import Governed, Governor
-from daemon.governor.put_budget import PutBudget
 from shards import layout as at
 
 SAMPLE_NS = 100_000_000

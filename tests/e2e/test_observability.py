@@ -12,7 +12,7 @@ import strictyaml
 from prometheus_client import parser
 
 from daemon.alarms.alarms import MEANINGS
-from daemon.api.metric_table import METRICS
+from daemon.api.figures.metric_table import METRICS
 from shards.latency import Stage
 from tests.e2e.daemon import ROOT, Daemon, running, wait_until
 from tests.e2e.streams import WatchLine

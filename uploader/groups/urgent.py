@@ -1,9 +1,9 @@
 """Requests that cannot wait for a whole window, because their time is short.
 
-A budget may make windows of seconds (``daemon/governor/put_budget.py``), a quarter of the daemon's
-``ack_timeout_ms`` at most. A request with less time than that, by its own ``ack_timeout_ms`` or
-because it waited for its admission, is *urgent*: its group is due after a quarter of its time, and
-the whole group with it.
+A budget may make windows of seconds (``daemon/governor/costs/put_budget.py``), a quarter of the
+daemon's ``ack_timeout_ms`` at most. A request with less time than that, by its own
+``ack_timeout_ms`` or because it waited for its admission, is *urgent*: its group is due after a
+quarter of its time, and the whole group with it.
 
 A shard has two words for all its urgent requests: when the first of them is due, and the ring
 position at which the last of them ends. They count until everything up to that position is pulled.

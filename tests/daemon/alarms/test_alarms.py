@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.alarms import alarms
-from daemon.api.status import StatusBuilder
+from daemon.api.figures.status import StatusBuilder
 from daemon.config import load
 from daemon.schemas.api import AlarmStatus
 from shards import layout as at

@@ -11,7 +11,7 @@ from msgspec import structs
 from daemon.alarms import alarms
 from daemon.alarms.alarms import AlarmLog
 from daemon.alarms.standing import OVER_AFTER_NS, StandingLog, StateLog, standing
-from daemon.api.status import StatusBuilder
+from daemon.api.figures.status import StatusBuilder
 from daemon.config import load
 from shards.layout import Layout
 from shards.rowboard import RouterRow, RowPhase, SubscriptionRow, router_board, subscription_board

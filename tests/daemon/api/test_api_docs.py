@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from daemon.api.api_docs import with_tables
-from daemon.api.metric_table import METRICS
+from daemon.api.figures.metric_table import METRICS
 from daemon.api.openapi import served
 from daemon.schemas import api as schemas
 

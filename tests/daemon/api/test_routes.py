@@ -9,11 +9,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from daemon.api.handlers.topics import Created
 from daemon.api.openapi import served
 from daemon.api.route import Handlers, Route
 from daemon.api.routes import ROUTES
 from daemon.api.streaming import EncodedJson, Streaming, Text
-from daemon.api.topic_routes import Created
 
 # The classes in place of their objects: their functions are looked at, not called.
 CLASSES: Any = SimpleNamespace(**get_type_hints(Handlers))

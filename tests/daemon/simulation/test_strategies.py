@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from daemon.governor.counterfactual import LoneUploader
-from daemon.governor.put_budget import BudgetTerms
+from daemon.governor.costs.counterfactual import LoneUploader
+from daemon.governor.costs.put_budget import BudgetTerms
 from daemon.simulation.load import LoadCurve, LoadPiece, constant
 from daemon.simulation.model import (
     Bundle,

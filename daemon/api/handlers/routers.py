@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import UNSET
 
-from daemon.api.topic_routes import Created
+from daemon.api.handlers.topics import Created
 from daemon.intake.topic_cache import unknown_topic
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.names import check_router_name

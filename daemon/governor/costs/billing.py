@@ -7,9 +7,9 @@ are those of ``bill.py`` and ``put_budget.py``.
 from __future__ import annotations
 
 from daemon.config import Config
-from daemon.governor import put_budget
-from daemon.governor.bill import Bill, Billed, Usage
-from daemon.governor.put_budget import BudgetDecision, BudgetTerms, PutBudget
+from daemon.governor.costs import put_budget
+from daemon.governor.costs.bill import Bill, Billed, Usage
+from daemon.governor.costs.put_budget import BudgetDecision, BudgetTerms, PutBudget
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.doubles import word_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from daemon.api.metric_kinds import Histogram, Kind, Metric, Sample, Scrape, one
+from daemon.api.figures.metric_kinds import Histogram, Kind, Metric, Sample, Scrape, one
 from shards.latency import Counted
 from shards.layout import PUSH_LATENCIES
 from shards.pushboard import LATENCY_UNIT_NS, PushOutcome

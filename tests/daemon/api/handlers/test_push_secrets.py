@@ -12,7 +12,7 @@ from delivery.push.secrets import PushSecrets, SecretsFileError
 from delivery.push.signatures import secret_of
 from ledger import subscriptions
 from ledger.push_settings import PushSettings
-from tests.daemon.api.subscribing import SubscribingNode, subscribing
+from tests.daemon.api.handlers.subscribing import SubscribingNode, subscribing
 
 URL = "https://example.com/hook"
 OLD, NEW = secret_of(b"o" * 24), secret_of(b"n" * 32)

@@ -13,8 +13,8 @@ from importlib import metadata
 from daemon import memory
 from daemon.alarms import alarms
 from daemon.alarms import standing as standstills
-from daemon.api import push_figures, router_figures, subscription_figures
-from daemon.api.bill_status import bill_of
+from daemon.api.figures import push_figures, router_figures, subscription_figures
+from daemon.api.figures.bill_status import bill_of
 from daemon.config import Config
 from daemon.config.sensors import SENSORS
 from daemon.governor import board, ladder

@@ -1,4 +1,6 @@
-"""A read of the whole ledger in a process of its own: ``daemon.api.ledger_check LEDGER NAME``.
+"""A read of the whole ledger in a process of its own.
+
+    python -m daemon.api.handlers.ledger_check LEDGER NAME
 
 Such a read takes seconds to minutes on a large ledger. In a shard it would take the interpreter's
 lock from the shard's loop; in a command's process it would pin the ledger's WAL for as long as the

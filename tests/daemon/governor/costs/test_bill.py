@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.alarms import alarms
-from daemon.api.bill_status import bill_of
+from daemon.api.figures.bill_status import bill_of
 from daemon.config import Config, Override, load
-from daemon.governor.bill import RATE_S, Bill, Usage
-from daemon.governor.billing import Billing, target_max_bytes
+from daemon.governor.costs.bill import RATE_S, Bill, Usage
+from daemon.governor.costs.billing import Billing, target_max_bytes
 from daemon.memory import bounds
 from daemon.schemas.status import BillStatus
 from shards import layout as at

@@ -18,9 +18,9 @@ from typing import Any, cast
 import msgspec
 
 from daemon.api.application import Api
-from daemon.api.consumer_routes import ConsumerRoutes
-from daemon.api.subscription_directory import SubscriptionDirectory
-from daemon.api.subscription_routes import SubscriptionRoutes
+from daemon.api.handlers.consumers import ConsumerRoutes
+from daemon.api.handlers.subscription_directory import SubscriptionDirectory
+from daemon.api.handlers.subscriptions import SubscriptionRoutes
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server

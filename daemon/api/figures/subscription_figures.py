@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from daemon.api.metric_kinds import OTHERS
+from daemon.api.figures.metric_kinds import OTHERS
 from daemon.schemas.status import SubscriptionFigures, SubscriptionsStatus
 from shards.rowboard import SUBSCRIPTION_NUMBERS, Placed, RowPhase, SubscriptionRow
 

@@ -1,13 +1,13 @@
 """The ``bill`` of ``/v0/status``. Pure: segment and configuration in, a Struct out.
 
 The counts are the words', the dollars are computed here from the configured prices. The supervisor
-computes what needs a past: rates and alternatives (``daemon/governor/billing.py``).
+computes what needs a past: rates and alternatives (``daemon/governor/costs/billing.py``).
 """
 
 from __future__ import annotations
 
 from daemon.config import Config
-from daemon.governor.bill import Usage
+from daemon.governor.costs.bill import Usage
 from daemon.schemas.status import BillStatus, BudgetStatus, StoreCost
 from shards import layout as at
 from shards.doubles import double_of
@@ -19,7 +19,7 @@ _SHARDS = (at.S_PUTS, at.S_PUT_BYTES, at.S_GETS, at.S_GET_BYTES, at.S_LISTS)
 
 
 # Less says nothing about a month, or about a GiB.
-ENOUGH_NS = 60_000_000_000  # the time of the mean (daemon/governor/bill.py)
+ENOUGH_NS = 60_000_000_000  # the time of the mean (daemon/governor/costs/bill.py)
 ENOUGH_BYTES = 16 << 20
 
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from daemon.api.metric_kinds import OTHERS, PushSeries
-from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
+from daemon.api.figures.metric_kinds import OTHERS, PushSeries
+from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import PushFigures, PushStatus
 from delivery.dispatch import SLICE_NS
 from delivery.push.limiter import Mode

@@ -14,14 +14,14 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from daemon.alarms.alarms import NAMES
-from daemon.api import metrics
-from daemon.api.metric_kinds import OTHERS, Scrape
-from daemon.api.metric_table import METRICS
-from daemon.api.push_figures import push_series
-from daemon.api.router_figures import router_series
-from daemon.api.status import StatusBuilder
+from daemon.api.figures import metrics
+from daemon.api.figures.metric_kinds import OTHERS, Scrape
+from daemon.api.figures.metric_table import METRICS
+from daemon.api.figures.push_figures import push_series
+from daemon.api.figures.router_figures import router_series
+from daemon.api.figures.status import StatusBuilder
+from daemon.api.figures.subscription_figures import SERIES_MAX, series
 from daemon.api.streaming import Text
-from daemon.api.subscription_figures import SERIES_MAX, series
 from daemon.config import load
 from daemon.config.sensors import SENSORS, Reading
 from daemon.governor import board

@@ -10,7 +10,7 @@ formats.
 from __future__ import annotations
 
 from daemon.alarms.alarms import STANDS_STILL
-from daemon.api.metric_kinds import (
+from daemon.api.figures.metric_kinds import (
     Metric,
     alarms,
     alternatives,
@@ -29,7 +29,7 @@ from daemon.api.metric_kinds import (
     sensors,
     stages,
 )  # fmt: skip
-from daemon.api.push_metrics import PUSH_METRICS
+from daemon.api.figures.push_metrics import PUSH_METRICS
 from delivery.subscriptions.drainable import consumers_wanted
 from shards.rowboard import RowPhase
 

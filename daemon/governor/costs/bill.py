@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from daemon.governor.counterfactual import LoneUploader
+from daemon.governor.costs.counterfactual import LoneUploader
 from uploader.stores.prices import SECONDS_PER_MONTH, Prices
 
 RATE_S = 60.0  # an owner's log alone has one PUT in 5 s: a shorter mean would show its rhythm

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from daemon.api.push_activity import PushActivities
-from daemon.api.push_settings import (
+from daemon.api.handlers.push_activity import PushActivities
+from daemon.api.handlers.push_settings import (
     PushChange,
     PushSecretChanges,
     SecretsMoved,
@@ -28,9 +28,9 @@ from daemon.api.push_settings import (
     secrets_of,
     shown_config,
 )
+from daemon.api.handlers.subscription_directory import SubscriptionDirectory, unknown_subscription
+from daemon.api.handlers.topics import Created
 from daemon.api.streaming import EncodedJson
-from daemon.api.subscription_directory import SubscriptionDirectory, unknown_subscription
-from daemon.api.topic_routes import Created
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from daemon.schemas.errors import ApiError, invalid, too_large
 from daemon.schemas.names import check_subscription_name

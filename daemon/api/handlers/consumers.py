@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from daemon.api.handlers.subscription_directory import SubscriptionDirectory
 from daemon.api.streaming import EncodedJson, Streaming
-from daemon.api.subscription_directory import SubscriptionDirectory
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.names import check_consumer_name
 from daemon.schemas.subscriptions import (

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct
 
-from daemon.api.topic_activity import TopicActivityView
+from daemon.api.handlers.topic_activity import TopicActivityView
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from daemon.schemas.api import (
     TopicDeleted,

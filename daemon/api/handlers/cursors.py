@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.api.topic_routes import Created
+from daemon.api.handlers.topics import Created
 from daemon.intake.cursor_cache import CursorCache
 from daemon.schemas.api import (
     CursorDeleted,

@@ -20,7 +20,7 @@ import msgspec
 
 from compaction.access.operations import Operation, operation, refusal_of
 from compaction.access.settings import LakeSettings
-from daemon.api.ledger_check import CHECKS
+from daemon.api.handlers.ledger_check import CHECKS
 from daemon.config import Config
 from daemon.config.lake_settings import default_catalog, told_settings
 from daemon.intake.commit_feed import followed_and_live
@@ -254,7 +254,7 @@ class AdminRoutes:
         """One of the checks that read the whole ledger; one at a time."""
         async with self._checking:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "daemon.api.ledger_check",
+                sys.executable, "-P", "-m", "daemon.api.handlers.ledger_check",
                 self._config.ledger_path, name,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.governor.put_budget import (
+from daemon.governor.costs.put_budget import (
     BYTES_SMOOTHED_S,
     BudgetDecision,
     BudgetTerms,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.governor.counterfactual import LoneUploader
+from daemon.governor.costs.counterfactual import LoneUploader
 from tests.daemon.governor.plant import Plant, S, at_random, evenly
 
 TICK_NS = 100_000_000

@@ -19,7 +19,7 @@ from shards.clock import monotonic_ns, wall_ms
 from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
 from shards.pushgrants import SlotGrants
 from shards.rowboard import RowPhase, SubscriptionRow
-from tests.daemon.api.subscribing import SubscribingNode, subscribing
+from tests.daemon.api.handlers.subscribing import SubscribingNode, subscribing
 
 STATE: dict[str, Any] = {
     "subscription": "s", "topic": "t", "owner_shard": 0, "lag": 7, "drainable_lag": 5,

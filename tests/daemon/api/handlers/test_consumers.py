@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.api.consumer_routes import split_patterns
+from daemon.api.handlers.consumers import split_patterns
 from daemon.schemas.subscriptions import FILTERS_MAX
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -29,7 +29,7 @@ from delivery.subscriptions.requests import (
     RetryKey,
     SkipKey,
 )
-from tests.daemon.api.subscribing import SubscribingNode, subscribing
+from tests.daemon.api.handlers.subscribing import SubscribingNode, subscribing
 
 DONE = {"accepted": 1, "refused": 0, "refused_messages": [], "epoch": 0}
 PLACE = {"partition": 1, "seq": 5}

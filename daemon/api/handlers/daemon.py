@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from daemon.api import metrics
-from daemon.api.metric_kinds import Scrape
-from daemon.api.push_figures import push_series
-from daemon.api.router_figures import router_series
-from daemon.api.status import StatusBuilder
+from daemon.api.figures import metrics
+from daemon.api.figures.metric_kinds import Scrape
+from daemon.api.figures.push_figures import push_series
+from daemon.api.figures.router_figures import router_series
+from daemon.api.figures.status import StatusBuilder
+from daemon.api.figures.subscription_figures import series
 from daemon.api.streaming import Text
-from daemon.api.subscription_figures import series
 from daemon.schemas.api import Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.schemas.errors import ApiError
 from shards.clock import monotonic_ns

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from daemon.api.metric_kinds import OTHERS
-from daemon.api.subscription_figures import SERIES_MAX, SHOWN_MAX
+from daemon.api.figures.metric_kinds import OTHERS
+from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import RouterFigures, RoutersStatus
 from shards.rowboard import Placed, RouterRow, RowPhase
 

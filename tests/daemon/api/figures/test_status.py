@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from daemon import memory
-from daemon.api.status import StatusBuilder
+from daemon.api.figures.status import StatusBuilder
 from daemon.config import load
 from daemon.config.sensors import BY_NAME, SENSORS, Reading
 from daemon.governor import board

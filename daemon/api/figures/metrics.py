@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from daemon.api.metric_kinds import Histogram, Metric, Scrape
-from daemon.api.metric_table import METRICS
+from daemon.api.figures.metric_kinds import Histogram, Metric, Scrape
+from daemon.api.figures.metric_table import METRICS
 from daemon.api.streaming import Text
 from delivery.dispatch import SLICE_NS
 from delivery.watch.accept import accepted

@@ -1,0 +1,1 @@
+"""What the daemon counts and measures: the status, and the metrics made of it."""

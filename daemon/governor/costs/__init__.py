@@ -1,0 +1,1 @@
+"""What requests to the store cost, and the budget for PUTs."""
