@@ -22,7 +22,7 @@ from itertools import pairwise
 from delivery.fifo import FifoReadySet
 from delivery.ready import EntryView, Kind, PriorityInputs, ReadySet
 from delivery.scheduler.scheduler import BandedReadySet
-from delivery.topic_rows import TopicRows, TopicRowsReader
+from shards.boards.topicrows import TopicRows, TopicRowsReader
 from shards.clock import process_cpu_ns
 from shards.layout import TOPIC_ROWS, Layout
 from shards.segment import Segment

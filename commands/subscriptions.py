@@ -51,8 +51,8 @@ from delivery.subscriptions.schemas import (
     ResentMessage,
     Sought,
 )
-from ledger.push_settings import PushTarget
-from ledger.subscription_rules import SubscriptionRules
+from ledger.delivery.push_settings import PushTarget
+from ledger.delivery.subscription_rules import SubscriptionRules
 from shards.clock import wall_ms
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -25,7 +25,7 @@ from delivery.schemas import BYTES_MAX
 from delivery.subscriptions import blocks, budget, hash_ring
 from delivery.subscriptions import runtime as subscriptions
 from delivery.watch import hub, tail_encoder
-from ledger.subscriptions import SUBSCRIPTIONS_MAX
+from ledger.delivery.subscriptions import SUBSCRIPTIONS_MAX
 from shards import ring
 from shards.journal import JOURNAL_BYTES
 from shards.layout import Layout

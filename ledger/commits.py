@@ -26,8 +26,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledger import cursors, dedupe, progress
+from ledger import cursors, dedupe
 from ledger.decide import CommitDecision, PartitionKey, PartitionNow, decide, void_records
+from ledger.delivery import progress
 from ledger.errors import DraftInvalid, ResultCleared
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import (

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ledger import changes, progress, table_names
+from ledger import changes, table_names
+from ledger.delivery import progress
 from ledger.errors import (
     ColumnsRefused,
     PartitionsFull,

@@ -48,20 +48,20 @@ lease: state           its present holder; the supervisor, after ``waitpid``, fo
 lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the process of the row (shards/alarms.py)
-router: all words      the shard that owns the router (shards/rowboard.py)
-subscription: all      the shard that owns the subscription (shards/rowboard.py)
+router: all words      the shard that owns the router (shards/boards/rowboard.py)
+subscription: all      the shard that owns the subscription (shards/boards/rowboard.py)
 words
-push offer: all words  the shard that owns the subscription (shards/pushboard.py)
+push offer: all words  the shard that owns the subscription (shards/boards/pushboard.py)
 push share: granted    supervisor (its balancer)
 push share: joins, in  the shard of the row; the supervisor, after ``waitpid``, for a dead one
 use
 push share: all        the shard of the row
 others; push sender:
 all words
-endpoint hold          any shard, any time (shards/endpointholds.py)
+endpoint hold          any shard, any time (shards/boards/endpointholds.py)
 recency                any shard, any time: see below
-topic row: all words   the shard of the row (delivery/topic_rows.py)
-topic slot: all words  the holder of the lock of the slots, once (shards/topiccounts.py)
+topic row: all words   the shard of the row (shards/boards/topicrows.py)
+topic slot: all words  the holder of the lock of the slots, once (shards/boards/topiccounts.py)
 topic counts           the shard
 =====================  =========================================================================
 
@@ -76,8 +76,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ledger.routers import ROUTERS_MAX
-from ledger.subscriptions import SUBSCRIPTIONS_MAX
+from ledger.delivery.routers import ROUTERS_MAX
+from ledger.delivery.subscriptions import SUBSCRIPTIONS_MAX
 
 WORD_BYTES = 8
 LINE_WORDS = 8
@@ -107,7 +107,7 @@ G_TOPICS = 6 * LINE_WORDS
 G_DELIVERY = G_TOPICS + 2  # the change number when routers or subscriptions last changed
 G_CURSORS = G_TOPICS + 1  # the change number when cursors were last created, set or deleted
 G_DEATHS = 7 * LINE_WORDS
-G_PUSH_RULES = G_DEATHS + 1  # counts changes of whom push may call (shards/pushrules.py)
+G_PUSH_RULES = G_DEATHS + 1  # counts changes of whom push may call (shards/boards/pushrules.py)
 G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
@@ -253,8 +253,9 @@ ALARM_WORDS = 4 * LINE_WORDS
 A_TEXT_BYTES = (ALARM_WORDS - A_TEXT) * WORD_BYTES
 ALARM_KINDS_MAX = 16
 
-# A row of a board (shards/rowboard.py): of routers and of subscriptions, one per slot. The version
-# is odd while it is written. The texts follow each other; all but the last have at most 255 bytes.
+# A row of a board (shards/boards/rowboard.py): of routers and of subscriptions, one per slot. The
+# version is odd while it is written. The texts follow each other; all but the last have at most 255
+# bytes.
 B_VERSION = 0
 B_ID = 1  # 0: free
 B_NUMBERS = 2
@@ -280,7 +281,7 @@ V_JOINS = 0  # odd: a sender is there. One more with each join and each leave
 V_SUBSCRIPTION = 1  # whose sender is there, or was the last
 V_IN_USE = 2  # the grant that it obeys, as it was read; 0: none
 V_USE = 3  # what it made of it in the last update interval: a double
-V_GRANTED = 4  # (rate, number, joins): shards/pushboard.py
+V_GRANTED = 4  # (rate, number, joins): shards/boards/pushboard.py
 SHARE_WORDS = 1 * LINE_WORDS
 
 # What a sender does and has done: 448 bytes per slot and shard. The version is odd while more than
@@ -304,7 +305,8 @@ PUSH_LATENCIES = 24
 FIGURES_WORDS = 7 * LINE_WORDS
 # Of two texts: each has two lists of 1,000 entries, of at most 256 characters.
 PUSH_RULES_BYTES = 1 << 20
-HOLD_LINES = 512  # of eight pauses that receivers asked for (shards/endpointholds.py); 32 KiB
+# Of eight pauses that receivers asked for (shards/boards/endpointholds.py); 32 KiB.
+HOLD_LINES = 512
 PAGE_BYTES = 4096
 
 # When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
@@ -336,7 +338,8 @@ H_SUM_NS = LATENCY_WORDS - 1
 LATENCY_BUCKETS = H_SUM_NS
 LATENCY_STAGES_MAX = 12  # 3 KiB a shard
 
-# What topics' producers were acknowledged (shards/topiccounts.py). The names of the slots: 40 KiB.
+# What topics' producers were acknowledged (shards/boards/topiccounts.py). The names of the slots:
+# 40 KiB.
 TOPIC_SLOTS = 128
 M_LENGTH = 0  # 0: free. Stored last
 M_TEXT = 1

@@ -8,7 +8,7 @@ the one that threads share (the ledger's) has a ``threading.Lock`` in front.
 Bytes: the supervisor holds DIRECTORY while it lives. LEDGER is held for each write to the ledger,
 ADOPTION while a lease changes hands. All shard processes share SHARDS, so that a new supervisor can
 wait for the last one of a killed daemon. TOPIC_SLOTS is held while a topic gets its slot
-(shards/topiccounts.py). GROUP + id is held for a pull or a split, and those of
+(shards/boards/topiccounts.py). GROUP + id is held for a pull or a split, and those of
 both groups for a merge.
 """
 

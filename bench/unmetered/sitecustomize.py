@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from daemon.governor.shard_sensors import ShardSensors
 from daemon.governor.tick import GovernorTick
+from shards.boards.topiccounts import TopicCounts
 from shards.latency import LatencyHistogram
-from shards.topiccounts import TopicCounts
 
 
 def nothing(*_: object) -> None:

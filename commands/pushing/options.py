@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from commands.shell.options import within
-from ledger.push_settings import RATE_MAX, RATE_MIN, PushTarget
+from ledger.delivery.push_settings import RATE_MAX, RATE_MIN, PushTarget
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NO_RECEIVER = "none"  # the value that ends the push

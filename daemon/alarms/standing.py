@@ -15,7 +15,13 @@ from msgspec import Struct
 
 from daemon.config import Config
 from daemon.schemas.status import StandingStatus
-from shards.rowboard import RouterRow, RowPhase, SubscriptionRow, router_board, subscription_board
+from shards.boards.rowboard import (
+    RouterRow,
+    RowPhase,
+    SubscriptionRow,
+    router_board,
+    subscription_board,
+)
 from shards.segment import Segment
 
 # What comes and goes (a destination that takes a record now and then) counts as one that lasts.

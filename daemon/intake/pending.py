@@ -33,11 +33,11 @@ from daemon.schemas.api import Produced, ProducedPart, ProducedSpread
 from daemon.schemas.errors import ApiError, cursor_moved, cursor_unknown
 from ledger.types import Advance, Commit, SourceRange, Verdict
 from shards import layout as at
+from shards.boards.topiccounts import TopicTally
 from shards.frame import VOID_BYTES_MAX
 from shards.latency import SAMPLED, LatencyHistogram, Stage
 from shards.ring import RequestAt
 from shards.segment import Segment
-from shards.topiccounts import TopicTally
 
 NEVER = 1 << 63
 _encode = msgspec.json.Encoder().encode

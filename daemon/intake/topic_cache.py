@@ -32,9 +32,9 @@ from ledger.ledger import Ledger
 from ledger.space import retention
 from ledger.types import PartitionState, Topic, TopicConfig
 from shards import layout as at
+from shards.boards.topiccounts import TopicTally
 from shards.clock import boottime_ms, wall_ms
 from shards.segment import Segment
-from shards.topiccounts import TopicTally
 
 NAMES_MAX = 100_000  # about 1 KB each; the cache is cleared when it is full
 REFUSING_NAMED = 100  # subscriptions in the detail of a refused deletion

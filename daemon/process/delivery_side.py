@@ -52,15 +52,15 @@ from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
 from delivery.tail_reader import TailReader
 from delivery.topic_changes import TopicChanges
-from delivery.topic_rows import TopicRows
 from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic
 from shards import layout as at
+from shards.boards.endpointholds import EndpointHolds
+from shards.boards.rowboard import router_board, subscription_board
+from shards.boards.topicrows import TopicRows
 from shards.clock import monotonic_ns, wall_ms
-from shards.endpointholds import EndpointHolds
 from shards.journal import FinishedJournal
 from shards.latency import LatencyHistogram, Stage
-from shards.rowboard import router_board, subscription_board
 
 if TYPE_CHECKING:
     from compaction.place import Place

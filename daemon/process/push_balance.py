@@ -7,8 +7,9 @@ Each tick, of each subscription that is offered::
 
 Most of the time nothing has changed: then a subscription costs a copy and a comparison of 64 bytes
 a shard (1,024 subscriptions of 64 shards: 0.5 ms a tick). If much has, a tick does part of it, and
-the next one goes on after that. ``delivery/push/balancer.py`` decides; ``shards/pushgrants.py`` has
-what a sender may be using. Of a slot of the shared segment there is one of these at most.
+the next one goes on after that. ``delivery/push/balancer.py`` decides;
+``shards/boards/pushgrants.py`` has what a sender may be using. A slot of the shared segment has at
+most one of these.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from __future__ import annotations
 from daemon.config import Config
 from delivery.push.balancer import BalancerSettings, ShareRow, Shares
 from shards import layout as at
-from shards.pushboard import PushBoard, PushOffer
-from shards.pushgrants import SlotGrants
+from shards.boards.pushboard import PushBoard, PushOffer
+from shards.boards.pushgrants import SlotGrants
 from shards.segment import Segment
 
 # Subscriptions and senders of a tick: 15 to 30 ms. All senders of 64 shards x 1,024 subscriptions

@@ -53,13 +53,13 @@ from ledger.ledger import Ledger
 from shards import layout as at
 from shards import locks
 from shards.alarms import AlarmBoard, AlarmKind
+from shards.boards.pushrules import PushRules
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile
-from shards.pushrules import PushRules
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable
 from uploader.ownership.ownerlog import OwnerLog, SealedLog

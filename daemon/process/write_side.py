@@ -20,11 +20,11 @@ from daemon.process.opened import Opened
 from ledger.types import Commit
 from shards import layout as at
 from shards import locks
+from shards.boards.topiccounts import TopicCounts
 from shards.clock import boottime_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.leases import LeaseTable
 from shards.ring import RingReader, RingWriter
-from shards.topiccounts import TopicCounts
 from uploader.groups.puller import Puller
 from uploader.groups.turn import Policy
 from uploader.groups.urgent import UrgentRequests

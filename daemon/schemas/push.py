@@ -9,8 +9,8 @@ from msgspec.structs import fields
 
 from daemon.schemas.status import PushCounters
 from delivery.push.secrets import HEADERS_MAX, SIGNING_MAX
-from ledger.push_settings import PushTarget
-from ledger.subscription_rules import SubscriptionRules
+from ledger.delivery.push_settings import PushTarget
+from ledger.delivery.subscription_rules import SubscriptionRules
 
 TEST_BYTES_MAX = 64 << 10
 _MADE = ("headers", "signed", "secrets_count")  # of what a request says otherwise

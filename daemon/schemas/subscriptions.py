@@ -18,8 +18,8 @@ from delivery.subscriptions.schemas import (
     SubscriptionCounts,
     SubscriptionState,
 )
-from ledger.start_offsets import SubscriptionStart
-from ledger.subscription_rules import SubscriptionRules
+from ledger.delivery.start_offsets import SubscriptionStart
+from ledger.delivery.subscription_rules import SubscriptionRules
 from ledger.types import INTEGER_MAX
 
 FILTERS_MAX = 64  # of a consumer; each is matched with each new key

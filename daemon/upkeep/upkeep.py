@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from daemon.intake.commit_feed import followed_and_live
 from daemon.upkeep.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
 from delivery.push.secrets import SecretsFile, SecretsFileError
-from ledger import commits, dedupe, epochs, notes, subscriptions, topics
+from ledger import commits, dedupe, epochs, notes, topics
 from ledger.ages import NOTE as AGES_NOTE
 from ledger.ages import Aged, Clocks, is_due
 from ledger.ages import note_of as aged_note
+from ledger.delivery import subscriptions
 from ledger.errors import LedgerError
 from ledger.lake.types import Evicted
 from ledger.ledger import Ledger

@@ -29,11 +29,12 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from ledger import cursors, progress, push_rates
+from ledger import cursors
+from ledger.delivery import progress, push_rates
+from ledger.delivery.progress import SubscriptionFlush
+from ledger.delivery.push_rates import PushRate
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
-from ledger.progress import SubscriptionFlush
-from ledger.push_rates import PushRate
 from ledger.tx import WriteTx
 from ledger.types import CursorMove
 

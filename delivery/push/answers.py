@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from shards.pushboard import PushOutcome
+from shards.boards.pushboard import PushOutcome
 
 HOUR_MS = 3_600_000
 # A receiver may ask for a pause, but not switch a subscription off by a wrong number.

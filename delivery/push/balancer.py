@@ -19,9 +19,10 @@ maximum; joins, leaves and a change of the rate move them immediately:
 *Grants* follow the targets (``step``, every 100 ms). They are what keeps the sum of all maxima in
 force within the rate at every instant, although senders take notice of a grant when they can. For
 each sender the caller knows the last grant, and what it may be using: the highest grant since the
-one that it is known to obey (``shards/pushgrants.py``). A grant is lowered immediately. Grants rise
-by at most ``rate - sum of max(granted, in use)``, as these were before the step: what was lowered
-is given away after its sender obeys. So a rate that was lowered is in force as soon as all do.
+one that it is known to obey (``shards/boards/pushgrants.py``). A grant is lowered immediately.
+Grants rise by at most ``rate - sum of max(granted, in use)``, as these were before the step: what
+was lowered is given away after its sender obeys. So a rate that was lowered is in force as soon as
+all do.
 
 Pure: rows and ``now_ns`` in, grants out. It does not know shared memory.
 """

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delivery.push.limiter import BUSY, Mode
-from shards.pushboard import PushSenderRow
+from shards.boards.pushboard import PushSenderRow
 
 
 def wants_more(rows: Iterable[PushSenderRow], now_ns: int) -> bool:

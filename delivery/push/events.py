@@ -34,7 +34,7 @@ from msgspec.structs import force_setattr
 from delivery.push.messages import PushedMessage
 from delivery.push.secrets import PushSecrets, SecretMissing, missing
 from delivery.push.signatures import signature_headers
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 
 TYPE = "headgate.record"
 JSON = "application/json"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delivery.push.limiter import LimiterState
-from ledger.push_rates import PushRate
+from ledger.delivery.push_rates import PushRate
 
 
 class LearnedRates:

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Generic
 
 from delivery.push.units import M, Place, Series, Unit, is_after
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 
 COALESCING_WAIT_FACTOR = 4  # under pressure batches wait longer, so that fewer POSTs carry more
 BATCH_WAIT_MAX_NS = 60_000_000_000

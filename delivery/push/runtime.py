@@ -27,15 +27,15 @@ from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
-from ledger import push_rates, subscriptions
+from ledger.delivery import push_rates, subscriptions
+from ledger.delivery.push_rates import PushRate
+from ledger.delivery.subscriptions import Subscription
 from ledger.errors import LedgerError
 from ledger.log import backup
-from ledger.push_rates import PushRate
-from ledger.subscriptions import Subscription
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.pushboard import PushBoard, PushSenderRow, SenderWords
-from shards.pushrules import PushRules
+from shards.boards.pushboard import PushBoard, PushSenderRow, SenderWords
+from shards.boards.pushrules import PushRules
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.push")

@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Struct
 
 from delivery.push.signatures import key_of
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 from shards.clock import wall_ms
 from uploader.stores.disk import sync_directory
 

@@ -48,12 +48,12 @@ from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.watch.formats import MSGPACK
+from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import LedgerError
-from ledger.push_rates import PushRate
-from ledger.push_settings import PushSettings
-from ledger.subscriptions import Subscription, SubscriptionConfig
-from shards.endpointholds import EndpointHolds
-from shards.pushboard import PushState, SenderWords
+from shards.boards.endpointholds import EndpointHolds
+from shards.boards.pushboard import PushState, SenderWords
 
 log = logging.getLogger("headgate.push")
 

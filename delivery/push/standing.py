@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delivery.push.limiter import Mode
 from delivery.standstill import UNKNOWN, Why
-from shards.pushboard import PushSenderRow
+from shards.boards.pushboard import PushSenderRow
 
 
 def why_not_posted(row: PushSenderRow | None, attempts_since_ns: int, now_ns: int) -> Why | None:

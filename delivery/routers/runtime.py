@@ -37,11 +37,12 @@ from delivery.routers.plan import Counts, Lane, Load, Read, RouterPlan
 from delivery.routers.schemas import gone_topic
 from delivery.routers.standing import RouterStanding
 from delivery.standstill import LOOK_NS
-from ledger import cursors, routers
+from ledger import cursors
+from ledger.delivery import routers
+from ledger.delivery.routers import RouterView
 from ledger.errors import LedgerError
-from ledger.routers import RouterView
 from ledger.types import Advance, CursorMove, Topic
-from shards.rowboard import Board, RouterRow, RowPhase
+from shards.boards.rowboard import Board, RouterRow, RowPhase
 from uploader.l0 import L0Error
 from uploader.l0.records import Record, RecordsError
 from uploader.stores.base import StoreError

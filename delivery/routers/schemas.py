@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from ledger.routers import RouterFilter, RouterView, Start
+from ledger.delivery.routers import RouterFilter, RouterView, Start
 from ledger.types import Offset
-from shards.rowboard import RouterRow, RowPhase
+from shards.boards.rowboard import RouterRow, RowPhase
 
 State = Literal["running", "paused", "held", "stopped"]
 

@@ -30,7 +30,7 @@ from delivery.subscriptions.windows import SubscriptionWindow
 from delivery.watch.formats import FORMATS
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
-from ledger.subscriptions import CONSUMERS_MAX, SubscriptionView
+from ledger.delivery.subscriptions import CONSUMERS_MAX, SubscriptionView
 
 log = logging.getLogger("headgate.subscriptions")
 

@@ -27,7 +27,7 @@ from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
 from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.windows import SubscriptionWindow
-from ledger.subscriptions import SubscriptionView
+from ledger.delivery.subscriptions import SubscriptionView
 from ledger.types import Advance, Topic
 from shards.frame import Part
 from uploader.l0.records import Record

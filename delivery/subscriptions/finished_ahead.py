@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from ledger.progress import ROW_OFFSETS
+from ledger.delivery.progress import ROW_OFFSETS
 
 ROW_BYTES_HELD = 680  # of a row by itself: its integer, and its place
 _FULL = (1 << ROW_OFFSETS) - 1

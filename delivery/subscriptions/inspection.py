@@ -23,7 +23,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from delivery.subscriptions.sessions import Session
-from shards.rowboard import RowPhase, SubscriptionRow
+from shards.boards.rowboard import RowPhase, SubscriptionRow
 
 BLOCKED_SHOWN = 100
 # Of blocked keys in one answer, and one key more: a key may be as long as a record.

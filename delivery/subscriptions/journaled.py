@@ -31,7 +31,7 @@ from typing import Protocol
 
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.replay import Lot, replay
-from ledger.progress import SubscriptionFlush, SubscriptionProgress
+from ledger.delivery.progress import SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal, JournalFull
 
 # What a round may cost, in floors, of 2.8 us each in the transaction; a row takes 9 us there, and

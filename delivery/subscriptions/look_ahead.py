@@ -30,7 +30,7 @@ from heapq import heappop, heappush
 from itertools import compress
 
 from delivery.subscriptions.finished_ahead import FinishedAhead
-from ledger.progress import ROW_OFFSETS
+from ledger.delivery.progress import ROW_OFFSETS
 
 KEYED, DONE, LOOSE, TAKEN = 0, 1, 2, 3
 MESSAGES_MAX = 2_000_000  # unfinished, of one partition: 10 MB

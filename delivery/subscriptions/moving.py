@@ -17,7 +17,7 @@ from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.blocks import MISSING, Blocks
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.windows import SubscriptionWindow
-from ledger import progress
+from ledger.delivery import progress
 from ledger.errors import LedgerError
 from ledger.types import Topic
 

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from ledger import progress
+from ledger.delivery import progress
+from ledger.delivery.progress import ROW_BYTES, ROW_OFFSETS, SubscriptionFlush
 from ledger.errors import LedgerError
-from ledger.progress import ROW_BYTES, ROW_OFFSETS, SubscriptionFlush
 from ledger.tx import WriteTx
 from shards.journal import FinishedJournal, JournalDamaged, JournalEntry
 

@@ -20,9 +20,9 @@ from delivery.subscriptions.record_ages import RecordAges
 from delivery.subscriptions.requests import TryPush
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.standing import SenderRows, SubscriptionStanding
-from ledger.subscriptions import Subscription
-from shards.pushboard import PushSenderRow
-from shards.rowboard import Board, SubscriptionRow
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushSenderRow
+from shards.boards.rowboard import Board, SubscriptionRow
 
 ROWS_NS = 1_000_000_000
 ROWS_AT_ONCE = 64  # in a heartbeat, 13 us each; what is due longest comes first

@@ -41,12 +41,12 @@ from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
 from delivery.subscriptions.sessions import Session
 from delivery.subscriptions.windows import SubscriptionWindow
 from delivery.watch.wire import chunk
-from ledger.subscriptions import (
+from ledger.delivery.subscriptions import (
     PartitionGrowth,
     SubscriptionConfig,
     SubscriptionView,
 )
-from shards.rowboard import SubscriptionRow
+from shards.boards.rowboard import SubscriptionRow
 
 WRITE_BYTES = 64 << 10  # of a batch, but of those that are POSTed so; one larger record comes alone
 WRITE_COST_BYTES = 4 << 10

@@ -72,13 +72,13 @@ from delivery.subscriptions.schemas import (
 from delivery.subscriptions.starting import Starting, kind_of, moved_over
 from delivery.subscriptions.unserved import NotServed, Unserved
 from delivery.watch.outlet import Outlet
-from ledger import subscriptions
+from ledger.delivery import subscriptions
+from ledger.delivery.progress import SubscriptionProgress
+from ledger.delivery.subscriptions import SubscriptionView
 from ledger.errors import LedgerError
-from ledger.progress import SubscriptionProgress
-from ledger.subscriptions import SubscriptionView
 from ledger.types import Topic
+from shards.boards.rowboard import Board, SubscriptionRow
 from shards.journal import FinishedJournal
-from shards.rowboard import Board, SubscriptionRow
 from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError
 from uploader.stores.base import StoreError

@@ -14,8 +14,8 @@ from delivery.standstill import UNKNOWN, FirstUnfinished, Fronts, Since, Standst
 from delivery.subscriptions.batches import Batch, Place
 from delivery.subscriptions.key_queue import QueueState
 from delivery.subscriptions.running import RunningSubscription
-from ledger.subscriptions import Subscription
-from shards.pushboard import PushSenderRow
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushSenderRow
 
 SenderRows = Callable[[Subscription], Sequence[PushSenderRow]]
 KEY_CHARACTERS = 100

@@ -15,9 +15,9 @@ from delivery.partition_reader import PartitionReader
 from delivery.subscriptions.journaled import first_epoch
 from delivery.subscriptions.running import policy_of
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
-from ledger import progress
-from ledger.progress import SubscriptionProgress
-from ledger.subscriptions import SubscriptionConfig, SubscriptionView
+from ledger.delivery import progress
+from ledger.delivery.progress import SubscriptionProgress
+from ledger.delivery.subscriptions import SubscriptionConfig, SubscriptionView
 
 
 class Starting:

@@ -14,8 +14,8 @@ from delivery.subscriptions.schemas import (
     SubscriptionCounts,
     SubscriptionState,
 )
-from ledger.subscriptions import SubscriptionView
-from shards.rowboard import RowPhase, SubscriptionRow
+from ledger.delivery.subscriptions import SubscriptionView
+from shards.boards.rowboard import RowPhase, SubscriptionRow
 
 
 class NotServed(OwnerRefused):

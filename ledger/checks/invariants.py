@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from ledger import commits, copy_paths
+from ledger import commits
 from ledger.checks import lake_rules
 from ledger.checks.lake_rules import InvariantBroken, offset_ranges, require, require_none
 from ledger.decide import PartitionKey
+from ledger.delivery import copy_paths
+from ledger.delivery.progress import ROW_BYTES, ROW_OFFSETS
 from ledger.errors import ResultCleared
 from ledger.lake.coverage import OffsetRanges
-from ledger.progress import ROW_BYTES, ROW_OFFSETS
 from ledger.space.marking import BOUND
 from ledger.tx import ReadTx
 

@@ -32,7 +32,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from ledger import commits, notes, progress
+from ledger import commits, notes
+from ledger.delivery import progress
 from ledger.lake import lake_files, lake_tables, quarantine
 from ledger.private_files import make_file
 from ledger.space.deletions import COLLECTED, LAKE

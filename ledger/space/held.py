@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from ledger import cursors, reads, subscriptions
+from ledger import cursors, reads
+from ledger.delivery import subscriptions
 from ledger.tx import ReadTx
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from commands.pushing import texts
-from ledger.push_settings import PushTarget
+from ledger.delivery.push_settings import PushTarget
 from tests.cli.test_subscriptions import AT, config, state, summary
 from tests.scripted import Answer, Call, refusal, run, says
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from commands import subscriptions as subscriptions_
-from ledger.subscriptions import SubscriptionConfig
+from ledger.delivery.subscriptions import SubscriptionConfig
 from tests.scripted import Answer, Call, refusal, run, says, scripted
 
 AT = "/v0/topics/orders/subscriptions"

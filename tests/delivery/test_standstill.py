@@ -5,7 +5,7 @@ from __future__ import annotations
 from delivery.push.limiter import Mode
 from delivery.push.standing import why_not_posted
 from delivery.standstill import LOOK_NS, LOOKED_MAX, FirstUnfinished, Fronts, Since, Why
-from shards.pushboard import PushSenderRow, PushState
+from shards.boards.pushboard import PushSenderRow, PushState
 
 S = 1_000_000_000
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ledger.subscriptions import CONSUMERS_MAX
+from ledger.delivery.subscriptions import CONSUMERS_MAX
 from tests.e2e.consuming import ConsumerStream, acknowledgment, subscribe
 from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.wire import Wire, request

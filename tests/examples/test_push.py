@@ -20,7 +20,7 @@ from delivery.push.events import EventSource, request_of
 from delivery.push.messages import PushedMessage
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
-from ledger.push_settings import PushFormat, PushSettings
+from ledger.delivery.push_settings import PushFormat, PushSettings
 from shards.clock import wall_ms
 from tests.e2e.daemon import HANG_S, ROOT, running, wait_until
 from tests.e2e.pushing import TIMES

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from ledger import reads, schema, subscriptions, topics
+from ledger import reads, schema, topics
 from ledger.checks import invariants
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.lake import lake_tables, readleases
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.entry import Entry, EntryError, decode, entry_key
 from ledger.space import orphans
-from ledger.subscriptions import SubscriptionConfig
 from ledger.types import Gap, PartitionState
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease

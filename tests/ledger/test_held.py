@@ -6,12 +6,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from ledger import commits, progress, reads, subscriptions, topics
+from ledger import commits, reads, topics
+from ledger.delivery import progress, subscriptions
+from ledger.delivery.progress import SubscriptionFlush
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.lake.types import Evicted
 from ledger.ledger import Ledger
-from ledger.progress import SubscriptionFlush
 from ledger.space import retention
-from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request

@@ -16,10 +16,10 @@ from daemon.schemas.status import (
     Status,
     StoreCost,
 )
+from shards.boards.pushtotals import PushTotal
+from shards.boards.rowboard import RouterRow, SubscriptionRow
+from shards.boards.topiccounts import TopicCount
 from shards.latency import Counted, Stage
-from shards.pushtotals import PushTotal
-from shards.rowboard import RouterRow, SubscriptionRow
-from shards.topiccounts import TopicCount
 
 
 class Histogram(NamedTuple):

@@ -31,7 +31,7 @@ from daemon.api.figures.metric_kinds import (
 )  # fmt: skip
 from daemon.api.figures.push_metrics import PUSH_METRICS
 from delivery.subscriptions.drainable import consumers_wanted
-from shards.rowboard import RowPhase
+from shards.boards.rowboard import RowPhase
 
 METRICS: tuple[Metric, ...] = (
     Metric(

@@ -15,9 +15,9 @@ from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import PushFigures, PushStatus
 from delivery.dispatch import SLICE_NS
 from delivery.push.limiter import Mode
-from shards.pushboard import PushOutcome, latency_ms
-from shards.pushtotals import PushTotal, together, totals
-from shards.rowboard import Placed, SubscriptionRow
+from shards.boards.pushboard import PushOutcome, latency_ms
+from shards.boards.pushtotals import PushTotal, together, totals
+from shards.boards.rowboard import Placed, SubscriptionRow
 from shards.segment import Segment
 
 Names = dict[int, tuple[str, str]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from daemon.api.figures.metric_kinds import Histogram, Kind, Metric, Sample, Scrape, one
+from shards.boards.pushboard import LATENCY_UNIT_NS, PushOutcome
+from shards.boards.pushtotals import PushTotal, together
 from shards.latency import Counted
 from shards.layout import PUSH_LATENCIES
-from shards.pushboard import LATENCY_UNIT_NS, PushOutcome
-from shards.pushtotals import PushTotal, together
 
 _BOUNDS_S = [(1 << bucket) * LATENCY_UNIT_NS / 1e9 for bucket in range(PUSH_LATENCIES - 1)]
 

@@ -12,7 +12,7 @@ from typing import Any
 from daemon.api.figures.metric_kinds import OTHERS
 from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import RouterFigures, RoutersStatus
-from shards.rowboard import Placed, RouterRow, RowPhase
+from shards.boards.rowboard import Placed, RouterRow, RowPhase
 
 _SUMS = ("lag", "copied", "filtered", "skipped")
 

@@ -22,11 +22,11 @@ from daemon.governor.producers_gate import ClosedBy
 from daemon.intake.refused import BY_CODE
 from daemon.schemas import api as schemas
 from delivery.subscriptions.drainable import consumers_wanted
-from shards import latency, pushtotals, topiccounts
+from shards import latency
 from shards import layout as at
-from shards.latency import Counted, Stage
-from shards.pushtotals import PushTotal
-from shards.rowboard import (
+from shards.boards import pushtotals, topiccounts
+from shards.boards.pushtotals import PushTotal
+from shards.boards.rowboard import (
     Placed,
     RouterRow,
     RowPhase,
@@ -34,8 +34,9 @@ from shards.rowboard import (
     router_board,
     subscription_board,
 )
+from shards.boards.topiccounts import TopicCount
+from shards.latency import Counted, Stage
 from shards.segment import Segment
-from shards.topiccounts import TopicCount
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
 

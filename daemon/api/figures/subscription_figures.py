@@ -11,7 +11,7 @@ from typing import Any
 
 from daemon.api.figures.metric_kinds import OTHERS
 from daemon.schemas.status import SubscriptionFigures, SubscriptionsStatus
-from shards.rowboard import SUBSCRIPTION_NUMBERS, Placed, RowPhase, SubscriptionRow
+from shards.boards.rowboard import SUBSCRIPTION_NUMBERS, Placed, RowPhase, SubscriptionRow
 
 SERIES_MAX = 128  # with 18 series each, and 22 more that push: 35 ms of a scrape, in slices
 SHOWN_MAX = 20  # in the status

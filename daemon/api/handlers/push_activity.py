@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from daemon.schemas.push import PushActivity, PushSenderActivity
 from delivery.push.limiter import NEVER_NS, Mode
-from ledger.subscriptions import Subscription
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushBoard, PushOutcome, PushSenderRow, latency_ms
+from shards.boards.pushtotals import total_of
 from shards.clock import monotonic_ns, wall_ms
-from shards.pushboard import PushBoard, PushOutcome, PushSenderRow, latency_ms
-from shards.pushtotals import total_of
 from shards.segment import Segment
 
 

@@ -28,9 +28,9 @@ from delivery.push.secrets import (
     missing,
 )
 from delivery.push.signatures import SecretRefused
-from ledger.push_settings import PushSettings, PushTarget
-from ledger.subscription_errors import SubscriptionRefused
-from ledger.subscriptions import Subscription, SubscriptionConfig
+from ledger.delivery.push_settings import PushSettings, PushTarget
+from ledger.delivery.subscription_errors import SubscriptionRefused
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 
 T = TypeVar("T")
 

@@ -27,7 +27,8 @@ from delivery.routers.schemas import (
     RouterStatus,
     status_of,
 )
-from ledger import routers
+from ledger.delivery import routers
+from ledger.delivery.routers import NO_FILTER, RouterFilter, RouterView
 from ledger.errors import (
     CursorsFull,
     RouterBound,
@@ -37,10 +38,9 @@ from ledger.errors import (
     RouterStartRefused,
     TopicMissing,
 )
-from ledger.routers import NO_FILTER, RouterFilter, RouterView
 from ledger.tx import WriteTx
+from shards.boards.rowboard import router_board
 from shards.clock import wall_ms
-from shards.rowboard import router_board
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.routers")

@@ -10,8 +10,8 @@ from daemon.intake.topic_cache import TopicCache, TopicEntry
 from daemon.schemas.errors import ApiError
 from daemon.schemas.names import check_subscription_name
 from delivery.ledger_thread import LedgerThread
-from ledger import subscriptions
-from ledger.subscriptions import SUBSCRIPTIONS_MAX
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import SUBSCRIPTIONS_MAX
 from shards import layout as at
 from shards.segment import Segment
 

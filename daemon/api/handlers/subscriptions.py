@@ -66,24 +66,24 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from delivery.subscriptions.unserved import stored_progress
-from ledger import start_offsets, subscriptions
-from ledger.errors import CursorsFull, TopicMissing
-from ledger.start_offsets import AtTime, SubscriptionStart
-from ledger.subscription_errors import (
+from ledger.delivery import start_offsets, subscriptions
+from ledger.delivery.start_offsets import AtTime, SubscriptionStart
+from ledger.delivery.subscription_errors import (
     DeadLetterCycle,
     SubscriptionMissing,
     SubscriptionRefused,
     SubscriptionsFull,
 )
-from ledger.subscriptions import (
+from ledger.delivery.subscriptions import (
     Subscription,
     SubscriptionConfig,
     SubscriptionView,
 )
+from ledger.errors import CursorsFull, TopicMissing
 from ledger.tx import WriteTx
+from shards.boards.pushboard import PushBoard
+from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.clock import monotonic_ns, wall_ms
-from shards.pushboard import PushBoard
-from shards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.segment import Segment
 
 log = logging.getLogger("headgate.subscriptions")

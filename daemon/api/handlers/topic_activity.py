@@ -7,8 +7,8 @@ from delivery.ready import PriorityInputs
 from delivery.scheduler import priority
 from delivery.scheduler.bands import band_of
 from delivery.scheduler.recency import Recency
-from delivery.topic_rows import TopicActivity, TopicRowsReader
 from ledger.types import PartitionState, Topic
+from shards.boards.topicrows import TopicActivity, TopicRowsReader
 from shards.clock import monotonic_ns
 from shards.segment import Segment
 

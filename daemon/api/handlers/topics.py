@@ -19,8 +19,8 @@ from daemon.schemas.api import (
     TrimRequest,
 )
 from daemon.schemas.names import check_columns
-from delivery.topic_rows import UNWATCHED
 from ledger.types import TopicConfig
+from shards.boards.topicrows import UNWATCHED
 
 
 class Created(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledger.push_settings import PushTarget
+from ledger.delivery.push_settings import PushTarget
 from tests.cli.test_subscriptions import AT, Present, config, state
 from tests.scripted import Answer, Scripted, run, says, scripted
 

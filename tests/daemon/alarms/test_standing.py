@@ -13,8 +13,14 @@ from daemon.alarms.alarms import AlarmLog
 from daemon.alarms.standing import OVER_AFTER_NS, StandingLog, StateLog, standing
 from daemon.api.figures.status import StatusBuilder
 from daemon.config import load
+from shards.boards.rowboard import (
+    RouterRow,
+    RowPhase,
+    SubscriptionRow,
+    router_board,
+    subscription_board,
+)
 from shards.layout import Layout
-from shards.rowboard import RouterRow, RowPhase, SubscriptionRow, router_board, subscription_board
 from shards.segment import Segment
 from tests.standing import assert_nothing_stands, assert_stands
 from uploader.groups.puller import GroupTable

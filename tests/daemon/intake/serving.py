@@ -28,10 +28,10 @@ from delivery.waiters import Waiters
 from ledger.ledger import Ledger
 from ledger.types import Commit, LeaseId, OffsetRun, PartitionHead, SourceRange, TopicConfig
 from shards import layout as at
+from shards.boards.topiccounts import TopicTally
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment
-from shards.topiccounts import TopicTally
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.daemon import Answer
 from tests.e2e.load import read_answer

@@ -30,11 +30,11 @@ from ledger.types import (
     TopicConfig,
 )
 from shards import layout as at
+from shards.boards.topiccounts import TopicTally
 from shards.frame import Part, decode_conditions
 from shards.layout import Layout
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
-from shards.topiccounts import TopicTally
 from tests.daemon.intake.test_pending import ME, S, Shard, commit, one, shard, topic, verdict
 
 __all__ = ["shard"]  # a fixture

@@ -33,12 +33,12 @@ from ledger.types import (
     VerdictKind,
 )
 from shards import layout as at
+from shards.boards.topiccounts import TopicTally
 from shards.frame import Part, encode_conditions
 from shards.latency import Stage, counted
 from shards.layout import Layout
 from shards.ring import RingReader, RingWriter
 from shards.segment import Segment
-from shards.topiccounts import TopicTally
 from tests.daemon.http.front import Script, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.load import read_answer

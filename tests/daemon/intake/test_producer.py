@@ -34,12 +34,12 @@ from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError
 from shards import layout as at
+from shards.boards.topiccounts import TopicTally
 from shards.clock import monotonic_ns
 from shards.latency import Stage, counted
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment
-from shards.topiccounts import TopicTally
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
 from tests.daemon.intake.serving import topics_in

@@ -10,8 +10,8 @@ import pytest
 from daemon.config import Override, load
 from daemon.process.push_balance import PushBalance, balancer_settings
 from delivery.push.balancer import BalancerSettings
+from shards.boards.pushboard import PushBoard, SenderWords
 from shards.layout import Layout
-from shards.pushboard import PushBoard, SenderWords
 from shards.segment import Segment
 
 SHARDS = 4

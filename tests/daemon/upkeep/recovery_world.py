@@ -20,8 +20,9 @@ from crc32c import crc32c
 
 from daemon.upkeep.owner import check_history
 from daemon.upkeep.recover import RecoveryReport, rebuild
-from ledger import commits, cursors, epochs, progress, reads, topics
+from ledger import commits, cursors, epochs, reads, topics
 from ledger.checks import invariants
+from ledger.delivery import progress
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark

@@ -16,13 +16,14 @@ from crc32c import crc32c
 
 from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import lives, rebuild, settle, tell
-from ledger import commits, cursors, reads, subscriptions, topics
+from ledger import commits, cursors, reads, topics
 from ledger.checks import invariants
 from ledger.cursors import Setting
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Changes, Mark
-from ledger.subscriptions import SubscriptionConfig
 from ledger.types import LeaseId, TopicConfig
 from tests.daemon.upkeep.recovery_world import Request, Step, World
 from tests.ledger.images import image_of

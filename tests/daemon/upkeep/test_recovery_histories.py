@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ledger import commits, cursors, epochs, progress, reads, subscriptions, topics
+from ledger import commits, cursors, epochs, reads, topics
 from ledger.cursors import Setting
-from ledger.progress import SubscriptionFlush
-from ledger.subscriptions import Subscription, SubscriptionConfig
+from ledger.delivery import progress, subscriptions
+from ledger.delivery.progress import SubscriptionFlush
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import CursorKind, CursorMove, TopicConfig
 from tests.daemon.upkeep.recovery_world import SETTLED_MAX, Request, Step, World
 from tests.long import examples

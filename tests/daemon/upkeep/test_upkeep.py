@@ -12,16 +12,17 @@ from daemon.intake.commit_feed import followed_and_live
 from daemon.upkeep.retention import Noted
 from daemon.upkeep.upkeep import UpkeepThread
 from delivery.push.secrets import ABANDONED_MS, PushSecrets, SecretsFile
-from ledger import ages, epochs, notes, reads, subscriptions, topics
+from ledger import ages, epochs, notes, reads, topics
 from ledger import commits as ledger_commits
 from ledger import topics as ledger_topics
 from ledger.checks import invariants
 from ledger.dedupe import DedupeLimits
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
-from ledger.push_settings import PushSettings
 from ledger.space import deletions, marking, retention, unreferenced
-from ledger.subscriptions import SubscriptionConfig
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
 from shards import layout as at
 from shards.alarms import raised

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from delivery.cursors.flush import INTERVAL_NS, CursorFlush, pause_ns
-from ledger import changes, cursors, progress, push_rates, subscriptions, topics
+from ledger import changes, cursors, topics
 from ledger.cursors import Setting
+from ledger.delivery import progress, push_rates, subscriptions
+from ledger.delivery.progress import SubscriptionFlush
+from ledger.delivery.push_rates import PushRate
+from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.errors import LedgerBusy
 from ledger.ledger import Ledger
-from ledger.progress import SubscriptionFlush
-from ledger.push_rates import PushRate
-from ledger.subscriptions import SubscriptionConfig
 from ledger.types import CursorMove, TopicConfig
 from shards.clock import monotonic_ns
 

@@ -17,13 +17,13 @@ from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
 from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
-from ledger import subscriptions
-from ledger.push_settings import PushSettings
-from ledger.subscriptions import Subscription, SubscriptionConfig
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from shards import layout as at
+from shards.boards.endpointholds import EndpointHolds
+from shards.boards.pushgrants import SlotGrants
 from shards.clock import monotonic_ns, wall_ms
-from shards.endpointholds import EndpointHolds
-from shards.pushgrants import SlotGrants
 from tests.delivery.node import Node, raise_it
 from tests.delivery.subscriptions.owning import Owner, owning
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from delivery.push.balancer import BalancerSettings, ShareRow, Shares
+from shards.boards.pushboard import SenderWords
+from shards.boards.pushgrants import SlotGrants
 from shards.layout import Layout
-from shards.pushboard import SenderWords
-from shards.pushgrants import SlotGrants
 from shards.segment import Segment
 
 SECOND = 1_000_000_000

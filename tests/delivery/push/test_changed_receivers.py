@@ -9,10 +9,10 @@ import pytest
 
 from delivery.push.limiter import Mode
 from delivery.push.sender import PushSender
-from ledger.subscriptions import Subscription
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.endpointholds import EndpointHolds, HoldPlace
+from shards.boards.pushboard import PushBoard, PushState, SenderWords
 from shards.clock import monotonic_ns
-from shards.endpointholds import EndpointHolds, HoldPlace
-from shards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import record

@@ -10,11 +10,12 @@ import pytest
 
 from daemon.process.push_balance import PushBalance
 from delivery.push.balancer import BalancerSettings
-from ledger import subscriptions, topics
-from ledger.subscriptions import Subscription
+from ledger import topics
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushBoard
+from shards.boards.rowboard import SubscriptionRow
 from shards.clock import monotonic_ns
-from shards.pushboard import PushBoard
-from shards.rowboard import SubscriptionRow
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record

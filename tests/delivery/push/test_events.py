@@ -18,7 +18,7 @@ from delivery.push.events import EventSource, batch_id, percent_encoded, request
 from delivery.push.messages import PushedMessage
 from delivery.push.secrets import PushSecrets, SecretMissing
 from delivery.push.signatures import signature
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 
 SOURCE = EventSource("shop:orders", 12, 1_700_000_000_000, "")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -19,8 +19,8 @@ from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import OwnerRefused, TryPush
-from ledger.subscriptions import Subscription
-from shards.pushboard import PushBoard, PushState, SenderWords
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record

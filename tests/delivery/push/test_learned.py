@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delivery.push.learned import LearnedRates
 from delivery.push.limiter import LimiterState, Mode
-from ledger.push_rates import PushRate
+from ledger.delivery.push_rates import PushRate
 
 FAST = LimiterState(Mode.NORMAL, 100.0, None)
 SLOW = LimiterState(Mode.SLOW, 1 / 60, 12.5)

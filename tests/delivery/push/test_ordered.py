@@ -26,7 +26,7 @@ from delivery.push.queue import PushQueue
 from delivery.push.units import Place, Unit
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 from tests.delivery.push.test_queue import Message
 from tests.delivery.subscriptions.tracked import rows_of
 

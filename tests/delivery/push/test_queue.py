@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from delivery.push.queue import COALESCING_WAIT_FACTOR, PushQueue
 from delivery.push.units import Unit
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 
 MS = 1_000_000
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from delivery.push.limiter import Limiter, LimiterState, Mode
-from ledger import push_rates
-from ledger.push_rates import PushRate
-from ledger.subscriptions import Subscription
-from shards.pushboard import PushBoard
+from ledger.delivery import push_rates
+from ledger.delivery.push_rates import PushRate
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushBoard
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record

@@ -28,7 +28,7 @@ from delivery.push.secrets import (
     missing,
 )
 from delivery.push.signatures import SecretRefused, secret_of
-from ledger.push_settings import PushSettings
+from ledger.delivery.push_settings import PushSettings
 
 SECRET = secret_of(b"the key of the first one")
 OTHER = secret_of(b"the key of another one..")

@@ -12,8 +12,8 @@ from delivery.push.secrets import PushSecrets, SecretsFile
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import Consume, Seek
 from delivery.watch.outlet import Outlet
-from ledger.subscriptions import Subscription
-from shards.pushboard import PushBoard, PushState, SenderWords
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import NoSenders, record

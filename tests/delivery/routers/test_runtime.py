@@ -24,14 +24,15 @@ from delivery.routers.plan import HOLD_NS, Lane
 from delivery.routers.runtime import Routers
 from delivery.routers.schemas import RouterStatus, status_of
 from delivery.tail_reader import TailReader
-from ledger import cursors, routers, topics
+from ledger import cursors, topics
+from ledger.delivery import routers
+from ledger.delivery.routers import NO_FILTER, RouterFilter, Start
 from ledger.ledger import Ledger
-from ledger.routers import NO_FILTER, RouterFilter, Start
 from ledger.tx import WriteTx
 from ledger.types import Advance, Commit, Topic, TopicConfig
+from shards.boards.rowboard import RouterRow, router_board
 from shards.clock import monotonic_ns
 from shards.frame import FLAG_WAITS, Part, encode_conditions
-from shards.rowboard import RouterRow, router_board
 from tests.delivery.node import Node, l0_reader, node_in, raise_it, stored_reader
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError

@@ -34,14 +34,14 @@ from delivery.subscriptions.requests import (
 from delivery.subscriptions.rows import PushedHere
 from delivery.subscriptions.runtime import Subscriptions
 from delivery.tail_reader import TailReader
-from ledger import subscriptions
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger
-from ledger.subscriptions import Subscription, SubscriptionConfig
 from shards import layout as at
+from shards.boards.pushboard import PushSenderRow
+from shards.boards.rowboard import subscription_board
 from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
-from shards.pushboard import PushSenderRow
-from shards.rowboard import subscription_board
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
 from tests.delivery.routers.test_runtime import RingOutbox
 from tests.delivery.watch.watching import Client

@@ -10,11 +10,12 @@ import pytest
 
 from delivery.subscriptions import dead_letters
 from delivery.subscriptions.requests import Describe, OwnerRefused, RetryKey, Seek, SkipKey
-from ledger import subscriptions, topics
+from ledger import topics
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import Subscription
 from ledger.space import retention
-from ledger.subscriptions import Subscription
 from ledger.types import Topic, TopicConfig
-from shards.rowboard import RowPhase
+from shards.boards.rowboard import RowPhase
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from tests.delivery.watch.watching import Client

@@ -18,12 +18,13 @@ from delivery.subscriptions.requests import (
     Seek,
     SkipKey,
 )
-from ledger import subscriptions, topics
-from ledger.push_settings import PushSettings
+from ledger import topics
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
 from ledger.space import retention
 from ledger.types import Topic, TopicConfig
 from shards import layout as at
-from shards.rowboard import RowPhase
+from shards.boards.rowboard import RowPhase
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from uploader.l0.records import Record

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
-from ledger import subscriptions
-from ledger.subscriptions import Subscription
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, messages, record, run
 

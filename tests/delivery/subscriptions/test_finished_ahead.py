@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.subscriptions.finished_ahead import FinishedAhead
-from ledger.progress import ROW_OFFSETS
+from ledger.delivery.progress import ROW_OFFSETS
 
 LAST = 8 * ROW_OFFSETS
 bounds = st.tuples(st.integers(0, LAST), st.integers(0, LAST)).map(sorted)

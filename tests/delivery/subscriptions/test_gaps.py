@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from delivery.subscriptions.requests import Describe
-from ledger import progress, subscriptions
+from ledger.delivery import progress, subscriptions
 from ledger.log import recovery
 from ledger.space import retention
 from tests.delivery.node import Node

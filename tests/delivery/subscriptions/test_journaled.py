@@ -20,7 +20,7 @@ from delivery.subscriptions.journaled import (
     first_epoch,
 )
 from delivery.subscriptions.replay import Lot
-from ledger.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
+from ledger.delivery.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal
 from shards.layout import Layout
 from shards.segment import Segment

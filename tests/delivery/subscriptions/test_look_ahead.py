@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from delivery.subscriptions.look_ahead import SEGMENT_BYTES, LookAhead, Tally
-from ledger.progress import ROW_OFFSETS
+from ledger.delivery.progress import ROW_OFFSETS
 
 GAP = 1_000_000_000
 

@@ -19,7 +19,7 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.schemas import RepairedMessages
 from ledger import topics
-from ledger.subscriptions import Subscription
+from ledger.delivery.subscriptions import Subscription
 from ledger.types import TopicConfig
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, messages, record, run

@@ -11,11 +11,12 @@ import pytest
 
 from delivery.subscriptions import replay
 from delivery.subscriptions.replay import LOT_ROWS, Lot, Replayed
-from ledger import progress, subscriptions, topics
+from ledger import topics
+from ledger.delivery import progress, subscriptions
+from ledger.delivery.progress import ROW_OFFSETS, SubscriptionFlush
+from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.errors import LedgerBusy
 from ledger.ledger import Ledger
-from ledger.progress import ROW_OFFSETS, SubscriptionFlush
-from ledger.subscriptions import SubscriptionConfig
 from ledger.types import TopicConfig
 from shards.journal import FinishedJournal
 from shards.layout import Layout

@@ -10,9 +10,10 @@ from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import Describe, DescribeKey, OwnerRefused, Resend, Seek
 from delivery.subscriptions.windows import window_for
-from ledger import progress, topics
+from ledger import topics
+from ledger.delivery import progress
+from ledger.delivery.subscriptions import Subscription
 from ledger.space import retention
-from ledger.subscriptions import Subscription
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, S, data, messages, record, run
 

@@ -25,9 +25,9 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.running import NEVER_NS, policy_of
 from delivery.subscriptions.sessions import Session
-from ledger import subscriptions
-from ledger.push_settings import PushSettings
-from ledger.subscriptions import SubscriptionConfig
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscriptions import SubscriptionConfig
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
 from tests.delivery.watch.watching import Client

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from delivery.standstill import UNKNOWN
-from ledger import subscriptions
-from ledger.push_settings import PushSettings
-from ledger.subscriptions import Subscription
-from shards.rowboard import SubscriptionRow
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.rowboard import SubscriptionRow
 from tests.delivery.node import ARRIVAL_MS, node_in
 from tests.delivery.subscriptions.owning import MS, Owner, S, messages, owning, record
 

@@ -11,11 +11,12 @@ import pytest
 
 from delivery import followed
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
-from ledger import reads, subscriptions, topics
+from ledger import reads, topics
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import LedgerError
-from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import TopicConfig
-from shards.rowboard import RowPhase
+from shards.boards.rowboard import RowPhase
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.windows import SubscriptionWindow, window_for
-from ledger.progress import ROW_OFFSETS
+from ledger.delivery.progress import ROW_OFFSETS
 from tests.delivery.subscriptions.obvious import (
     ObviousSubscription,
     Place,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from delivery.subscriptions.requests import Describe, RetryKey
-from ledger import subscriptions
-from ledger.subscriptions import Subscription
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, S, messages, record, run
 from uploader.stores.base import StoreError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delivery.subscriptions.look_ahead import LookAhead
-from ledger.progress import ROW_BYTES, ROW_OFFSETS
+from ledger.delivery.progress import ROW_BYTES, ROW_OFFSETS
 
 
 def rows_of(offsets: Iterable[int]) -> list[tuple[int, bytes]]:

@@ -33,14 +33,14 @@ from delivery.dispatch import SLICE_NS
 from delivery.scheduler.bands import BANDS
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
+from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.pushgrants import SlotGrants
+from shards.boards.pushtotals import totals
+from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
+from shards.boards.topiccounts import write_name
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
-from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
-from shards.pushgrants import SlotGrants
-from shards.pushtotals import totals
-from shards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.segment import Segment
-from shards.topiccounts import write_name
 from uploader.groups.puller import GroupTable
 
 NOW_NS = 100_000_000_000

@@ -17,9 +17,9 @@ from daemon.governor.governor import Governor
 from daemon.governor.producers_gate import ClosedBy
 from daemon.schemas.status import SubscriptionScaling
 from shards import layout as at
+from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.layout import Layout
-from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
-from shards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable
 

@@ -35,9 +35,9 @@ from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
+from shards.boards.rowboard import subscription_board
 from shards.doorbell import Doorbells
 from shards.layout import Layout
-from shards.rowboard import subscription_board
 from shards.segment import Segment
 from tests.daemon.http.memory_transport import connect
 from tests.e2e.daemon import Answer

@@ -10,8 +10,8 @@ import pytest
 
 from delivery.push.secrets import PushSecrets, SecretsFileError
 from delivery.push.signatures import secret_of
-from ledger import subscriptions
-from ledger.push_settings import PushSettings
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
 from tests.daemon.api.handlers.subscribing import SubscribingNode, subscribing
 
 URL = "https://example.com/hook"

@@ -12,13 +12,13 @@ from msgspec.structs import asdict
 
 from daemon.schemas.subscriptions import SubscriptionSettings
 from delivery.subscriptions.requests import Describe, OwnerRefused, Seek, TryPush
-from ledger import subscriptions
-from ledger.subscriptions import SubscriptionConfig
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import SubscriptionConfig
 from shards import layout as at
+from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.pushgrants import SlotGrants
+from shards.boards.rowboard import RowPhase, SubscriptionRow
 from shards.clock import monotonic_ns, wall_ms
-from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
-from shards.pushgrants import SlotGrants
-from shards.rowboard import RowPhase, SubscriptionRow
 from tests.daemon.api.handlers.subscribing import SubscribingNode, subscribing
 
 STATE: dict[str, Any] = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import changes, subscriptions
+from ledger import changes
+from ledger.delivery import subscriptions
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscription_errors import SubscriptionRefused
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger
-from ledger.push_settings import PushSettings
-from ledger.subscription_errors import SubscriptionRefused
-from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import Topic
 
 URL = "https://example.com/hook"

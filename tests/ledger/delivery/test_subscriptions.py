@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from ledger import changes, cursors, progress, routers, subscriptions, topics
-from ledger.errors import RouterCycle, TopicHoldsDeadLetters, TopicMissing
-from ledger.ledger import Ledger
-from ledger.log import backup
-from ledger.routers import NO_FILTER
-from ledger.space import retention
-from ledger.start_offsets import AtTime, SubscriptionStart
-from ledger.subscription_errors import (
+from ledger import changes, cursors, topics
+from ledger.delivery import progress, routers, subscriptions
+from ledger.delivery.routers import NO_FILTER
+from ledger.delivery.start_offsets import AtTime, SubscriptionStart
+from ledger.delivery.subscription_errors import (
     DeadLetterCycle,
     SubscriptionMissing,
     SubscriptionRefused,
     SubscriptionsFull,
 )
-from ledger.subscriptions import PartitionGrowth, Subscription, SubscriptionConfig
+from ledger.delivery.subscriptions import PartitionGrowth, Subscription, SubscriptionConfig
+from ledger.errors import RouterCycle, TopicHoldsDeadLetters, TopicMissing
+from ledger.ledger import Ledger
+from ledger.log import backup
+from ledger.space import retention
 from ledger.types import Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from shards import layout as at
+from shards.boards.pushboard import GRANT_UNITS, PushBoard, PushOffer, PushOutcome, units_granted
 from shards.latency import Counted
-from shards.pushboard import GRANT_UNITS, PushBoard, PushOffer, PushOutcome, units_granted
 from shards.segment import Segment
 
 # Counts that are next to each other; the sum of latencies, which may pass 2^64, is added by itself.

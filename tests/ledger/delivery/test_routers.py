@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import changes, copy_paths, cursors, reads, routers, topics
+from ledger import changes, cursors, reads, topics
+from ledger.delivery import copy_paths, routers
+from ledger.delivery.routers import NO_FILTER, Router, RouterFilter, Start
 from ledger.errors import (
     CursorMissing,
     RouterBound,
@@ -23,7 +25,6 @@ from ledger.errors import (
 )
 from ledger.ledger import Ledger
 from ledger.log import backup
-from ledger.routers import NO_FILTER, Router, RouterFilter, Start
 from ledger.space import retention
 from ledger.types import CursorPosition, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shards.boards.pushrules import PushRules
 from shards.layout import Layout
-from shards.pushrules import PushRules
 from tests.shards.conftest import MakeSegment
 
 

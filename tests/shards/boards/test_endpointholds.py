@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shards import layout as at
-from shards.endpointholds import MS, EndpointHolds, HoldPlace
+from shards.boards.endpointholds import MS, EndpointHolds, HoldPlace
 from shards.layout import Layout
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment

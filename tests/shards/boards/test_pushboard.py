@@ -7,8 +7,7 @@ import os
 import pytest
 
 from shards import layout as at
-from shards.layout import Layout
-from shards.pushboard import (
+from shards.boards.pushboard import (
     NOTHING_LEARNED,
     USE_UNKNOWN,
     PushBoard,
@@ -24,6 +23,7 @@ from shards.pushboard import (
     units_granted,
     units_of,
 )
+from shards.layout import Layout
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards import layout as at
-from shards import topiccounts
+from shards.boards import topiccounts
+from shards.boards.topiccounts import TopicCounts, TopicTally, counted, names
 from shards.layout import Layout
 from shards.segment import Segment
-from shards.topiccounts import TopicCounts, TopicTally, counted, names
 from tests.shards.conftest import MakeSegment
 
 SLOTS = 3

@@ -10,9 +10,8 @@ all shards; a row that changes meanwhile is passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from delivery.ready import EntryView
 from shards import layout as at
 from shards.layout import TOPIC_ROW_WORDS, TOPIC_SETS, TOPIC_WAYS, Layout
 
@@ -32,6 +31,18 @@ class TopicActivity(NamedTuple):
 
 
 UNWATCHED = TopicActivity()
+
+
+class Waiting(Protocol):
+    """The push of a topic that is ready: its band, if it has one, and since when it waits."""
+
+    @property
+    def band(self) -> int | None:
+        """Its band."""
+
+    @property
+    def enqueued_ns(self) -> int:
+        """Since when."""
 
 
 def set_of(topic_id: int) -> int:
@@ -66,7 +77,7 @@ class TopicRows:
         words[row + at.T_LAGGED] = lagged
         words[row + at.T_TOPIC_ID] = topic_id
 
-    def refresh(self, waits: Callable[[int], EntryView | None]) -> None:
+    def refresh(self, waits: Callable[[int], Waiting | None]) -> None:
         """To be called regularly. ``waits`` shows a topic's push, if it is ready."""
         words = self._words
         for _ in range(SETS_PER_CALL):

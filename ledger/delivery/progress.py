@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from ledger import changes, cursors, push_rates
+from ledger import changes, cursors
 from ledger.decide import CursorKey, OffsetKey
+from ledger.delivery import push_rates
 from ledger.tx import ReadTx, WriteTx
 
 ROW_OFFSETS = 4_096

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ledger import changes, copy_paths, cursors, reads, topics
+from ledger import changes, cursors, reads, topics
+from ledger.delivery import copy_paths
 from ledger.errors import (
     RouterBound,
     RouterCycle,

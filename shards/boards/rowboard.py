@@ -1,9 +1,9 @@
 """How far each subscription and each router is, in shared memory, so that any shard can report it.
 
-Lifecycle of a row: it is of a slot (``ledger/subscriptions.py``, ``ledger/routers.py``). Its owner
-writes it at a heartbeat, with its own id, if anything has changed -> frees it when its subject is
-deleted. Counts are since the daemon started: a successor of the owner goes on from the row that it
-finds.
+Lifecycle of a row: it is of a slot (``subscriptions.py`` and ``routers.py`` in ledger/delivery/). Its
+owner writes it at a heartbeat, with its own id, if anything has changed -> frees it when its
+subject is deleted. Counts are since the daemon started: a successor of the owner goes on from the
+row that it finds.
 
 Ids only grow, so they are the generation of a slot: the owner of a former subject, perhaps another
 process, which has not learned yet that this was deleted, does not write over a later one. If both

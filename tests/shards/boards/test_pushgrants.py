@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from shards.boards.pushboard import SenderWords
+from shards.boards.pushgrants import SlotGrants
 from shards.layout import Layout
-from shards.pushboard import SenderWords
-from shards.pushgrants import SlotGrants
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ledger import reads
-from ledger.subscription_errors import SubscriptionRefused
+from ledger.delivery.subscription_errors import SubscriptionRefused
 from ledger.tx import ReadTx
 from ledger.types import INTEGER_MAX, Offset, PartitionState
 

@@ -13,13 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ledger import changes, progress, subscriptions, topics
+from ledger import changes, topics
 from ledger.checks import invariants
+from ledger.delivery import progress, subscriptions
+from ledger.delivery.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
-from ledger.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
-from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import Advance, Topic, TopicConfig
 from tests.ledger.requests import Answer, Request, answers, draft_of, lease
 from tests.long import examples

@@ -2,8 +2,8 @@
 
 Lifecycle of a row: written by a flush after the sender's mode, rate or ceiling has changed ->
 replaced by later ones -> deleted with its subscription. It is for a start of the daemon: while one
-runs, the shared words have it (``shards/pushboard.py``). The owner's log does not carry it; a
-recovered ledger begins to learn again, which takes minutes.
+runs, the shared words have it (``shards/boards/pushboard.py``). The owner's log does not carry it;
+a recovered ledger begins to learn again, which takes minutes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.ready import EntryView
-from delivery.topic_rows import TopicActivity, TopicRows, TopicRowsReader, set_of
+from shards.boards.topicrows import TopicActivity, TopicRows, TopicRowsReader, set_of
 from shards.layout import TOPIC_ROWS, TOPIC_SETS, TOPIC_WAYS, Layout
 from shards.segment import Segment
 

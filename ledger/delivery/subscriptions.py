@@ -20,17 +20,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledger import changes, copy_paths, cursors, progress, reads, start_offsets, topics
-from ledger.errors import TopicMissing
-from ledger.push_settings import PushSettings, problem_of
-from ledger.start_offsets import SubscriptionStart
-from ledger.subscription_errors import (
+from ledger import changes, cursors, reads, topics
+from ledger.delivery import copy_paths, progress, start_offsets
+from ledger.delivery.push_settings import PushSettings, problem_of
+from ledger.delivery.start_offsets import SubscriptionStart
+from ledger.delivery.subscription_errors import (
     DeadLetterCycle,
     SubscriptionMissing,
     SubscriptionRefused,
     SubscriptionsFull,
 )
-from ledger.subscription_rules import SubscriptionRules
+from ledger.delivery.subscription_rules import SubscriptionRules
+from ledger.errors import TopicMissing
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import PartitionState, Topic
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from shards import layout as at
-from shards.layout import Layout
-from shards.rowboard import (
+from shards.boards.rowboard import (
     SUBSCRIPTION_NUMBERS,
     Placed,
     RouterRow,
@@ -15,6 +14,7 @@ from shards.rowboard import (
     router_board,
     subscription_board,
 )
+from shards.layout import Layout
 from tests.shards.conftest import MakeSegment
 
 ROW = SubscriptionRow(

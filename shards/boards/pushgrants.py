@@ -6,7 +6,7 @@ Lifecycle of a sender here: found by ``look``, with nothing -> granted a rate, a
 A grant is *pending* until its sender has said that it obeys this one. Until then the sender may use
 any grant since the one before, so all of them are *held*: the highest counts. Whoever grants keeps
 the sum of what is held within the subscription's rate. Only the supervisor uses this module;
-``shards/pushboard.py`` has the other side.
+``shards/boards/pushboard.py`` has the other side.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from shards import layout as at
 from shards.barrier import fence
+from shards.boards.pushboard import GRANT_UNITS, grant_word, is_for, units_granted, units_of
 from shards.doubles import double_of
-from shards.pushboard import GRANT_UNITS, grant_word, is_for, units_granted, units_of
 from shards.segment import Segment
 
 

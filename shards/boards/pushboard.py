@@ -5,7 +5,7 @@ them -> withdraws it. Sender ``n`` of subscription ``i`` runs at shard ``(i + n)
 
 Lifecycle of a share: the sender *joins* -> the balancer (in the supervisor) *grants* it a rate, and
 others later -> the sender *follows*: it obeys the grant and says so in ``in_use`` -> it *leaves*.
-For a process that has died, the supervisor does, after ``waitpid`` (``shards/pushgrants.py``).
+For a process that has died, the supervisor does, after ``waitpid`` (``pushgrants.py``).
 
 The sum of what senders use never exceeds the offered rate, although each word is read some time
 after it was written, and a process may be stopped between any two steps:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.pushgrants import SlotGrants
+from shards.boards.pushtotals import PushTotal, together, totals
 from shards.layout import Layout
-from shards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
-from shards.pushgrants import SlotGrants
-from shards.pushtotals import PushTotal, together, totals
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 

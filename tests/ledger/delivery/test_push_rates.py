@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger import push_rates, subscriptions, topics
+from ledger import topics
+from ledger.delivery import push_rates, subscriptions
+from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger
-from ledger.push_rates import PushRate
-from ledger.push_settings import PushSettings
-from ledger.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import TopicConfig
 
 

@@ -1,0 +1,1 @@
+"""What delivery keeps in the ledger: routers, subscriptions, and how far each is."""

@@ -1,0 +1,1 @@
+"""What processes tell each other in shared memory: rows of topics, subscriptions and senders."""
