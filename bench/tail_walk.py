@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from delivery.followed import FollowedPartitions, Key
-from delivery.tail_reader import TailReader
+from delivery.reading.followed import FollowedPartitions, Key
+from delivery.reading.tail import TailReader
 from ledger import epochs, topics
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, TopicConfig

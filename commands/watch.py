@@ -21,7 +21,7 @@ from commands.shell.options import (
 )
 from commands.shell.output import print_lines, say
 from daemon.schemas.api import WatchAnswer, WatchedRequest, WatchRequest
-from delivery.followed import Key
+from delivery.reading.followed import Key
 from delivery.watch.events import WatchCaughtUp, WatchTombstone, WatchTopicDeleted
 from delivery.watch.formats import NDJSON
 from delivery.watch.positions import format_position, parse_position

@@ -11,14 +11,17 @@ from daemon.governor.costs.billing import target_max_bytes
 from daemon.http.limits import HttpLimits, http_limits
 from daemon.http.request_budget import LARGE_BYTES_MAX, PROBES_BYTES_MAX, REQUESTS_BYTES_MAX
 from daemon.intake import admission, commit_feed
-from delivery import filters, followed, lake_reader, tail_reader
-from delivery.l0_reader import CACHE_BYTES_MAX
+from delivery import filters
 from delivery.pipes import buffers as pipe_buffers
 from delivery.pipes import client as pipe_client
 from delivery.pipes import connection as pipe_connection
 from delivery.pipes import server as pipe_server
 from delivery.push import client as push_client
 from delivery.push import sender as push_sender
+from delivery.reading import followed
+from delivery.reading import lake as lake_reader
+from delivery.reading import tail as tail_reader
+from delivery.reading.objects import CACHE_BYTES_MAX
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX

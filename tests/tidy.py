@@ -25,11 +25,8 @@ FILES_MAX = 18
 WIDE_FOLDERS = {
     "commands": 26,
     "commands/importing": 20,
-    "delivery": 23,
     "delivery/push": 29,
     "delivery/subscriptions": 43,
-    "ledger": 27,
-    "shards": 25,
 }
 PRODUCT = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands", "cli.py")
 MODULE_NAMES_REFUSED = {"util", "utils", "common", "helper", "helpers", "misc", "stuff"}

@@ -1,7 +1,7 @@
 """A cache within bounds: when it is full, it drops what was used longest ago.
 
 The bounds are a number of values and, where their sizes differ, the sum of those. For one thread,
-or under its owner's lock. Caches that are filled by awaiting are delivery/single_flight.py.
+or under its owner's lock. Caches that are filled by awaiting are delivery/reading/single_flight.py.
 """
 
 from __future__ import annotations

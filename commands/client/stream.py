@@ -30,7 +30,7 @@ from commands.client.http import (
     Unreachable,
     decoded,
 )
-from delivery.followed import Key
+from delivery.reading.followed import Key
 from delivery.watch import events
 from delivery.watch.events import (
     WatchCaughtUp,

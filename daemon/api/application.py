@@ -28,7 +28,7 @@ from daemon.schemas.api import ProduceQuery
 from daemon.schemas.decoding import read_body, read_headers, read_query
 from daemon.schemas.errors import ApiError
 from daemon.schemas.names import check_topic_name
-from delivery.waiters import Waiters
+from delivery.reading.waiters import Waiters
 
 # Parameters of a produce request that count before its body is there.
 _EARLY = frozenset({"create", "disable_backpressure"})

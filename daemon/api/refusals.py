@@ -7,7 +7,7 @@ import logging
 from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.intake.producer import ledger_unavailable
 from daemon.schemas.errors import ApiError
-from delivery.followed import TooManyPinned
+from delivery.reading.followed import TooManyPinned
 from delivery.subscriptions.requests import OwnerRefused
 from delivery.watch.events import WatchError
 from ledger.errors import LedgerError

@@ -22,13 +22,8 @@ from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
 from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
-from delivery.diff import DiffReader
 from delivery.dispatch import Dispatcher, Served
 from delivery.fifo import FifoReadySet
-from delivery.followed import FollowedPartitions
-from delivery.l0_reader import L0Reader
-from delivery.lake_reader import LakeReader
-from delivery.partition_reader import PartitionReader
 from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
@@ -40,17 +35,22 @@ from delivery.push.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
+from delivery.reading.diff import DiffReader
+from delivery.reading.followed import FollowedPartitions
+from delivery.reading.lake import LakeReader
+from delivery.reading.objects import L0Reader
+from delivery.reading.partition import PartitionReader
+from delivery.reading.stored import StoredReader
+from delivery.reading.tail import TailReader
 from delivery.ready import Kind, ReadySet, Turn
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.scheduler.recency import Recency
 from delivery.scheduler.scheduler import BandedReadySet
 from delivery.scheduler.settings import TopicPriorities
-from delivery.stored_reader import StoredReader
 from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
-from delivery.tail_reader import TailReader
 from delivery.topic_changes import TopicChanges
 from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic

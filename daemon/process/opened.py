@@ -14,7 +14,7 @@ from pathlib import Path
 from daemon.memory import READERS_AT_ONCE
 from daemon.process.inherit import Inheritance
 from delivery.ledger_thread import LedgerThread
-from delivery.store_threads import StoreThreads
+from delivery.reading.store_threads import StoreThreads
 from ledger.ledger import Ledger
 from shards import layout as at
 from shards import locks

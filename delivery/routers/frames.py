@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from delivery.lake_reader import Item
 from delivery.partitioner import partition_of
+from delivery.reading.lake import Item
 from shards.frame import Part
 from uploader.l0.records import encode
 

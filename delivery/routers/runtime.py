@@ -26,10 +26,10 @@ from typing import NamedTuple
 from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.dispatch import Served
 from delivery.filters import Filter
-from delivery.followed import Key, TooManyPinned
-from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import QUARANTINED, PartitionReader
+from delivery.reading.followed import Key, TooManyPinned
+from delivery.reading.lake import Item
+from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed

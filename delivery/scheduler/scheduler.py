@@ -45,7 +45,7 @@ from delivery.ready import EntryKey, EntryView, Kind, PriorityInputs, Turn
 from delivery.scheduler.bands import BANDS, QUANTUM_BYTES, Credit
 from delivery.scheduler.lane import GONE, HELD, NO_TICK, SERVED, AgingLane, ReadyEntry
 
-# Entries come from pinned partitions (delivery/followed.py), with three kinds of work each.
+# Entries come from pinned partitions (delivery/reading/followed.py), with three kinds of work each.
 ENTRIES_MAX = 100_000
 ENTRY_BYTES = 640  # as measured, with its places in a band and on the wheel
 COALESCE_NS_MAX = 20_000_000

@@ -12,7 +12,7 @@ from delivery.scheduler.recency import Recency
 from ledger.types import Topic
 from uploader.lru import LruCache
 
-# A shard pins 50,000 partitions at most (delivery/followed.py).
+# A shard pins 50,000 partitions at most (delivery/reading/followed.py).
 TOPICS_MAX = 50_000
 TOPIC_BYTES = 256
 

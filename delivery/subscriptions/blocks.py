@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from delivery.followed import Key
-from delivery.lake_reader import Item
-from delivery.partition_reader import QUARANTINED, PartitionReader
+from delivery.reading.followed import Key
+from delivery.reading.lake import Item
+from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.schemas import Tombstone
 from uploader.l0.records import Record
 

@@ -22,7 +22,7 @@ from itertools import islice
 
 import msgspec
 
-from delivery.lake_reader import Item
+from delivery.reading.lake import Item
 from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
 from delivery.subscriptions.batches import DeadLetter

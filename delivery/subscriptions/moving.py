@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine
 
-from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
+from delivery.reading.lake import Item
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.blocks import MISSING, Blocks

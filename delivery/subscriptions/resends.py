@@ -8,7 +8,7 @@ as finished as before.
 
 from __future__ import annotations
 
-from delivery.partition_reader import PartitionReader
+from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.blocks import MISSING, NEAR_RECORDS, Blocks
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.requests import OwnerRefused, Resend

@@ -18,8 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from delivery.followed import Key
-from delivery.readable import readable_of
+from delivery.reading.followed import Key
+from delivery.reading.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place

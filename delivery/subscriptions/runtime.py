@@ -28,10 +28,10 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
-from delivery.followed import Key, TooManyPinned
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import QUARANTINED, PartitionReader
 from delivery.pipes.server import Asker
+from delivery.reading.followed import Key, TooManyPinned
+from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.subscriptions import inspection, repairs, resends, unserved

@@ -9,9 +9,9 @@ stay, and what they had is not theirs any more.
 
 from __future__ import annotations
 
-from delivery.followed import Key, TooManyPinned
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
+from delivery.reading.followed import Key, TooManyPinned
+from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.journaled import first_epoch
 from delivery.subscriptions.running import policy_of
 from delivery.subscriptions.windows import SubscriptionWindow, window_for

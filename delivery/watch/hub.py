@@ -32,8 +32,8 @@ from functools import partial
 import msgspec
 
 from delivery.dispatch import Served
-from delivery.followed import Key, TooManyPinned
-from delivery.partition_reader import PartitionReader, RecordPage
+from delivery.reading.followed import Key, TooManyPinned
+from delivery.reading.partition import PartitionReader, RecordPage
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.watch.events import WatchError
 from delivery.watch.outlet import Outlet

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from delivery.followed import Key
+from delivery.reading.followed import Key
 from ledger.types import INTEGER_MAX
 
 # 64 partitions of 64 topics, each with numbers of 19 digits, are 64 x (20 + 4 + 20) = 2,816.

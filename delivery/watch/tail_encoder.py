@@ -13,9 +13,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from delivery.filters import Filter
-from delivery.followed import FollowedPartitions, Key
-from delivery.partition_reader import bytes_of
-from delivery.tail_reader import TailReader
+from delivery.reading.followed import FollowedPartitions, Key
+from delivery.reading.partition import bytes_of
+from delivery.reading.tail import TailReader
 from delivery.watch.formats import Format, ForwardingFormat, Item, Origin
 from delivery.watch.positions import format_position
 from delivery.watch.wire import chunk

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from delivery.followed import Key
+from delivery.reading.followed import Key
 from delivery.watch.outlet import Outlet
 from delivery.watch.positions import format_position
 from delivery.watch.tail_encoder import Shape

@@ -1,6 +1,6 @@
 """How far each subscription and each router is, in shared memory, so that any shard can report it.
 
-Lifecycle of a row: it is of a slot (``subscriptions.py`` and ``routers.py`` in ledger/delivery/). Its
+Lifecycle of a row: it is of a slot (``subscriptions.py``, ``routers.py`` in ledger/delivery/). Its
 owner writes it at a heartbeat, with its own id, if anything has changed -> frees it when its
 subject is deleted. Counts are since the daemon started: a successor of the owner goes on from the
 row that it finds.

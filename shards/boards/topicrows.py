@@ -33,7 +33,7 @@ class TopicActivity(NamedTuple):
 UNWATCHED = TopicActivity()
 
 
-class Waiting(Protocol):
+class ReadyPush(Protocol):
     """The push of a topic that is ready: its band, if it has one, and since when it waits."""
 
     @property
@@ -77,7 +77,7 @@ class TopicRows:
         words[row + at.T_LAGGED] = lagged
         words[row + at.T_TOPIC_ID] = topic_id
 
-    def refresh(self, waits: Callable[[int], Waiting | None]) -> None:
+    def refresh(self, waits: Callable[[int], ReadyPush | None]) -> None:
         """To be called regularly. ``waits`` shows a topic's push, if it is ready."""
         words = self._words
         for _ in range(SETS_PER_CALL):

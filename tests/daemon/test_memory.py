@@ -7,8 +7,8 @@ from pathlib import Path
 from daemon import memory
 from daemon.config import Config, Override, load
 from daemon.governor.cgroup import CgroupMemory
-from delivery import lake_reader
-from delivery.l0_reader import CACHE_BYTES_MAX
+from delivery.reading import lake as lake_reader
+from delivery.reading.objects import CACHE_BYTES_MAX
 from tests.daemon.governor.cgroups import FakeMachine
 
 MIB = 1 << 20

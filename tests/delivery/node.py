@@ -16,12 +16,12 @@ from pathlib import Path
 from random import Random
 
 from compaction.place import Place
-from delivery.followed import Key
-from delivery.l0_reader import CACHE_BYTES_MAX, L0Reader
-from delivery.lake_reader import ROWS_BYTES_MAX, LakeReader
 from delivery.ledger_thread import LedgerThread
-from delivery.store_threads import StoreThreads
-from delivery.stored_reader import StoredReader
+from delivery.reading.followed import Key
+from delivery.reading.lake import ROWS_BYTES_MAX, LakeReader
+from delivery.reading.objects import CACHE_BYTES_MAX, L0Reader
+from delivery.reading.store_threads import StoreThreads
+from delivery.reading.stored import StoredReader
 from ledger import epochs, topics
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig

@@ -12,7 +12,7 @@ import pytest
 from delivery.schemas import DiffAnswer, Tombstone
 from ledger.log import recovery
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
-from tests.delivery.test_diff import rec, told_reader
+from tests.delivery.reading.test_diff import rec, told_reader
 
 
 def gap(node: Node, length: int) -> None:

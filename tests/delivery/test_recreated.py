@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from delivery.diff import OffsetPastEnd
+from delivery.reading.diff import OffsetPastEnd
 from delivery.schemas import DiffAnswer, Tombstone
 from ledger import topics
 from ledger.types import TopicConfig
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
-from tests.delivery.test_diff import data_of, rec, told_reader
+from tests.delivery.reading.test_diff import data_of, rec, told_reader
 from tests.ledger.upkeep import evict_all
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.api import DiffAnswer, DiffRequest
 from daemon.schemas.errors import ApiError, invalid
-from delivery.diff import DiffReader, OffsetPastEnd
+from delivery.reading.diff import DiffReader, OffsetPastEnd
 from delivery.scheduler.recency import Recency
 from shards.clock import monotonic_ns
 

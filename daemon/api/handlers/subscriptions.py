@@ -54,10 +54,10 @@ from daemon.schemas.subscriptions import (
 from delivery.changes import DeliveryChanges
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
 from delivery.push.addresses import AllowList
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import SecretsFile
+from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek, TryPush
 from delivery.subscriptions.schemas import (

@@ -24,10 +24,10 @@ from daemon.schemas.watch import (
     WatchRequest,
     WidQuery,
 )
-from delivery.diff import RECREATED
 from delivery.filters import FilterError
-from delivery.followed import Key
-from delivery.partition_reader import PartitionReader
+from delivery.reading.diff import RECREATED
+from delivery.reading.followed import Key
+from delivery.reading.partition import PartitionReader
 from delivery.scheduler.settings import TopicPriorities
 from delivery.watch.formats import FormatError, format_for
 from delivery.watch.hub import WatchHub

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
 from commands.client.stream import Arrived, WatchStream
-from delivery.followed import Key
+from delivery.reading.followed import Key
 from delivery.watch.events import WatchTombstone
 from delivery.watch.formats import SSE, Item, Origin
 from delivery.watch.positions import format_position, parse_position

@@ -559,7 +559,7 @@ def test_a_file_without_statistics_is_read_all_the_same(place: Place, tmp_path: 
 
 def test_nothing_of_pyarrow_is_loaded_before_the_first_read() -> None:
     program = (
-        "import sys, compaction.parquet.merge, delivery.diff, delivery.lake_reader\n"
+        "import sys, compaction.parquet.merge, delivery.reading.diff, delivery.reading.lake\n"
         "import daemon.process.shard\n"
         "print('pyarrow' in sys.modules)"
     )

@@ -18,7 +18,7 @@ from daemon.http.guard import Guard
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.schemas.errors import invalid
-from delivery.waiters import Waiters
+from delivery.reading.waiters import Waiters
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
 from tests.daemon.http.front import get

@@ -23,7 +23,7 @@ from daemon.http.request_budget import (
 )
 from daemon.http.server import Server
 from daemon.schemas.errors import ApiError
-from delivery.waiters import Waiters
+from delivery.reading.waiters import Waiters
 from tests.daemon.http.front import get, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 

@@ -24,7 +24,7 @@ from daemon.intake.producer import Producer
 from daemon.intake.refused import BY_CODE
 from daemon.intake.topic_cache import TopicCache
 from delivery.ledger_thread import LedgerThread
-from delivery.waiters import Waiters
+from delivery.reading.waiters import Waiters
 from ledger.ledger import Ledger
 from ledger.types import Commit, LeaseId, OffsetRun, PartitionHead, SourceRange, TopicConfig
 from shards import layout as at

@@ -42,7 +42,7 @@ from ledger.log import backup
 from ledger.space import retention, unreferenced
 from tests.compaction.lakes import duckdb_rows, pyiceberg_rows, rows, written
 from tests.delivery.node import ARRIVAL_MS, Node
-from tests.delivery.test_diff import data_of, rec, told_reader
+from tests.delivery.reading.test_diff import data_of, rec, told_reader
 from uploader.l0.records import Record
 
 TABLE = "headgate.t"

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from delivery.lake_reader import Item
 from delivery.partitioner import partition_of
+from delivery.reading.lake import Item
 from delivery.routers.frames import parts_of
 from delivery.routers.plan import (
     HOLD_NS,

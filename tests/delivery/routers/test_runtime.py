@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from delivery import followed
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
-from delivery.followed import FollowedPartitions
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
+from delivery.reading import followed
+from delivery.reading.followed import FollowedPartitions
+from delivery.reading.partition import PartitionReader
+from delivery.reading.tail import TailReader
 from delivery.ready import Kind, PriorityInputs
 from delivery.routers import runtime
 from delivery.routers.outbox import DestinationFull, RingShareUsed
 from delivery.routers.plan import HOLD_NS, Lane
 from delivery.routers.runtime import Routers
 from delivery.routers.schemas import RouterStatus, status_of
-from delivery.tail_reader import TailReader
 from ledger import cursors, topics
 from ledger.delivery import routers
 from ledger.delivery.routers import NO_FILTER, RouterFilter, Start

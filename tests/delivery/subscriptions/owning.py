@@ -17,9 +17,10 @@ from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
-from delivery.followed import FollowedPartitions
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
+from delivery.reading.followed import FollowedPartitions
+from delivery.reading.partition import PartitionReader
+from delivery.reading.tail import TailReader
 from delivery.ready import Kind, PriorityInputs
 from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.requests import (
@@ -33,7 +34,6 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.rows import PushedHere
 from delivery.subscriptions.runtime import Subscriptions
-from delivery.tail_reader import TailReader
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger

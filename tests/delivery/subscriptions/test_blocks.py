@@ -13,8 +13,8 @@ import pytest
 from daemon import memory
 from daemon.config import Override
 from daemon.config import load as load_config
-from delivery.followed import Key
-from delivery.lake_reader import Item
+from delivery.reading.followed import Key
+from delivery.reading.lake import Item
 from delivery.subscriptions.blocks import (
     BLOCK_BYTES,
     BLOCK_BYTES_MAX,
@@ -27,7 +27,7 @@ from delivery.subscriptions.blocks import (
 from delivery.subscriptions.runtime import LOADS_AT_ONCE
 from ledger.log import recovery
 from tests.delivery.node import Node, node_in
-from tests.delivery.test_diff import Told, rec, told_reader
+from tests.delivery.reading.test_diff import Told, rec, told_reader
 from uploader.l0.records import Record
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from delivery import followed
+from delivery.reading import followed
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
 from ledger import reads, topics
 from ledger.delivery import subscriptions

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.diff import diff_record
+from delivery.reading.diff import diff_record
 from delivery.watch.events import WatchRecord, WatchRecords
 from delivery.watch.formats import (
     MSGPACK,

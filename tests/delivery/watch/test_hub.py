@@ -18,7 +18,7 @@ from delivery.watch import hub as hub_module
 from delivery.watch.formats import MSGPACK, SSE
 from ledger import topics
 from tests.delivery.node import Node, node_in
-from tests.delivery.test_diff import rec
+from tests.delivery.reading.test_diff import rec
 from tests.delivery.watch.watching import Client, Watching, unchunked, watching
 from uploader.l0.records import Record, decode
 

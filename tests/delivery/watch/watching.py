@@ -12,11 +12,11 @@ from typing import Any
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
 from delivery.filters import Filter
-from delivery.followed import FollowedPartitions, Key
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
+from delivery.reading.followed import FollowedPartitions, Key
+from delivery.reading.partition import PartitionReader
+from delivery.reading.tail import TailReader
 from delivery.ready import Kind, PriorityInputs, ReadySet
-from delivery.tail_reader import TailReader
 from delivery.watch.events import WatchError
 from delivery.watch.formats import NDJSON, Format
 from delivery.watch.hub import WatchHub

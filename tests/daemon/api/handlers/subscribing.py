@@ -29,8 +29,8 @@ from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.push.addresses import AllowList
 from delivery.push.secrets import SecretsFile
+from delivery.reading.waiters import Waiters
 from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRequest
-from delivery.waiters import Waiters
 from delivery.watch.outlet import Outlet
 from delivery.watch.wire import chunk
 from ledger.ledger import Ledger

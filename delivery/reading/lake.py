@@ -24,8 +24,8 @@ from compaction.parquet.file_bytes import keep_pyarrow_small
 from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
 from compaction.parquet.reader import ParquetFooter
 from compaction.parquet.rows import Block, Rows
-from delivery.single_flight import SingleFlightCache
-from delivery.store_threads import StoreThreads
+from delivery.reading.single_flight import SingleFlightCache
+from delivery.reading.store_threads import StoreThreads
 from ledger.lake.types import FileRange
 from uploader.l0.records import Record
 from uploader.lru import LruCache

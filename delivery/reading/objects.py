@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from delivery.single_flight import SingleFlightCache
-from delivery.store_threads import StoreThreads
+from delivery.reading.single_flight import SingleFlightCache
+from delivery.reading.store_threads import StoreThreads
 from ledger.types import Extent
 from shards.checksum import crc32c
 from uploader.l0 import L0Error

@@ -24,8 +24,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from delivery.followed import FOLLOWED_MAX, Key
 from delivery.ledger_thread import LedgerThread
+from delivery.reading.followed import FOLLOWED_MAX, Key
 from delivery.schemas import Tombstone
 from ledger import reads
 from ledger.types import Gap, PartitionState

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery import partition_reader as reader_module
-from delivery.diff import DiffReader, OffsetPastEnd
-from delivery.followed import FollowedPartitions
-from delivery.partition_reader import PartitionReader
+from delivery.reading import partition as reader_module
+from delivery.reading.diff import DiffReader, OffsetPastEnd
+from delivery.reading.followed import FollowedPartitions
+from delivery.reading.partition import PartitionReader
+from delivery.reading.tail import TailReader
+from delivery.reading.waiters import Waiters
 from delivery.schemas import DiffAnswer, DiffRequest
-from delivery.tail_reader import TailReader
-from delivery.waiters import Waiters
 from ledger.types import Commit
 from shards.ring import RingFull
 from tests.delivery.node import ARRIVAL_MS, Node, l0_reader, ledger_thread, node_in, stored_reader

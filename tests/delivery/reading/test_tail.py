@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery import tail_reader
-from delivery.followed import FollowedPartitions
-from delivery.tail_reader import TailReader
+from delivery.reading import tail as tail_reader
+from delivery.reading.followed import FollowedPartitions
+from delivery.reading.tail import TailReader
 from ledger.types import Commit
 from shards import frame, ring
 from shards.ring import RingFull

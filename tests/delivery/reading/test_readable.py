@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery import readable
-from delivery.followed import Key
-from delivery.readable import ReadableRange, ReadableRanges
+from delivery.reading import readable
+from delivery.reading.followed import Key
+from delivery.reading.readable import ReadableRange, ReadableRanges
 from delivery.schemas import DiffAnswer, Tombstone
 from ledger import topics
 from ledger.space import retention
 from ledger.types import Gap, TopicConfig
 from tests.delivery.lakes import collect, compact
 from tests.delivery.node import ARRIVAL_MS, Node, ledger_thread, node_in
-from tests.delivery.test_diff import Told, rec, told_reader
+from tests.delivery.reading.test_diff import Told, rec, told_reader
 from tests.ledger.upkeep import evict_all
 
 CAP_5 = TopicConfig(partitions=3, cap_records=5)
@@ -214,7 +214,7 @@ def test_an_eviction_between_two_reads_ends_the_answer(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was found before it is given; the next answer tells of it."""
-    monkeypatch.setattr("delivery.stored_reader.EXTENTS_AT_ONCE", 2)
+    monkeypatch.setattr("delivery.reading.stored.EXTENTS_AT_ONCE", 2)
 
     async def go() -> None:
         with told_reader(node) as told:

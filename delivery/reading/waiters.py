@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from delivery.followed import Key
+from delivery.reading.followed import Key
 
 
 class Waiters:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delivery.l0_reader import L0Reader
+from delivery.reading.objects import L0Reader
 from ledger import reads
 from ledger.types import Extent
 from tests.delivery.node import Node, l0_reader, node_in
@@ -161,7 +161,7 @@ def test_a_store_that_keeps_failing_is_an_error_for_the_reader(
     def fail() -> None:
         raise StoreError("never", retryable=True)
 
-    monkeypatch.setattr("delivery.store_threads.READER", Budget("reader", 4, 0.001, 0.001))
+    monkeypatch.setattr("delivery.reading.store_threads.READER", Budget("reader", 4, 0.001, 0.001))
     with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 1)
         node.store.before = fail

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delivery import followed
-from delivery.followed import FollowedPartitions, Key, TooManyPinned
+from delivery.reading import followed
+from delivery.reading.followed import FollowedPartitions, Key, TooManyPinned
 from ledger.types import Commit, LeaseId, OffsetRun, PartitionHead, SourceRange, Verdict
 
 KEY: Key = (1, 0)

@@ -15,9 +15,9 @@ import pytest
 
 from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows
-from delivery import lake_reader
-from delivery.lake_reader import LakeReader
-from delivery.store_threads import StoreThreads
+from delivery.reading import lake as lake_reader
+from delivery.reading.lake import LakeReader
+from delivery.reading.store_threads import StoreThreads
 from ledger.lake import lake_files
 from ledger.lake.types import FileRange
 from tests.delivery.lakes import compact
@@ -292,7 +292,7 @@ def test_a_store_that_keeps_failing_is_an_error_for_the_reader(
     def fail() -> None:
         raise StoreError("never", retryable=True)
 
-    monkeypatch.setattr("delivery.store_threads.READER", Budget("reader", 4, 0.001, 0.001))
+    monkeypatch.setattr("delivery.reading.store_threads.READER", Budget("reader", 4, 0.001, 0.001))
     with lake_of(tmp_path) as lake:
         store.before = fail
         with pytest.raises(StoreError, match="never"):

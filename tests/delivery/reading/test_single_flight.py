@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from delivery.single_flight import SingleFlightCache
+from delivery.reading.single_flight import SingleFlightCache
 from uploader.lru import LruCache
 
 

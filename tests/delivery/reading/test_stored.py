@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from compaction.parquet import blocks, writer
 from compaction.parquet.file_bytes import LakeFileDamaged
-from delivery import stored_reader
-from delivery.diff import OffsetPastEnd
+from delivery.reading import stored as stored_reader
+from delivery.reading.diff import OffsetPastEnd
 from delivery.schemas import Tombstone
 from ledger.lake import lake_files
 from tests.delivery.lakes import collect, compact, local, rewrite
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
-from tests.delivery.test_diff import Told, data_of, told_reader
+from tests.delivery.reading.test_diff import Told, data_of, told_reader
 from tests.long import examples
 from uploader.l0.records import Record
 from uploader.stores.base import ObjectMissing

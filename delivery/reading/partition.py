@@ -20,13 +20,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from compaction.parquet.merge import EVER_MS
-from delivery.followed import FollowedPartitions, Key
-from delivery.lake_reader import Item
 from delivery.ledger_thread import LedgerThread
-from delivery.readable import ReadableRange, ReadableRanges
+from delivery.reading.followed import FollowedPartitions, Key
+from delivery.reading.lake import Item
+from delivery.reading.readable import ReadableRange, ReadableRanges
+from delivery.reading.stored import Overtaken, StoredReader
+from delivery.reading.tail import TailReader
 from delivery.schemas import Tombstone
-from delivery.stored_reader import Overtaken, StoredReader
-from delivery.tail_reader import TailReader
 from ledger import reads
 from uploader.l0 import records
 from uploader.l0.records import Record

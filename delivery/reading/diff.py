@@ -21,11 +21,11 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from delivery.followed import Key
 from delivery.ledger_thread import LedgerThread
-from delivery.partition_reader import PartitionReader
+from delivery.reading.followed import Key
+from delivery.reading.partition import PartitionReader
+from delivery.reading.waiters import Waiters
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest, Tombstone
-from delivery.waiters import Waiters
 from ledger import reads
 from uploader.l0.records import Record
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from delivery.followed import Key, TailExtent
+from delivery.reading.followed import Key, TailExtent
 from ledger.types import OffsetRun
 from shards.frame import BatchHead, verify_payload
 from shards.ring import Link, RingReader

@@ -18,10 +18,10 @@ from collections.abc import AsyncGenerator, Iterable
 from msgspec import Struct
 
 from compaction.parquet.merge import EVER_MS
-from delivery.followed import Key
-from delivery.l0_reader import L0Reader
-from delivery.lake_reader import Item, LakeReader
 from delivery.ledger_thread import LedgerThread
+from delivery.reading.followed import Key
+from delivery.reading.lake import Item, LakeReader
+from delivery.reading.objects import L0Reader
 from ledger import reads
 from ledger.lake import lake_files
 from ledger.lake.types import FileRange
