@@ -22,8 +22,8 @@ from commands.shell.options import (
 from commands.shell.output import print_lines, say
 from daemon.schemas.api import WatchAnswer, WatchedRequest, WatchRequest
 from delivery.reading.followed import Key
-from delivery.watch.events import WatchCaughtUp, WatchTombstone, WatchTopicDeleted
-from delivery.watch.formats import NDJSON
+from delivery.streams.events import WatchCaughtUp, WatchTombstone, WatchTopicDeleted
+from delivery.streams.formats import NDJSON
 from delivery.watch.positions import format_position, parse_position
 from shards.clock import wall_ms
 

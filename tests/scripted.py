@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from click.testing import CliRunner, Result
 
 import cli
-from delivery.watch.wire import chunk
+from delivery.streams.wire import chunk
 
 
 class Call(NamedTuple):

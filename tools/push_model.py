@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from delivery.push.balancer import BalancerSettings, ShareRow, Shares
-from delivery.push.limiter import Limiter, LimiterSettings, Mode
+from delivery.push.limiter import Limiter, LimiterSettings
+from shards.boards.pushboard import Mode
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 10

@@ -23,7 +23,7 @@ from commands.client.http import Client, decoded, topic_path
 from commands.client.stream import RECREATED, WatchStream
 from commands.client.topics import state_of
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
-from delivery.watch.events import WatchRecord, WatchTombstone
+from delivery.streams.events import WatchRecord, WatchTombstone
 from delivery.watch.token import PLACES_MAX
 
 PAGE_RECORDS = 1_000  # the most records of one answer

@@ -31,8 +31,8 @@ from commands.client.http import (
     decoded,
 )
 from delivery.reading.followed import Key
-from delivery.watch import events
-from delivery.watch.events import (
+from delivery.streams import events
+from delivery.streams.events import (
     WatchCaughtUp,
     WatchError,
     WatchRecord,

@@ -25,9 +25,9 @@ from commands.client.http import (
     decoded,
     topic_path,
 )
+from delivery.streams import events
+from delivery.streams.events import WatchError, WatchTombstone
 from delivery.subscriptions.schemas import ConsumedMessage, MissedOffsets, Polled
-from delivery.watch import events
-from delivery.watch.events import WatchError, WatchTombstone
 
 POLL_WAIT_MS = 20_000
 POLL_MESSAGES = 256

@@ -8,8 +8,8 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.intake.producer import ledger_unavailable
 from daemon.schemas.errors import ApiError
 from delivery.reading.followed import TooManyPinned
+from delivery.streams.events import WatchError
 from delivery.subscriptions.requests import OwnerRefused
-from delivery.watch.events import WatchError
 from ledger.errors import LedgerError
 from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError

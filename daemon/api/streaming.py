@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
 
 T = TypeVar("T")
 

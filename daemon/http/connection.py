@@ -34,7 +34,7 @@ from daemon.http.response import CONTINUE
 from daemon.http.stream import Stream
 from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue, too_slow
 from daemon.schemas.errors import ApiError
-from delivery.watch.wire import LAST_CHUNK
+from delivery.streams.wire import LAST_CHUNK
 from shards.clock import monotonic_ns
 
 # The queue of all connections that are streams: an empty deque of its own takes 760 bytes. It stays

@@ -52,7 +52,7 @@ def encode_answer(
 def encode_stream_head(
     content_type: str, headers: tuple[tuple[str, str], ...], *, close: bool
 ) -> bytes:
-    """The head of a stream; chunks follow (delivery/watch/wire.py).
+    """The head of a stream; chunks follow (delivery/streams/wire.py).
 
     Proxies must neither store nor collect what comes. Raises ValueError like ``encode_answer``.
     """

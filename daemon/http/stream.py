@@ -24,8 +24,8 @@ from typing import Protocol
 
 from daemon.http.unsent import Unsent
 from daemon.schemas.errors import ApiError
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import LAST_CHUNK
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import LAST_CHUNK
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Carrier(Protocol):
 
 
 class Stream:
-    """An ``Outlet`` (delivery/watch/outlet.py) that is a connection."""
+    """An ``Outlet`` (delivery/streams/outlet.py) that is a connection."""
 
     __slots__ = (
         "_carrier",
@@ -72,7 +72,7 @@ class Stream:
         self._taken_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Writes whole chunks (delivery/watch/wire.py), immediately if the socket takes them."""
+        """Writes whole chunks (delivery/streams/wire.py), immediately if the socket takes them."""
         if self.closed:
             return
         self._written_bytes += len(data)

@@ -55,7 +55,7 @@ from daemon.schemas.watch import (
     WidQuery,
 )
 from delivery.schemas import DiffAnswer, DiffRequest
-from delivery.watch.events import (
+from delivery.streams.events import (
     HeadAt,
     WatchCaughtUp,
     WatchClosing,

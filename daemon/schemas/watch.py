@@ -1,7 +1,7 @@
 """What a watch is asked, as JSON, query and headers: each field with its limits and its meaning.
 
 They are listed in schemas.py, like all shapes of the API. What a stream tells is in
-delivery/watch/events.py.
+delivery/streams/events.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from delivery.pipes.errors import (
     PipeRefused,
 )
 from delivery.pipes.frames import FrameKind, PipeFrame, credit_of
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
 
 log = logging.getLogger("headgate.pipes")
 

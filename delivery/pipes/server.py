@@ -28,7 +28,7 @@ from delivery.pipes.connection import PipeConnection
 from delivery.pipes.credit import OwnersCredit
 from delivery.pipes.errors import PipeRefused
 from delivery.pipes.frames import CREDIT_BYTES, FrameKind, PipeFrame, credit_in
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
 
 log = logging.getLogger("headgate.pipes")
 
@@ -65,7 +65,7 @@ class PipeHandler(Protocol):
 
 
 class PipedOutlet:
-    """An ``Outlet`` (delivery/watch/outlet.py) whose client is at another shard."""
+    """An ``Outlet`` (delivery/streams/outlet.py) whose client is at another shard."""
 
     __slots__ = ("_line", "_number", "closed", "closed_by_peer", "credit", "drained")
 

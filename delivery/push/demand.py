@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delivery.push.limiter import BUSY, Mode
-from shards.boards.pushboard import PushSenderRow
+from delivery.push.limiter import BUSY
+from shards.boards.pushboard import Mode, PushSenderRow
 
 
 def wants_more(rows: Iterable[PushSenderRow], now_ns: int) -> bool:

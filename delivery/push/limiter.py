@@ -42,11 +42,11 @@ The rate is never above the maximum, and 0 is a maximum. Attempts count, retries
 from __future__ import annotations
 
 import math
-from enum import IntEnum
 
 from msgspec import Struct
 
 from delivery.push.pacer import NEVER_NS, Pacer
+from shards.boards.pushboard import Mode
 
 USE_UNKNOWN = -1.0
 NEAR = 0.98  # of the ceiling: climbing on would take periods for less than a probe
@@ -72,14 +72,6 @@ FORGIVEN_PERIODS = 3  # clean ones after an outage; within these, another one ma
 # at this part of it shows that it is none.
 QUOTA_ALIKE = 0.75
 QUOTA_REFUTED = 0.95
-
-
-class Mode(IntEnum):
-    """What a limiter thinks of its receiver."""
-
-    NORMAL = 0
-    SLOW = 1
-    HEARTBEAT = 2
 
 
 class LimiterSettings(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What a sender gets from the owner of its subscription: the events of a msgpack stream.
 
-An owner writes whole chunks of HTTP (delivery/watch/wire.py), each with one or more maps of msgpack
-(delivery/subscriptions/encoding.py). Nothing here decides what becomes of a message.
+An owner writes whole chunks of HTTP (delivery/streams/wire.py), each with one or more maps of
+msgpack (delivery/subscriptions/encoding.py). Nothing here decides what becomes of a message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The end of a sender's stream: bytes from the owner of its subscription come in here.
 
-It is an ``Outlet`` (``delivery/watch/outlet.py``), as the connection of a consumer is: written to
+It is an ``Outlet`` (``delivery/streams/outlet.py``), as the connection of a consumer is: written to
 by the owner in this process, or by the pipe to it.
 """
 

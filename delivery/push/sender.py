@@ -30,7 +30,7 @@ from delivery.push.events import EventSource, request_of
 from delivery.push.failing_records import FailingRecords
 from delivery.push.hiding import Hiding
 from delivery.push.learned import LearnedRates
-from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
+from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState
 from delivery.push.messages import (
     PushedBatch,
     PushedMessage,
@@ -43,17 +43,17 @@ from delivery.push.queue import PushQueue
 from delivery.push.reports import Failing, SenderReports
 from delivery.push.secrets import PushSecrets
 from delivery.push.units import Unit
+from delivery.streams.formats import MSGPACK
 from delivery.subscriptions.batches import Place
 from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
-from delivery.watch.formats import MSGPACK
 from ledger.delivery.push_rates import PushRate
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import LedgerError
 from shards.boards.endpointholds import EndpointHolds
-from shards.boards.pushboard import PushState, SenderWords
+from shards.boards.pushboard import Mode, PushState, SenderWords
 
 log = logging.getLogger("headgate.push")
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from delivery.pipes.server import Asker
+from delivery.streams.formats import FORMATS
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from delivery.subscriptions import encoding
 from delivery.subscriptions.budget import MembersBudget
 from delivery.subscriptions.gaps import Gaps
@@ -27,9 +30,6 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.sessions import BATCH_MESSAGES, HEARTBEAT_NS, LOST_NS, Session
 from delivery.subscriptions.windows import SubscriptionWindow
-from delivery.watch.formats import FORMATS
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import chunk
 from ledger.delivery.subscriptions import CONSUMERS_MAX, SubscriptionView
 
 log = logging.getLogger("headgate.subscriptions")

@@ -1,4 +1,4 @@
-"""The bytes of a batch in the formats of streams (delivery/watch/formats.py), and of a poll.
+"""The bytes of a batch in the formats of streams (delivery/streams/formats.py), and of a poll.
 
 A message is a record of a diff with ``partition``, ``epoch`` and ``attempt``. NDJSON has a line for
 each; an event stream an event ``message`` for each; msgpack a map with all of the batch.
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from delivery.watch.formats import MSGPACK, SSE, Format, Item, record_map, record_texts
+from delivery.streams.formats import MSGPACK, SSE, Format, Item, record_map, record_texts
 
 MESSAGE = "message"
 MESSAGES = "messages"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from delivery.schemas import Tombstone
+from delivery.streams.formats import Format, Origin
 from delivery.subscriptions.missed import with_gap
 from delivery.subscriptions.schemas import MissedOffsets
-from delivery.watch.formats import Format, Origin
 from ledger.types import Topic
 
 _encoder = msgspec.json.Encoder()

@@ -20,6 +20,9 @@ from msgspec import Struct
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import FrameTooLarge, PipeBroken, PipeBusy, PipeError, PipeRefused
 from delivery.pipes.server import Asker
+from delivery.streams.formats import FORMATS
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from delivery.subscriptions.requests import (
     AnyRequest,
     Consume,
@@ -29,9 +32,6 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
 )
-from delivery.watch.formats import FORMATS
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import chunk
 
 log = logging.getLogger("headgate.subscriptions")
 

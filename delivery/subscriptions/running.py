@@ -21,6 +21,7 @@ from typing import NamedTuple
 from delivery.reading.followed import Key
 from delivery.reading.readable import readable_of
 from delivery.schemas import Tombstone
+from delivery.streams.wire import chunk
 from delivery.subscriptions import encoding
 from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks
@@ -40,7 +41,6 @@ from delivery.subscriptions.requests import (
 from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
 from delivery.subscriptions.sessions import Session
 from delivery.subscriptions.windows import SubscriptionWindow
-from delivery.watch.wire import chunk
 from ledger.delivery.subscriptions import (
     PartitionGrowth,
     SubscriptionConfig,

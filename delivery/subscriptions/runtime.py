@@ -34,6 +34,7 @@ from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
+from delivery.streams.outlet import Outlet
 from delivery.subscriptions import inspection, repairs, resends, unserved
 from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
@@ -71,7 +72,6 @@ from delivery.subscriptions.schemas import (
 )
 from delivery.subscriptions.starting import Starting, kind_of, moved_over
 from delivery.subscriptions.unserved import NotServed, Unserved
-from delivery.watch.outlet import Outlet
 from ledger.delivery import subscriptions
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import SubscriptionView

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 
 from delivery.pipes.server import Asker
+from delivery.streams.formats import Format
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from delivery.subscriptions.batches import Batch
-from delivery.watch.formats import Format
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import chunk
 
 HEARTBEAT_NS = 15_000_000_000  # of a stream that is silent
 LOST_NS = 3_000_000_000  # a stream that is gone may come back within this time

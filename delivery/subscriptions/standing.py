@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from delivery.push.standing import why_not_posted
 from delivery.standstill import UNKNOWN, FirstUnfinished, Fronts, Since, Standstill, Why
 from delivery.subscriptions.batches import Batch, Place
 from delivery.subscriptions.key_queue import QueueState
 from delivery.subscriptions.running import RunningSubscription
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import PushSenderRow
+from shards.boards.pushboard import Mode, PushSenderRow
 
 SenderRows = Callable[[Subscription], Sequence[PushSenderRow]]
 KEY_CHARACTERS = 100
@@ -139,3 +138,22 @@ def _batch_of(batches: Iterable[Batch], place: Place) -> Batch | None:
             if message is not None and message[1] == offset and message[0].partition == partition:
                 return batch
     return None
+
+
+def why_not_posted(row: PushSenderRow | None, attempts_since_ns: int, now_ns: int) -> Why | None:
+    """What a message that a sender has waits for, by the sender's row. ``attempts_since_ns``: since
+    when the number of the sender's attempts has not changed. None: it is POSTed now, or the rate
+    does not allow more yet."""
+    if row is None or not row.is_present:
+        return Why("waits for its sender, which is not there")
+    if row.state.mode != Mode.NORMAL:
+        return Why(
+            f"waits for its receiver, which fails ({Mode(row.state.mode).name.lower()} mode)"
+        )
+    if row.held_until_ns > now_ns:
+        return Why("waits because its receiver asked for a pause")
+    if not row.granted:
+        return Why("waits for its sender to be granted a rate", attempts_since_ns)
+    if row.in_flight or row.next_ns > now_ns:
+        return None
+    return Why(UNKNOWN, attempts_since_ns)

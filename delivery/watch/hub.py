@@ -35,11 +35,11 @@ from delivery.dispatch import Served
 from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.partition import PartitionReader, RecordPage
 from delivery.ready import EntryKey, Kind, Turn
-from delivery.watch.events import WatchError
-from delivery.watch.outlet import Outlet
+from delivery.streams.events import WatchError
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from delivery.watch.tail_encoder import Shape, TailEncoder
 from delivery.watch.watcher import Watcher
-from delivery.watch.wire import chunk
 from ledger.types import Topic
 from uploader.lru import LruCache
 

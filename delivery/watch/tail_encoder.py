@@ -16,9 +16,9 @@ from delivery.filters import Filter
 from delivery.reading.followed import FollowedPartitions, Key
 from delivery.reading.partition import bytes_of
 from delivery.reading.tail import TailReader
-from delivery.watch.formats import Format, ForwardingFormat, Item, Origin
+from delivery.streams.formats import Format, ForwardingFormat, Item, Origin
+from delivery.streams.wire import chunk
 from delivery.watch.positions import format_position
-from delivery.watch.wire import chunk
 from uploader.lru import LruCache
 
 WRITE_BYTES_MAX = 256 << 10  # of records in one write; one larger record goes alone

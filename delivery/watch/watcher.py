@@ -19,10 +19,10 @@ import asyncio
 from collections.abc import Iterable
 
 from delivery.reading.followed import Key
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from delivery.watch.positions import format_position
 from delivery.watch.tail_encoder import Shape
-from delivery.watch.wire import chunk
 
 
 class Watcher:

@@ -56,6 +56,14 @@ _LAST = at.PUSH_LATENCIES - 1
 _READS_MAX = 100  # of a row that is being written; then it is taken as it is
 
 
+class Mode(IntEnum):
+    """What a limiter thinks of its receiver (``delivery/push/limiter.py``)."""
+
+    NORMAL = 0
+    SLOW = 1
+    HEARTBEAT = 2
+
+
 @unique
 class PushOutcome(IntEnum):
     """How an attempt ended. A number is a word's place, not a contract; the names are."""

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from delivery.watch.formats import NDJSON
+from delivery.streams.formats import NDJSON
 from tests.scripted import Answer, Call, Lasting, refusal, run, scripted
 
 AT = "/v0/topics/orders/subscriptions/s"

@@ -18,7 +18,7 @@ from click.testing import Result
 
 from commands import read as read_
 from commands.client import reader
-from delivery.watch.formats import SSE, Origin
+from delivery.streams.formats import SSE, Origin
 from delivery.watch.positions import format_position, parse_position
 from tests.e2e.daemon import HANG_S
 from tests.scripted import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from commands import watch as watch_
-from delivery.watch.formats import SSE, Item, Origin
+from delivery.streams.formats import SSE, Item, Origin
 from tests.scripted import Answer, Call, Lasting, refusal, run, scripted
 from uploader.l0.records import Record
 

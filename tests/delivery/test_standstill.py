@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from delivery.push.limiter import Mode
-from delivery.push.standing import why_not_posted
 from delivery.standstill import LOOK_NS, LOOKED_MAX, FirstUnfinished, Fronts, Since, Why
-from shards.boards.pushboard import PushSenderRow, PushState
+from delivery.subscriptions.standing import why_not_posted
+from shards.boards.pushboard import Mode, PushSenderRow, PushState
 
 S = 1_000_000_000
 

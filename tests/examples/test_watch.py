@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from commands.client.events import EventParser, StreamEvent
-from delivery.watch import events
+from delivery.streams import events
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 
 PAGE = (ROOT / "examples" / "watch" / "index.html").read_text()

@@ -16,7 +16,7 @@ from daemon.api.figures.metric_kinds import Histogram, Metric, Scrape
 from daemon.api.figures.metric_table import METRICS
 from daemon.api.streaming import Text
 from delivery.dispatch import SLICE_NS
-from delivery.watch.accept import accepted
+from delivery.streams.accept import accepted
 from shards.latency import Counted, bounds_s
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from daemon.api.figures.metric_kinds import OTHERS, PushSeries
 from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import PushFigures, PushStatus
 from delivery.dispatch import SLICE_NS
-from delivery.push.limiter import Mode
-from shards.boards.pushboard import PushOutcome, latency_ms
+from shards.boards.pushboard import Mode, PushOutcome, latency_ms
 from shards.boards.pushtotals import PushTotal, together, totals
 from shards.boards.rowboard import Placed, SubscriptionRow
 from shards.segment import Segment

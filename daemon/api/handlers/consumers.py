@@ -30,6 +30,8 @@ from daemon.schemas.subscriptions import (
     ResendRequest,
 )
 from delivery.filters import Filter, FilterError
+from delivery.streams.accept import accepted
+from delivery.streams.formats import MSGPACK, NDJSON, SSE
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -57,8 +59,6 @@ from delivery.subscriptions.schemas import (
     RepairedMessages,
     ResentMessage,
 )
-from delivery.watch.accept import accepted
-from delivery.watch.formats import MSGPACK, NDJSON, SSE
 
 # The formats of streams; the first one for clients that accept all.
 STREAM_TYPES = tuple(each.content_type for each in (NDJSON, SSE, MSGPACK))

@@ -8,9 +8,9 @@ for each sender of one that is shown.
 from __future__ import annotations
 
 from daemon.schemas.push import PushActivity, PushSenderActivity
-from delivery.push.limiter import NEVER_NS, Mode
+from delivery.push.limiter import NEVER_NS
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import PushBoard, PushOutcome, PushSenderRow, latency_ms
+from shards.boards.pushboard import Mode, PushBoard, PushOutcome, PushSenderRow, latency_ms
 from shards.boards.pushtotals import total_of
 from shards.clock import monotonic_ns, wall_ms
 from shards.segment import Segment

@@ -1,7 +1,7 @@
 """Handlers of streams: what is watched, from where, and in which format.
 
 A stream's beginning is decided before its head is written, so that everything that can be refused
-is refused with a status. What happens later is told by events (delivery/watch/events.py).
+is refused with a status. What happens later is told by events (delivery/streams/events.py).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from delivery.reading.diff import RECREATED
 from delivery.reading.followed import Key
 from delivery.reading.partition import PartitionReader
 from delivery.scheduler.settings import TopicPriorities
-from delivery.watch.formats import FormatError, format_for
+from delivery.streams.formats import FormatError, format_for
+from delivery.streams.outlet import Outlet
 from delivery.watch.hub import WatchHub
-from delivery.watch.outlet import Outlet
 from delivery.watch.positions import PositionError, parse_position
 from delivery.watch.tail_encoder import Shape
 from delivery.watch.token import (

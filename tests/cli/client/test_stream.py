@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
 from commands.client.stream import Arrived, WatchStream
 from delivery.reading.followed import Key
-from delivery.watch.events import WatchTombstone
-from delivery.watch.formats import SSE, Item, Origin
+from delivery.streams.events import WatchTombstone
+from delivery.streams.formats import SSE, Item, Origin
 from delivery.watch.positions import format_position, parse_position
 from uploader.l0.records import Record
 

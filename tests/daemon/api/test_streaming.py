@@ -19,8 +19,8 @@ from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.schemas.errors import invalid
 from delivery.reading.waiters import Waiters
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import chunk
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from tests.daemon.http.front import get
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 

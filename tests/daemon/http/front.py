@@ -22,7 +22,7 @@ from daemon.http.limits import HttpLimits
 from daemon.http.request import Request
 from daemon.http.server import Server
 from daemon.schemas.errors import ApiError
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
 
 # Only ends a hang; nothing is measured against it.
 PATIENCE_S = 60.0

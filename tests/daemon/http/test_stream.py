@@ -12,8 +12,8 @@ from daemon.http.connection import Connection
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.http.stream import Stream
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import LAST_CHUNK, chunk
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import LAST_CHUNK, chunk
 from tests.daemon.http.front import Script, get, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import LAST_CHUNK, chunk
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import LAST_CHUNK, chunk
 from tests.daemon.http.front import Script, get, post
 from tests.daemon.http.memory_transport import connect
 from tests.long import examples

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import LAST_CHUNK, chunk
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import LAST_CHUNK, chunk
 from tests.daemon.http.front import Client, Front, get, serving
 
 BIG = chunk(b"x" * (32 << 20))  # more than the sockets' buffers hold

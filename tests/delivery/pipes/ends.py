@@ -16,7 +16,7 @@ from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.errors import PipeRefused
 from delivery.pipes.server import Asker, PipeHandler, PipeServer
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
 
 FRAME_BYTES_MAX = 8 << 20
 OWNER = 0

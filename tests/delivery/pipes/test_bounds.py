@@ -17,7 +17,7 @@ from delivery.pipes.connection import WRITE_BUFFER_HIGH_BYTES
 from delivery.pipes.errors import PipeBroken, PipeBusy
 from delivery.pipes.frames import FrameKind, credit_of, head_of
 from delivery.pipes.server import PipeServer
-from delivery.watch.outlet import Outlet
+from delivery.streams.outlet import Outlet
 from tests.delivery.pipes.ends import FRAME_BYTES_MAX, OWNER, Ends, Owner, SlowClient, run
 
 CREDIT = credit_of(1 << 30)

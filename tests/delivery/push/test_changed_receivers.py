@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from delivery.push.limiter import Mode
 from delivery.push.sender import PushSender
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.endpointholds import EndpointHolds, HoldPlace
-from shards.boards.pushboard import PushBoard, PushState, SenderWords
+from shards.boards.pushboard import Mode, PushBoard, PushState, SenderWords
 from shards.clock import monotonic_ns
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending, until_it_rests

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delivery.push.demand import wants_more
-from delivery.push.limiter import Mode
-from shards.boards.pushboard import NOTHING_LEARNED, PushSenderRow, PushState
+from shards.boards.pushboard import NOTHING_LEARNED, Mode, PushSenderRow, PushState
 
 BUSY_ROW = PushSenderRow(
     shard=0, is_present=True, granted=100.0, in_use=100.0, use=0.5,

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.push.client import PushClient
-from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState, Mode
+from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import PushBoard, PushState, SenderWords
+from shards.boards.pushboard import Mode, PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from delivery.push.learned import LearnedRates
-from delivery.push.limiter import LimiterState, Mode
+from delivery.push.limiter import LimiterState
 from ledger.delivery.push_rates import PushRate
+from shards.boards.pushboard import Mode
 
 FAST = LimiterState(Mode.NORMAL, 100.0, None)
 SLOW = LimiterState(Mode.SLOW, 1 / 60, 12.5)

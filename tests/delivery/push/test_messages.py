@@ -15,10 +15,10 @@ from delivery.push.messages import (
     StreamEnded,
     events_of,
 )
+from delivery.streams.formats import MSGPACK, Origin
+from delivery.streams.wire import LAST_CHUNK, chunk
 from delivery.subscriptions.encoding import encoded
 from delivery.subscriptions.missed import GAPS_KEPT
-from delivery.watch.formats import MSGPACK, Origin
-from delivery.watch.wire import LAST_CHUNK, chunk
 from uploader.l0.records import Record
 
 ORIGIN = Origin("orders", 3, 1)

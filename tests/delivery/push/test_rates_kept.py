@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from delivery.push.limiter import Limiter, LimiterState, Mode
+from delivery.push.limiter import Limiter, LimiterState
 from ledger.delivery import push_rates
 from ledger.delivery.push_rates import PushRate
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import PushBoard
+from shards.boards.pushboard import Mode, PushBoard
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record

@@ -10,8 +10,8 @@ import pytest
 
 from delivery.push.secrets import PushSecrets, SecretsFile
 from delivery.push.signatures import secret_of
+from delivery.streams.outlet import Outlet
 from delivery.subscriptions.requests import Consume, Seek
-from delivery.watch.outlet import Outlet
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import PushBoard, PushState, SenderWords
 from tests.delivery.node import Node, node_in

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from delivery.push.limiter import LimiterSettings, Mode
+from delivery.push.limiter import LimiterSettings
+from shards.boards.pushboard import Mode
 from tools.push_model import SECOND, ModelSender, PushSample, Receiver, Sharing, follow
 
 PERIOD_S = 30

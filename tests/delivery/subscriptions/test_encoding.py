@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 
+from delivery.streams.formats import MSGPACK, NDJSON, SSE
 from delivery.subscriptions.encoding import Sent, encoded, polled
 from delivery.subscriptions.schemas import ConsumedMessage, Polled
-from delivery.watch.formats import MSGPACK, NDJSON, SSE
 from uploader.l0.records import Record
 
 SENT: list[Sent] = [

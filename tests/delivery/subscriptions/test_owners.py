@@ -11,6 +11,7 @@ import pytest
 from delivery.pipes import client as clients
 from delivery.pipes import server as servers
 from delivery.pipes.server import Asker
+from delivery.streams.outlet import Outlet
 from delivery.subscriptions import owners
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.requests import (
@@ -33,7 +34,6 @@ from delivery.subscriptions.requests import (
     Seek,
     SkipKey,
 )
-from delivery.watch.outlet import Outlet
 from tests.delivery.pipes.ends import Ends, SlowClient, run
 
 SHARDS = 2

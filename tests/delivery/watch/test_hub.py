@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from delivery.filters import Filter
+from delivery.streams.formats import MSGPACK, SSE
 from delivery.watch import hub as hub_module
-from delivery.watch.formats import MSGPACK, SSE
 from ledger import topics
 from tests.delivery.node import Node, node_in
 from tests.delivery.reading.test_diff import rec

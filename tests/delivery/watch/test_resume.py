@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from commands.client.events import EventParser, StreamEvent
 from delivery.reading.followed import Key
-from delivery.watch.formats import SSE, Origin
+from delivery.streams.formats import SSE, Origin
 from delivery.watch.positions import format_position, parse_position
 from uploader.l0.records import Record
 

@@ -31,7 +31,7 @@ from delivery.fifo import FifoReadySet
 from delivery.filters import Filter
 from delivery.ready import Kind, PriorityInputs, ReadySet
 from delivery.scheduler.scheduler import BandedReadySet
-from delivery.watch.formats import NDJSON
+from delivery.streams.formats import NDJSON
 from delivery.watch.tail_encoder import Shape
 from ledger.types import Commit
 from shards import layout as at

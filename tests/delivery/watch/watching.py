@@ -17,8 +17,8 @@ from delivery.reading.followed import FollowedPartitions, Key
 from delivery.reading.partition import PartitionReader
 from delivery.reading.tail import TailReader
 from delivery.ready import Kind, PriorityInputs, ReadySet
-from delivery.watch.events import WatchError
-from delivery.watch.formats import NDJSON, Format
+from delivery.streams.events import WatchError
+from delivery.streams.formats import NDJSON, Format
 from delivery.watch.hub import WatchHub
 from delivery.watch.tail_encoder import Shape
 from ledger.ledger import Ledger

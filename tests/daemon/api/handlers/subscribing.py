@@ -30,9 +30,9 @@ from delivery.ledger_thread import LedgerThread
 from delivery.push.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.reading.waiters import Waiters
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
 from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRequest
-from delivery.watch.outlet import Outlet
-from delivery.watch.wire import chunk
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards.boards.rowboard import subscription_board

@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from delivery.watch import events
-from delivery.watch.accept import accepted
-from delivery.watch.events import (
+from delivery.streams import events
+from delivery.streams.accept import accepted
+from delivery.streams.events import (
     HeadAt,
     WatchCaughtUp,
     WatchClosing,

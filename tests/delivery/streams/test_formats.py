@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.reading.diff import diff_record
-from delivery.watch.events import WatchRecord, WatchRecords
-from delivery.watch.formats import (
+from delivery.streams.events import WatchRecord, WatchRecords
+from delivery.streams.formats import (
     MSGPACK,
     NDJSON,
     SSE,

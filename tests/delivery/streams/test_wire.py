@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.http.body import ChunkedBody
-from delivery.watch.wire import LAST_CHUNK, chunk
+from delivery.streams.wire import LAST_CHUNK, chunk
 
 
 def test_a_chunk_has_its_length_in_hex() -> None:
