@@ -1,4 +1,4 @@
-"""The headgate command: its subcommands, each a file of ``commands/`` (docs/cli.md)."""
+"""The headgate command: its subcommands, each a file in a folder of ``commands/`` (docs/cli.md)."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ import click
 
 from commands.shell.group import Commands
 
-# Each is `commands/NAME.py`, imported only when it is called; a test compares these sentences with
-# the commands' own.
+# The folder of `commands/FOLDER/NAME.py`, which is imported only when it is called, and a sentence;
+# a test compares these with the commands' own.
 COMMANDS = {
-    "serve": "Run the daemon until SIGTERM or Ctrl-C.",
-    "status": "Show the state of the daemon, its store and its shards.",
-    "top": "Show the state of the daemon, live.",
-    "pressure": "Show why the level of pressure is what it is.",
-    "groups": "Draw the upload groups as a tree.",
-    "topics": "List, show, create, alter, trim and delete topics.",
-    "routers": "List, show, create, delete, pause and resume routers.",
-    "subscriptions": "List, show, change and seek subscriptions; settle blocked keys.",
-    "push": "List push subscriptions, test their receivers, and let them go on.",
-    "cursors": "List, show, create, set and delete cursors.",
-    "produce": "Send records to a topic and wait until they are durable.",
-    "import": "Import files and objects into a topic, each record exactly once.",
-    "read": "Print the records of a topic as NDJSON.",
-    "watch": "Print the records of topics as they are committed, as NDJSON.",
-    "consume": "Print or work on the messages of a subscription, and acknowledge them.",
-    "objects": "List, print and verify the objects in the store.",
-    "check": "Compare the ledger with the store and report every problem.",
-    "compact": "Write committed records into Iceberg tables.",
-    "gc": "Delete objects and files that nothing needs any more.",
-    "quarantine": "List, retry or give up records that a compaction could not read.",
-    "recover": "Rebuild the ledger from the store.",
-    "scaler": "Answer KEDA: how many consumers a subscription is worth.",
-    "config": "Show the configuration, or print its documentation.",
-    "simulate": "Compute what uploads of a load would cost, by three strategies.",
-    "bench": "Measure this machine (needs the source checkout).",
+    "serve": ("running", "Run the daemon until SIGTERM or Ctrl-C."),
+    "status": ("running", "Show the state of the daemon, its store and its shards."),
+    "top": ("running", "Show the state of the daemon, live."),
+    "pressure": ("running", "Show why the level of pressure is what it is."),
+    "groups": ("running", "Draw the upload groups as a tree."),
+    "topics": ("managed", "List, show, create, alter, trim and delete topics."),
+    "routers": ("managed", "List, show, create, delete, pause and resume routers."),
+    "subscriptions": ("managed", "List, show, change and seek subscriptions; settle blocked keys."),
+    "push": ("managed", "List push subscriptions, test their receivers, and let them go on."),
+    "cursors": ("managed", "List, show, create, set and delete cursors."),
+    "produce": ("records", "Send records to a topic and wait until they are durable."),
+    "import": ("records", "Import files and objects into a topic, each record exactly once."),
+    "read": ("records", "Print the records of a topic as NDJSON."),
+    "watch": ("records", "Print the records of topics as they are committed, as NDJSON."),
+    "consume": (
+        "records",
+        "Print or work on the messages of a subscription, and acknowledge them.",
+    ),
+    "objects": ("stored", "List, print and verify the objects in the store."),
+    "check": ("stored", "Compare the ledger with the store and report every problem."),
+    "compact": ("stored", "Write committed records into Iceberg tables."),
+    "gc": ("stored", "Delete objects and files that nothing needs any more."),
+    "quarantine": ("stored", "List, retry or give up records that a compaction could not read."),
+    "recover": ("stored", "Rebuild the ledger from the store."),
+    "scaler": ("running", "Answer KEDA: how many consumers a subscription is worth."),
+    "config": ("running", "Show the configuration, or print its documentation."),
+    "simulate": ("running", "Compute what uploads of a load would cost, by three strategies."),
+    "bench": ("running", "Measure this machine (needs the source checkout)."),
 }
 EPILOG = "Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 degraded."
 

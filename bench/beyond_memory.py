@@ -36,7 +36,7 @@ from bench import l0
 from bench.figures import number
 from bench.lake_reads import serving
 from bench.processes import ROOT, Daemon, plain_environment, post_ndjson
-from commands.shell.output import table
+from commands.output import table
 from ledger.lake import lake_files, lake_tables
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from bench.figures import number
 from bench.processes import OBJECT_BYTES_TARGET, ROOT, Daemon, plain_environment, post_ndjson
-from commands.shell.output import table
+from commands.output import table
 from shards.clock import monotonic_ns
 from tools.minio import free_port
 

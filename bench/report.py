@@ -15,7 +15,7 @@ from bench.results import (
     Results,
     ScaleResult,
 )
-from commands.shell.output import table
+from commands.output import table
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 

@@ -27,7 +27,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from commands.client.routes import in_commands
-from commands.shell.output import duration_text
+from commands.output import duration_text
 from daemon.schemas.api import ErrorAnswer
 from shards.clock import monotonic_ns
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from commands.pushing.texts import push_lines, senders_text
-from commands.shell.output import (
+from commands.output import (
     Cell,
     count_text,
     counted_text,
@@ -12,6 +11,7 @@ from commands.shell.output import (
     table,
     time_text,
 )
+from commands.pushing.texts import push_lines, senders_text
 from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
 from delivery.subscriptions.schemas import (
     BlockedKey,

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from commands.importing.importer import Importer, ImportTotals
 from commands.importing.source import ImportPlan, SourceReport
-from commands.shell.output import (
+from commands.output import (
     bytes_text,
     count_text,
     counted_text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from commands.live.rates import Rates
 from commands.live.seen import SeenPush, SeenRouter, SeenStatus, SeenSubscription
 from commands.live.spans import Line, Span, rate_text
-from commands.shell.output import duration_text
+from commands.output import duration_text
 
 SUBSCRIPTIONS_SHOWN = 3
 NAME_WIDTH = 24

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from commands.groups import tree_rows
 from commands.live.delivering import consumed, pushed, routed
+from commands.live.group_tree import tree_rows
 from commands.live.rates import Rates
 from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus
 from commands.live.spans import Line, Span, rate_text
-from commands.shell.output import bytes_text, duration_text, printable
+from commands.output import bytes_text, duration_text, printable
 
 COLUMNS_ENDLESS = 1 << 20
 BAR_WIDTH = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from commands.shell.output import Cell, count_text, duration_text, printable, table
+from commands.output import Cell, count_text, duration_text, printable, table
 from daemon.schemas.push import PushResumed
 from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
 from delivery.push.schemas import PushExchange, PushHeader

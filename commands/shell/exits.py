@@ -35,7 +35,7 @@ class CommandFailed(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        from commands.shell.output import echo, say  # which no help needs
+        from commands.output import echo, say  # which no help needs
 
         say(self.message)
         if self.hint:

@@ -19,10 +19,11 @@ from commands.shell.exits import OK, failure
 
 
 class Commands(click.Group):
-    """Finds the command NAME as the attribute NAME of the module ``commands.NAME``; a NAME that is
-    a keyword of Python has an underscore after it there."""
+    """Finds the command NAME as the attribute NAME of the module ``commands.FOLDER.NAME``; a NAME
+    that is a keyword of Python has an underscore after it there. ``summaries`` has the folder and
+    the sentence of each."""
 
-    def __init__(self, *, summaries: dict[str, str], **options: Any) -> None:
+    def __init__(self, *, summaries: dict[str, tuple[str, str]], **options: Any) -> None:
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
         super().__init__(context_settings=settings, **options)
         self._summaries = summaries
@@ -36,7 +37,8 @@ class Commands(click.Group):
         if cmd_name not in self._summaries:
             return super().get_command(ctx, cmd_name)
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        found: click.Command = getattr(importlib.import_module(f"commands.{name}"), name)
+        folder, _ = self._summaries[cmd_name]
+        found: click.Command = getattr(importlib.import_module(f"commands.{folder}.{name}"), name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -69,4 +71,5 @@ class Commands(click.Group):
 
     def _lines(self) -> list[tuple[str, str]]:
         own = [(name, each.get_short_help_str(100)) for name, each in self.commands.items()]
-        return [*self._summaries.items(), *own]
+        listed = [(name, summary) for name, (_, summary) in self._summaries.items()]
+        return [*listed, *own]

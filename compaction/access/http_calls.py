@@ -3,7 +3,7 @@
 Spark's driver and executors have all that it needs. Every call made here may
 be repeated (it reads, or changes nothing the second time), so a lost connection, 429 and 503 are
 tried again: a daemon that restarts ends no stream and no compaction. The command line's client for
-producing and reading is ``commands/client.py``.
+producing and reading is ``commands/client/``.
 
 A daemon's *address* is its URL, like http://HOST:7440, or ``unix:PATH`` of its Unix socket.
 """

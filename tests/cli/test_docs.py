@@ -13,12 +13,12 @@ from msgspec import Struct
 
 import cli
 from commands.client.sender import Summary
-from commands.compact import Needs
 from commands.importing.report import ImportSummary
-from commands.objects import Verified
-from commands.quarantine import Row
+from commands.running.top import TopLine
 from commands.shell import exits
-from commands.top import TopLine
+from commands.stored.compact import Needs
+from commands.stored.objects import Verified
+from commands.stored.quarantine import Row
 from compaction.run.report import RunReport
 from daemon.simulation.report import SimulationReport
 from daemon.upkeep.check import CheckReport

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ledger.delivery.push_settings import PushTarget
-from tests.cli.test_subscriptions import AT, Present, config, state
+from tests.cli.managed.test_subscriptions import AT, Present, config, state
 from tests.scripted import Answer, Scripted, run, says, scripted
 
 URL = "https://example.com/hook"

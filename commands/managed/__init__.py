@@ -1,0 +1,1 @@
+"""Commands about what a daemon keeps by name: topics, routers, subscriptions, cursors."""

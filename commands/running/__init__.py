@@ -1,0 +1,1 @@
+"""Commands that run, watch and configure a daemon, or measure without one."""

@@ -1,0 +1,1 @@
+"""Commands about ledger, store and lake."""
