@@ -23,8 +23,8 @@ import psutil
 from bench import l0, plain_pyarrow
 from bench.processes import cpu_s
 from bench.results import CompactionResult
+from compaction.inputs.place import Place
 from compaction.parquet.writer import ZSTD_LEVEL
-from compaction.place import Place
 from compaction.run.driver import JobOutcome, run_job
 from compaction.run.file_groups import TopicWork
 from compaction.run.session import spark_session

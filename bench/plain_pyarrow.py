@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
 from compaction.parquet.row_builder import RowBuilder
 from ledger.lake.types import PlannedObject
 from shards.checksum import crc32c

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     from compaction.access.http_calls import DaemonRefused, DaemonUnreachable, socket_address
     from compaction.access.ledger_access import NotBackedUp
     from compaction.access.via_daemon import ViaDaemon
-    from compaction.objects import StoreFailed
+    from compaction.inputs.objects import StoreFailed
     from compaction.run.backlog import UnknownTopics
     from compaction.run.driver import TaskFailed
     from compaction.run.java import NoJava

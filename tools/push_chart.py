@@ -10,7 +10,7 @@ import math
 import sys
 from pathlib import Path
 
-from daemon.simulation.chart import Axis, Line, Panel, draw
+from commands.simulating.chart import Axis, Line, Panel, draw
 from tools.push_model import SECOND, Receiver, Sharing, follow
 
 MAXIMUM = 20.0

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from commands.importing.blocks import SourceBlock, SubBlock
 from commands.importing.chain import Chain, ImportStep, SubBlockRows
 from commands.importing.leases import Leases
+from commands.importing.reading.blocks import SourceBlock, SubBlock
 
 # A setting is a transaction, after which all shards read their cursors again: hence not often.
 # What it spares is reading as much of the source again after a kill.

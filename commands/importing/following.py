@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from commands.importing.finding import FoundSource, matching
 from commands.importing.importer import Importer
-from commands.importing.problems import SourceProblem
-from commands.importing.raw import LocalFile, shown
+from commands.importing.reading.finding import FoundSource, matching
+from commands.importing.reading.problems import SourceProblem
+from commands.importing.reading.raw import LocalFile, shown
 from commands.importing.source import SourceImport
 
 LOOK_S = 0.5

@@ -14,10 +14,10 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from commands.importing.finding import FoundSource
 from commands.importing.leases import Leases
 from commands.importing.names import SourceCursors
-from commands.importing.problems import SourceProblem
+from commands.importing.reading.finding import FoundSource
+from commands.importing.reading.problems import SourceProblem
 from commands.importing.sender import ImportDaemon
 from commands.importing.source import ImportPlan, SourceImport, SourceReport, problem_of
 

@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from commands.client.cursors import cursor_of, delete_cursor, put_cursor
 from commands.client.http import Client, Refused, Unreachable
-from commands.importing.problems import SourceChanged
-from commands.importing.raw import FileVersion
+from commands.importing.reading.problems import SourceChanged
+from commands.importing.reading.raw import FileVersion
 from daemon.schemas.api import CursorSetting, CursorState
 
 # Names of cursors have 255 characters at most, of which a digest and its marks take 45.

@@ -20,12 +20,19 @@ from commands.importing.chain import CursorSetBack
 from commands.importing.flow import SETTLE_BYTES, Flow, Limits
 from commands.importing.leases import Leases
 from commands.importing.names import CursorNames, SourceCursors, beginning
-from commands.importing.problems import InvalidRecord, SourceChanged, SourceProblem
-from commands.importing.raw import HEAD_BYTES, FileVersion, RawSource
-from commands.importing.reader import DocumentReader, Form, LineReader, Reader, SourceRead, is_array
-from commands.importing.rules import Rules
+from commands.importing.reading.problems import InvalidRecord, SourceChanged, SourceProblem
+from commands.importing.reading.raw import HEAD_BYTES, FileVersion, RawSource
+from commands.importing.reading.reader import (
+    DocumentReader,
+    Form,
+    LineReader,
+    Reader,
+    SourceRead,
+    is_array,
+)
+from commands.importing.reading.rules import Rules
+from commands.importing.reading.text import SourceText
 from commands.importing.sender import ChainSender, ImportDaemon
-from commands.importing.text import SourceText
 
 POLL_S = 0.25  # how often a file that may grow is looked at
 # A file that was rotated is read on for as long as it grows, and this long after.

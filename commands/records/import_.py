@@ -11,16 +11,16 @@ import click
 
 from commands.client.http import Client, Refused, topic_path
 from commands.client.topics import state_of
-from commands.importing.buckets import SCHEME, Buckets, Endpoint
 from commands.importing.byte_budget import ByteBudget
-from commands.importing.finding import FoundSource, NotFound, find
 from commands.importing.flow import Limits
 from commands.importing.following import Following, TooManyFiles
 from commands.importing.importer import Importer
 from commands.importing.names import SourceCursors
-from commands.importing.reader import Form
+from commands.importing.reading.buckets import SCHEME, Buckets, Endpoint
+from commands.importing.reading.finding import FoundSource, NotFound, find
+from commands.importing.reading.reader import Form
+from commands.importing.reading.rules import DROP, FAIL, Rules, WhereField, parse_where
 from commands.importing.report import ImportSummary, summary_text
-from commands.importing.rules import DROP, FAIL, Rules, WhereField, parse_where
 from commands.importing.sender import ImportDaemon
 from commands.importing.source import ImportPlan, TopicTarget
 from commands.importing.wire import Address

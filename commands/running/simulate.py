@@ -21,9 +21,9 @@ from commands.shell.options import loaded, output_option, parsed_by, within
 from daemon.config.values import read_size
 
 if TYPE_CHECKING:
+    from commands.simulating.report import LoadFigures, SimulationReport
     from daemon.config import Config
     from daemon.simulation.load import LoadCurve
-    from daemon.simulation.report import LoadFigures, SimulationReport
     from daemon.simulation.strategies import Scenario, StrategyFigures
 
 T = TypeVar("T")
@@ -182,6 +182,7 @@ def simulate(
       headgate simulate --load 100KiB/s..20GiB/s --chart load.svg
       headgate simulate --load yesterday.csv --set store_class=express -o json
     """
+    from commands.simulating.report import SimulationReport
     from daemon.governor.costs.billing import budget_terms
     from daemon.simulation.load import (
         LoadCurve,
@@ -192,7 +193,6 @@ def simulate(
         read_rate,
     )
     from daemon.simulation.model import Machine, PutTimes
-    from daemon.simulation.report import SimulationReport
     from daemon.simulation.strategies import Scenario
 
     p99_ms = 6 * put_p50_ms if put_p99_ms is None else put_p99_ms
@@ -321,7 +321,7 @@ def _run(
     scenario: Scenario, curves: Sequence[LoadCurve], warm_up_s: float, *, timeline: bool
 ) -> list[LoadFigures]:
     """All strategies under each load. Many runs are shared out over the machine's CPUs."""
-    from daemon.simulation.report import LoadFigures
+    from commands.simulating.report import LoadFigures
     from daemon.simulation.strategies import Strategy, of_one, resolution_ns, simulate
 
     try:
@@ -376,7 +376,7 @@ def _run(
 
 
 def _show(report: SimulationReport, as_json: bool, chart_file: Path | None) -> None:
-    from daemon.simulation.report import budget_notes, chart, tables
+    from commands.simulating.report import budget_notes, chart, tables
 
     if chart_file is not None:
         try:

@@ -114,7 +114,7 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
 
 
 def _lake_failure(error: Exception) -> CommandFailed | None:
-    from compaction.objects import StoreFailed
+    from compaction.inputs.objects import StoreFailed
     from compaction.run.backlog import UnknownTopics
     from compaction.run.driver import TaskFailed
     from compaction.run.java import NoJava

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from uploader.stores.prices import FREE, Prices
 
 

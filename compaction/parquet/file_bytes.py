@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uploader.stores.base import ObjectMissing, StoreError
 
 if TYPE_CHECKING:
-    from compaction.place import Place
+    from compaction.inputs.place import Place
 
 IO_THREADS = 1  # of pyarrow; its callers have threads of their own
 _REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")

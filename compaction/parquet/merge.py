@@ -30,7 +30,7 @@ from ledger.lake.types import FileRange
 from uploader.l0.records import Record
 
 if TYPE_CHECKING:
-    from compaction.place import Place
+    from compaction.inputs.place import Place
 
 RECORDS_AT_ONCE = 256  # made at a time, so that a reader of one record does not make 65,536
 EVER_MS = -(1 << 63)

@@ -25,7 +25,7 @@ from uploader.stores.verified import verified
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from compaction.place import Place
+    from compaction.inputs.place import Place
 
 TAIL_BYTES = 64 << 10  # holds the footer of all but very large files
 _MAGIC = b"PAR1"

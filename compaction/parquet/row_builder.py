@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
 from compaction.parquet.typed_columns import TypedReader
 from compaction.tables.schema import TIMESTAMP, TIMESTAMP_MS_MIN, Column, arrow_schema
 from shards.checksum import crc32c

@@ -31,8 +31,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from compaction.inputs.place import Place
 from compaction.parquet.spill import Spill
-from compaction.place import Place
 from compaction.tables.schema import RANGES_KEY, RUN_KEY, TOPIC_ID_KEY, Column, arrow_schema
 from ledger.lake.types import LakeRange, NewFile
 from ledger.private_files import make_file, make_folders

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from compaction.objects import StoreFailed
+from compaction.inputs.objects import StoreFailed
+from compaction.inputs.place import Place
 from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
-from compaction.place import Place
 from compaction.run.executor import (
     MapFunction,
     ReduceFunction,

@@ -29,10 +29,10 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from compaction.objects import ExtentBytes, TaskExtent, fetch_all
+from compaction.inputs.objects import ExtentBytes, TaskExtent, fetch_all
+from compaction.inputs.place import Place
 from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import Syncs, WrittenFile
-from compaction.place import Place
 from compaction.run.chunk_sort import by_key
 from compaction.run.file_groups import TopicWork, write_file_group
 from compaction.run.plan import FileGroup, MapTask

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
+from compaction.inputs.place import Place
 from compaction.parquet.row_builder import RowBuilder, TimesSetAside
 from compaction.parquet.writer import (
     ROW_GROUP_BYTES,
@@ -29,7 +30,6 @@ from compaction.parquet.writer import (
     TopicWriter,
     WrittenFile,
 )
-from compaction.place import Place
 from compaction.run.merging import FileUnreadable, TableFile, merge_files
 from compaction.tables.schema import Column, arrow_schema
 from ledger.lake.types import Hole, LakeRange

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from compaction.inputs.place import Place
 from compaction.parquet.writer import PartitionSizes, TopicWriter
-from compaction.place import Place
 from compaction.tables.schema import arrow_schema, field_ids_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from compaction.objects import TaskExtent, TaskObject
+from compaction.inputs.objects import TaskExtent, TaskObject
 from compaction.run.file_groups import JoiningFile, TopicWork
 from compaction.run.splits import (
     Split,

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from pyspark.sql.datasource import InputPartition
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.source.bounds import lose
 from compaction.source.options import Options
 from compaction.source.planner import DaemonPlanner, LedgerPlanner, Planner, TopicPartitions

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from compaction.objects import TaskExtent, TaskObject
+from compaction.inputs.objects import TaskExtent, TaskObject
 from compaction.source.errors import DataLoss
 from compaction.source.plan import RECOVERY
 from compaction.source.schemas import Plan, PlanFile, PlanObject, PlanPartition, PlanRange

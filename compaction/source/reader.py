@@ -25,13 +25,13 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from compaction.objects import ExtentBytes, StoreFailed, TaskExtent, fetch_all
+from compaction.inputs.objects import ExtentBytes, StoreFailed, TaskExtent, fetch_all
+from compaction.inputs.place import Place
 from compaction.parquet.file_bytes import LakeFileDamaged
 from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged
 from compaction.parquet.reader import ParquetFooter, read_footer, read_rows
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import Rows
-from compaction.place import Place
 from compaction.source.bounds import lose
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
 from compaction.source.plan import LEASE_MS, RECOVERY

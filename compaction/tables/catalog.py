@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.redaction import redacted, redacted_text, secrets_of
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.tables.errors import LakeUnusable
 from compaction.tables.table_state import check_properties
 from ledger.table_names import NAMESPACE

@@ -21,7 +21,7 @@ import msgspec
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
-from compaction.place import PLACES_MAX, Place
+from compaction.inputs.place import PLACES_MAX, Place
 from ledger.lake.catalog import is_below
 from ledger.private_files import FOLDER, opener
 from uploader.stores.counted import Requests

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.settings import LakeSettings
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.tables.catalog import (
     close_catalog,
     damage_errors,

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from ledger.lake.catalog import is_below
 from uploader.stores.counted import CountedStore, Requests
 from uploader.stores.open import open_store

@@ -63,7 +63,7 @@ from shards.journal import FinishedJournal
 from shards.latency import LatencyHistogram, Stage
 
 if TYPE_CHECKING:
-    from compaction.place import Place
+    from compaction.inputs.place import Place
 
 log = logging.getLogger("headgate.shard")
 
@@ -274,6 +274,6 @@ def _limiter_settings(config: Config) -> LimiterSettings:
 
 def _place_of(config: Config) -> Place:
     """Where the lake is. Called at the first read of L1, since it loads pyarrow."""
-    from compaction.place import Place
+    from compaction.inputs.place import Place
 
     return Place(config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url)

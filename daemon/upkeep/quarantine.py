@@ -26,9 +26,9 @@ from msgspec import Struct
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
-from compaction.objects import ExtentBytes, TaskExtent, TaskObject, fetch
+from compaction.inputs.objects import ExtentBytes, TaskExtent, TaskObject, fetch
+from compaction.inputs.place import Place
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
-from compaction.place import Place
 from compaction.run.backlog import topics_of
 from compaction.run.file_groups import TopicWork, write_file_group
 from compaction.run.lease import RunLease

@@ -31,7 +31,7 @@ from uploader.l0.records import Record
 from uploader.lru import LruCache
 
 if TYPE_CHECKING:
-    from compaction.place import Place
+    from compaction.inputs.place import Place
 
 ROWS_BYTES_MAX = 48 << 20  # a usual row group of 16 MiB is fetched as 2 to 8 MiB
 BLOCKS_BYTES_MAX = 32 << 20

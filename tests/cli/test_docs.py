@@ -16,11 +16,11 @@ from commands.client.sender import Summary
 from commands.importing.report import ImportSummary
 from commands.running.top import TopLine
 from commands.shell import exits
+from commands.simulating.report import SimulationReport
 from commands.stored.compact import Needs
 from commands.stored.objects import Verified
 from commands.stored.quarantine import Row
 from compaction.run.report import RunReport
-from daemon.simulation.report import SimulationReport
 from daemon.upkeep.check import CheckReport
 from daemon.upkeep.collection.report import CollectionReport
 from daemon.upkeep.quarantine import RetryOutcome

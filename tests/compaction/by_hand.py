@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
+from compaction.inputs.place import Place
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
-from compaction.place import Place
 from ledger import commits, reads
 from ledger import topics as ledger_topics
 from ledger.lake import lake_tables, runs

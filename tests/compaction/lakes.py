@@ -15,8 +15,8 @@ import duckdb
 import pyarrow as pa
 from duckdb_extensions import import_extension
 
+from compaction.inputs.place import Place
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
-from compaction.place import Place
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.lake import Lake
 from compaction.tables.prepare import TopicTable, prepare_tables

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
+from compaction.inputs.place import Place
 from compaction.parquet.writer import DAY_US, WrittenFile, day_text
-from compaction.place import Place
 from ledger.lake.types import PlannedObject
 from ledger.types import Extent, LeaseId
 from shards.checksum import crc32c

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
 from ledger import commits, reads

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.followed import Key
 from delivery.reading.lake import ROWS_BYTES_MAX, LakeReader

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from ledger import topics
 from ledger.lake import lake_files as ledger_lake_files
 from shards.clock import wall_ms

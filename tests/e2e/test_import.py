@@ -17,8 +17,8 @@ import zstandard
 from click.testing import CliRunner, Result
 
 import cli
-from commands.importing.buckets import READ_BYTES, Buckets, Endpoint
-from commands.importing.problems import SourceChanged
+from commands.importing.reading.buckets import READ_BYTES, Buckets, Endpoint
+from commands.importing.reading.problems import SourceChanged
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, wait_until
 from tests.e2e.test_cli import command
 from tests.minio import Bucket

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.source.data_source import HeadgateReader
 from compaction.source.errors import DataLoss, SourceError, TopicUnknown
 from compaction.source.lease import end_batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commands.importing.raw import FileVersion
+from commands.importing.reading.raw import FileVersion
 
 
 class Pieces:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands.importing.blocks import SourceBlock, SourceRecord
 from commands.importing.chain import DEPTH_MAX, Chain, CursorSetBack, ImportStep, SubBlockRows
 from commands.importing.flow import Flow, Limits
 from commands.importing.leases import Leases
+from commands.importing.reading.blocks import SourceBlock, SourceRecord
 from tests.cli.importing.fixed_budget import FixedBudget
 
 KINDS = {"row": (1, 0), "dropped": (0, 0), "dead": (0, 1), "doubled": (2, 0)}

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from commands.client.http import Client
-from commands.importing.buckets import Buckets, Endpoint
-from commands.importing.finding import NotFound, find
 from commands.importing.flow import Limits
 from commands.importing.following import FOLLOWED_MAX, Following, TooManyFiles
 from commands.importing.importer import Importer
 from commands.importing.leases import Leases
 from commands.importing.names import SourceCursors
-from commands.importing.raw import LocalFile
-from commands.importing.rules import Rules
+from commands.importing.reading.buckets import Buckets, Endpoint
+from commands.importing.reading.finding import NotFound, find
+from commands.importing.reading.raw import LocalFile
+from commands.importing.reading.rules import Rules
 from commands.importing.sender import ImportDaemon
 from commands.importing.source import ROTATED_QUIET_S, ImportPlan, SourceImport, TopicTarget
 from commands.importing.wire import Address

@@ -20,7 +20,7 @@ from click.testing import Result
 
 from commands.importing import source
 from commands.importing.names import END, POSITION
-from commands.importing.text import PEEK_BYTES
+from commands.importing.reading.text import PEEK_BYTES
 from tests.scripted import Answer, Call, Script, refusal, run, scripted, state
 
 ZSTD_BLOCK_BYTES = 128 << 10  # text comes out of it a block at a time

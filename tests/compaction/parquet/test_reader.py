@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
+from compaction.inputs.place import Place
 from compaction.parquet import blocks, reader, writer
 from compaction.parquet.blocks import BlockRows, open_rows
 from compaction.parquet.file_bytes import LakeFileDamaged, Window
@@ -26,7 +27,6 @@ from compaction.parquet.reader import ParquetFooter, read_footer, read_rows
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import COLUMNS, Rows
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
-from compaction.place import Place
 from compaction.tables import schema
 from compaction.tables.schema import typed_columns
 from ledger.lake.types import FileRange, LakeRange, NewFile

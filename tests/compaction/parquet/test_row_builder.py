@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
 from compaction.parquet.row_builder import RowBuilder, TimesSetAside
 from compaction.tables.schema import arrow_schema, field_ids_of, typed_columns
 from shards.frame import CODEC_RECORDS, encode_batch

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compaction.inputs.place import Place
 from compaction.parquet import spill
 from compaction.parquet import writer as writer_module
 from compaction.parquet.writer import (
@@ -22,7 +23,6 @@ from compaction.parquet.writer import (
     TopicWriter,
     WrittenFile,
 )
-from compaction.place import Place
 from compaction.tables.schema import TIMESTAMP, Column, arrow_schema, field_ids_of, typed_columns
 from ledger.lake.types import LakeRange
 from tests.compaction.objects import DAY_MS, NOON_MS, check_file, rows_in, table_of

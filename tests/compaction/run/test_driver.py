@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.run.driver import TaskFailed, run_job, sentence_of
 from compaction.run.file_groups import TopicWork
 from compaction.run.splits import SplitLimits

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.run.driver import run_job
 from compaction.run.session import spark_session
 from tests.compaction.objects import rows_in, rows_of

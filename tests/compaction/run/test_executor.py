@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compaction.inputs.place import Place
 from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter, WrittenFile
-from compaction.place import Place
 from compaction.run import executor
 from compaction.run.driver import TaskFailed, outcome_of
 from compaction.run.executor import (

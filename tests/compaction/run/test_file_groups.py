@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.objects import ExtentBytes
+from compaction.inputs.objects import ExtentBytes
 from compaction.parquet import writer
 from compaction.parquet.writer import FILE_BYTES_MAX, Syncs
 from compaction.run.file_groups import TopicWork, write_file_group

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.source.errors import DataLoss, TopicRecreated
 from compaction.source.planner import DaemonPlanner, TopicPartitions
 from compaction.source.read_tasks import OffsetRange, ReadTask

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.tables.catalog import open_catalog
 from compaction.tables.errors import LakeUnusable
 from compaction.tables.lake import Lake

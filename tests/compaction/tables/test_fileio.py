@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.io import load_file_io
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.tables.fileio import LakeFileIO, properties_of, requests_of
 from tests.compaction.lakes import place_in
 

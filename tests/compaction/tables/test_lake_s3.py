@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.expire import expire
 from compaction.tables.fileio import requests_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from compaction.tables.commit import TableCommit, commit_table
 from compaction.tables.errors import TableDamaged
 from compaction.tables.lake import Lake

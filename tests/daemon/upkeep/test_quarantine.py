@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from compaction.objects import ExtentBytes, TaskExtent, TaskObject, fetch
+from compaction.inputs.objects import ExtentBytes, TaskExtent, TaskObject, fetch
 from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
 from compaction.run.lease import this_driver

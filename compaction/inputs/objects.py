@@ -20,7 +20,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from ledger.types import Extent
 from shards.checksum import crc32c
 from shards.frame import Buffer

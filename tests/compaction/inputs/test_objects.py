@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import compaction.objects as fetching
-from compaction.objects import (
+import compaction.inputs.objects as fetching
+from compaction.inputs.objects import (
     Fetched,
     StoreFailed,
     TaskExtent,
@@ -21,7 +21,7 @@ from compaction.objects import (
     fetch_all,
     ranges_of,
 )
-from compaction.place import Place
+from compaction.inputs.place import Place
 from ledger.lake.types import PlannedObject
 from shards.checksum import crc32c
 from tests.compaction.objects import NOON_MS, Draft, Heads, put

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands.importing import reader
-from commands.importing.blocks import SourceRecord
-from commands.importing.problems import InvalidRecord, SourceChanged
-from commands.importing.reader import DocumentReader, LineReader, Reader
-from commands.importing.rules import Rules, parse_where, value_at
-from commands.importing.text import SourceText
+from commands.importing.reading import reader
+from commands.importing.reading.blocks import SourceRecord
+from commands.importing.reading.problems import InvalidRecord, SourceChanged
+from commands.importing.reading.reader import DocumentReader, LineReader, Reader
+from commands.importing.reading.rules import Rules, parse_where, value_at
+from commands.importing.reading.text import SourceText
 from tests.cli.importing.sources import Pieces, cut
 
 VALUE = st.recursive(

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import zstandard
 
-from commands.importing.problems import SourceChanged, SourceDamaged
-from commands.importing.raw import HEAD_BYTES, RawSource
+from commands.importing.reading.problems import SourceChanged, SourceDamaged
+from commands.importing.reading.raw import HEAD_BYTES, RawSource
 
 CHUNK_BYTES = 256 << 10
 PEEK_BYTES = 4 << 10  # all that is read of a packed file that is imported already

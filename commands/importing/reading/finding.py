@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from commands.importing.buckets import SCHEME, Buckets
-from commands.importing.problems import SourceMissing, SourceProblem
-from commands.importing.raw import LocalFile, RawSource, open_local, shown
+from commands.importing.reading.buckets import SCHEME, Buckets
+from commands.importing.reading.problems import SourceMissing, SourceProblem
+from commands.importing.reading.raw import LocalFile, RawSource, open_local, shown
 
 # Each needs a cursor, of which a daemon has 100,000, and about 300 bytes here.
 SOURCES_MAX = 100_000

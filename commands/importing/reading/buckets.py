@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from commands.importing.problems import SourceChanged, SourceMissing, SourceProblem
-from commands.importing.raw import FileVersion
+from commands.importing.reading.problems import SourceChanged, SourceMissing, SourceProblem
+from commands.importing.reading.raw import FileVersion
 from uploader.stores.base import StoreError
 from uploader.stores.retry import BULK
 from uploader.stores.retrying import Retry

@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from commands.client.records import CUT_OFF_HINT, DOCUMENT_BYTES_MAX, is_cut_off
-from commands.importing.blocks import SourceBlock, SourceRecord
-from commands.importing.problems import SourceChanged, SourceProblem
-from commands.importing.rules import DEAD_TEXT_BYTES_MAX, Rules
-from commands.importing.text import SourceText
+from commands.importing.reading.blocks import SourceBlock, SourceRecord
+from commands.importing.reading.problems import SourceChanged, SourceProblem
+from commands.importing.reading.rules import DEAD_TEXT_BYTES_MAX, Rules
+from commands.importing.reading.text import SourceText
 from daemon.schemas.decoding import UNREADABLE
 
 Form = Literal["auto", "ndjson", "json"]

@@ -11,9 +11,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands.importing.problems import SourceChanged, SourceDamaged, SourceMissing
-from commands.importing.raw import HEAD_BYTES, LocalFile, open_local
-from commands.importing.text import SourceText
+from commands.importing.reading.problems import SourceChanged, SourceDamaged, SourceMissing
+from commands.importing.reading.raw import HEAD_BYTES, LocalFile, open_local
+from commands.importing.reading.text import SourceText
 from tests.cli.importing.sources import Pieces, cut
 
 LINES = b'{"a":1}\n{"b":"text"}\n' * 50

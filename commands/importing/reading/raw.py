@@ -17,7 +17,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from commands.importing.problems import SourceChanged, SourceMissing, SourceProblem
+from commands.importing.reading.problems import SourceChanged, SourceMissing, SourceProblem
 
 HEAD_BYTES = 1024
 _STREAMS = (stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.simulation.chart import Axis, Line, Panel, draw
+from commands.simulating.chart import Axis, Line, Panel, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOG = Axis("dollars", lambda value: f"${value:g}", base=10)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commands.importing.blocks import SourceRecord
-from commands.importing.problems import InvalidRecord
+from commands.importing.reading.blocks import SourceRecord
+from commands.importing.reading.problems import InvalidRecord
 from daemon.intake.formats.limits import NESTED_CHARACTERS_MIN
 from daemon.intake.formats.nesting import nested_deeper
 from daemon.schemas.decoding import NESTING_MAX, UNREADABLE

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from daemon.simulation.chart import Axis, Line, Panel, draw
+from commands.simulating.chart import Axis, Line, Panel, draw
 from daemon.simulation.strategies import Strategy, StrategyFigures
 from uploader.stores.prices import Prices
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.fs as pa_fs
 import pytest
 
-from compaction.place import Place
+from compaction.inputs.place import Place
 from tests.minio import Bucket
 from uploader.stores.open import StoreUrlError
 

@@ -1,0 +1,1 @@
+"""What an import reads: which files, their bytes and formats, and what each record becomes."""

@@ -1,0 +1,1 @@
+"""What a simulation found, as JSON, tables and a chart."""
