@@ -8,23 +8,33 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import click
+from msgspec import Struct
 
 from commands.client.http import Client, Refused, topic_path
 from commands.client.topics import state_of
 from commands.importing.byte_budget import ByteBudget
 from commands.importing.flow import Limits
 from commands.importing.following import Following, TooManyFiles
-from commands.importing.importer import Importer
+from commands.importing.importer import Importer, ImportTotals
 from commands.importing.names import SourceCursors
 from commands.importing.reading.buckets import SCHEME, Buckets, Endpoint
 from commands.importing.reading.finding import FoundSource, NotFound, find
 from commands.importing.reading.reader import Form
 from commands.importing.reading.rules import DROP, FAIL, Rules, WhereField, parse_where
-from commands.importing.report import ImportSummary, summary_text
 from commands.importing.sender import ImportDaemon
-from commands.importing.source import ImportPlan, TopicTarget
+from commands.importing.source import ImportPlan, SourceReport, TopicTarget
 from commands.importing.wire import Address
-from commands.output import limited, progress, say, show
+from commands.output import (
+    bytes_text,
+    count_text,
+    counted_text,
+    duration_text,
+    limited,
+    progress,
+    say,
+    show,
+    table,
+)
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument
 from shards.clock import monotonic_ns
@@ -238,3 +248,49 @@ def _end(summary: ImportSummary, follow: bool) -> None:
             " imported to their ends",
             hint="the same command continues where it ended",
         )
+
+
+class ImportSummary(Struct):
+    """An import. ``sources``: at most 10,000 are named; ``totals`` counts all."""
+
+    topic: str
+    dead_letter_topic: str | None
+    seconds: float
+    totals: ImportTotals
+    sources: list[SourceReport]
+
+    @classmethod
+    def of(cls, plan: ImportPlan, importer: Importer, seconds: float) -> ImportSummary:
+        """Of an import that has ended."""
+        dead = None if plan.dead_target is None else plan.dead_target.topic
+        return cls(plan.target.topic, dead, round(seconds, 3), importer.totals, importer.reports)
+
+
+def summary_text(summary: ImportSummary) -> str:
+    """A line for each source, and the sums."""
+    totals = summary.totals
+    rows = [
+        [each.source, each.state, count_text(each.records), count_text(each.filtered),
+         count_text(each.invalid), bytes_text(each.read_bytes)]
+        for each in summary.sources
+    ]  # fmt: skip
+    head = ("source", "state", "records", "filtered", "invalid", "read")
+    lines = table(head, rows).splitlines()
+    rate = totals.read_bytes / summary.seconds if summary.seconds else 0
+    more = []
+    if totals.filtered:
+        more.append(f"{count_text(totals.filtered)} filtered out")
+    if totals.invalid:
+        more.append(f"{count_text(totals.invalid)} invalid")
+    if totals.dead_letters:
+        more.append(
+            f"{counted_text(totals.dead_letters, 'dead letter')} in {summary.dead_letter_topic}"
+        )
+    if totals.retries:
+        more.append(counted_text(totals.retries, "retry", "retries"))
+    sums = (
+        f"{counted_text(totals.records, 'record')} to {summary.topic} from"
+        f" {counted_text(totals.sources, 'source')} in {duration_text(summary.seconds * 1000)}"
+        f" ({bytes_text(rate)}/s)"
+    )
+    return "\n".join([*limited(lines), "", ", ".join([sums, *more])])

@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from daemon.config.price_values import PRICES
-from daemon.config.push_values import ALLOWED, DENIED
+from daemon.config.composed_values import ALLOWED, DENIED, PRICES, WEIGHTS
 from daemon.config.values import (
     ADDRESS,
     BYTES,
@@ -36,7 +35,6 @@ from daemon.config.values import (
     optional,
     size_text,
 )
-from daemon.config.weight_values import WEIGHTS
 from daemon.schemas.api import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
 from uploader.stores.prices import DEFAULT_PRICES, Prices, default_class

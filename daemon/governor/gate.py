@@ -52,8 +52,8 @@ class Gate:
     """The gate of one source.
 
     A level that is not a number changes nothing. A broken sensor makes the daemon slower
-    (``level.py``) and raises an alarm, but it must not stop a source, since nothing would ever let
-    the source go on.
+    (``governor.py``) and raises an alarm, but it must not stop a source, since nothing would ever
+    let the source go on.
     """
 
     def __init__(

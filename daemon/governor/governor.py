@@ -1,10 +1,18 @@
 """The governor: takes samples of all sensors, and says what the daemon does about them.
 
-    readings -> pressures (``sensors.py``) -> level (``level.py``) -> ladder (``ladder.py``)
+    readings -> pressures (``sensors.py``) -> level (``level_of``) -> ladder (``ladder.py``)
 
 The commit window follows the level slowly (*steadily*): a wider window makes clients that wait for
 their answers send less, and what that does to the sensors shows only after a window. At the pace of
 the samples, the window would swing between its limits, at any load that needs one in between.
+
+The scaling signal says how much more CPU would help, 0 to 100. Only what more CPU would drain
+counts: topics that wait for their turn, and shards whose CPU is busy. A slow store, a ledger that
+is waited for, a ring that waits for them, memory and disks ask for other things: with more CPU, no
+record would be stored or delivered earlier. So a store that is down does not ask for machines. Nor
+do weights change the signal: they say how the daemon reacts. One daemon owns a prefix, so more CPU
+means more shards on a larger machine, or topics that move to another prefix. A second daemon on the
+same prefix would not help.
 
 Pure: readings and ``now`` in, a Governed out. The supervisor samples every 100 ms, and stores the
 result in shared words that the shards follow. Nothing here refuses a request: a full ring does
@@ -19,14 +27,45 @@ from msgspec import Struct
 
 from daemon.config.sensors import INDEX, SENSORS, Reading
 from daemon.governor.ladder import Edge, Ladder, coalesce_ns, window_ms
-from daemon.governor.level import level_of
-from daemon.governor.scaling import SCALING_TAU_S, wanted
 from shards.smoothed import Smoothed
 
 # The time constant of what the window follows: four times the longest delay with which a window
 # takes effect, and five samples at least. A test runs the loop with clients that wait.
 STEADY_WINDOWS = 4
 STEADY_S_MIN = 0.5
+# What the scaling signal follows: whoever asks for it every 15 or 30 s must not see a moment.
+SCALING_TAU_S = 15.0
+
+
+class Level(Struct, frozen=True):
+    """``value`` is the pressure of the daemon, ``hard`` that of its hard sensors alone."""
+
+    value: float
+    hard: float
+
+
+def level_of(pressures: Sequence[float], weights: Mapping[str, float]) -> Level:
+    """The level from the sensors' pressures, in the order of SENSORS; a weight is 1 if it is not
+    given.
+
+        level = max(hard sensors, weight x soft sensors)
+
+    A hard sensor is never masked by soft ones, and each sensor alone can drive the level to 1.
+    """
+    hard = soft = 0.0
+    for sensor, pressure in zip(SENSORS, pressures, strict=True):
+        if sensor.hard:
+            hard = max(hard, pressure)
+        else:
+            soft = max(soft, weights.get(sensor.name, 1.0) * pressure)
+    return Level(max(hard, soft), hard)
+
+
+def wanted(pressures: Sequence[float]) -> float:
+    """How much more CPU would help now, 0 to 1, from the sensors' pressures."""
+    return max(
+        pressure for sensor, pressure in zip(SENSORS, pressures, strict=True) if sensor.by_cpu
+    )
 
 
 class Governed(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 import cli
 from commands.client.sender import Summary
-from commands.importing.report import ImportSummary
+from commands.records.import_ import ImportSummary
 from commands.running.top import TopLine
 from commands.shell import exits
 from commands.simulating.report import SimulationReport

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.sensors import BY_NAME, INDEX, SENSORS, Reading, clamp
-from daemon.governor.governor import Governed, Governor
+from daemon.governor.governor import Governed, Governor, Level, level_of
 from daemon.governor.ladder import RUNGS, WIDEN_ABOVE, Ladder, coalesce_ns, names_of, window_ms
-from daemon.governor.level import Level, level_of
 
 MS = 1_000_000
 S = 1_000 * MS

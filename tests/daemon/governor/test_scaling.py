@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daemon.config.sensors import BY_NAME, SENSORS, Reading
-from daemon.governor.governor import Governed, Governor
-from daemon.governor.scaling import wanted
+from daemon.governor.governor import Governed, Governor, wanted
 
 MS = 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daemon.config import ConfigError, Override, load
-from daemon.config.weight_values import read_weights
+from daemon.config.composed_values import read_weights
 
 
 @pytest.mark.parametrize(
