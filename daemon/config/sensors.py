@@ -6,8 +6,8 @@ A *sensor* turns a raw value, in its unit, into a pressure in [0, 1]: 0 up to ``
 deliberately: neither the commit window, nor coalescing, nor deferral. Otherwise the reactions to
 pressure would keep it up.
 
-This module measures nothing: the supervisor reads the raw values (``readings.py``), ``governor.py``
-makes one level of them. A sensor's place in SENSORS is its slot in shared memory
+This module measures nothing: the supervisor reads the raw values (``daemon/governor/readings.py``),
+and the governor makes one level of them. A sensor's place in SENSORS is its slot in shared memory
 (``shards/layout.py``), at most SENSORS_MAX of them.
 """
 
@@ -22,7 +22,8 @@ from shards.layout import SENSORS_MAX
 
 class Sensor(Struct, frozen=True):
     """One sensor. ``tau_s`` is the time constant by which the supervisor smooths it; 0: it does
-    not. ``by_cpu``: more CPU would lower it (``governor.py``). ``source`` says what is measured."""
+    not. ``by_cpu``: more CPU would lower it, so it counts for the scaling signal. ``source`` says
+    what is measured."""
 
     name: str
     unit: str

@@ -1,6 +1,6 @@
 """The governor: takes samples of all sensors, and says what the daemon does about them.
 
-    readings -> pressures (``sensors.py``) -> level (``level_of``) -> ladder (``ladder.py``)
+    readings -> pressures (daemon/config/sensors.py) -> level (level_of) -> ladder (ladder.py)
 
 The commit window follows the level slowly (*steadily*): a wider window makes clients that wait for
 their answers send less, and what that does to the sensors shows only after a window. At the pace of

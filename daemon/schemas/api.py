@@ -4,8 +4,8 @@ The server decodes requests and encodes answers with these types, ``/openapi.jso
 of docs/http-api.md are generated from them, and the command line decodes answers into them. What a
 lower floor builds or reads is defined there and listed here: settings and partitions of a topic in
 ``ledger/types.py``, diffs in ``delivery/schemas.py``, plans in ``compaction/source/schemas.py``.
-The daemon's own state is in ``status_schemas.py``. Those of routers are in
-``delivery/routers/schemas.py`` only, those of subscriptions in ``subscription_schemas.py`` and
+The daemon's own state is in ``status.py``. Those of routers are in
+``delivery/routers/schemas.py`` only, those of subscriptions in ``subscriptions.py`` and
 ``delivery/subscriptions/schemas.py``.
 
 Fields may be added to an answer; none is renamed. So clients ignore fields that they do not know.

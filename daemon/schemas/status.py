@@ -1,4 +1,4 @@
-"""What the daemon says about itself: alive, ready, and its status. See ``schemas.py``."""
+"""What the daemon says about itself: alive, ready, and its status. See ``api.py``."""
 
 from __future__ import annotations
 

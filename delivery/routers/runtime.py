@@ -10,8 +10,8 @@ What to do is decided in ``plan.py``. A page is never kept: one that finds no ro
 
 Bounds: a page has at most PAGE_BYTES_MAX and one record, and PAGES_AT_ONCE are read simultaneously
 from the store; LANES_MAX lanes, TASKS_MAX tasks. The outbox bounds the frames in the ring, and
-``followed.py`` the partitions of sources that are pinned. What does not change costs nothing: only
-lanes that are due are looked at, only rows that may have changed are written.
+``reading/followed.py`` the partitions of sources that are pinned. What does not change costs
+nothing: only lanes that are due are looked at, only rows that may have changed are written.
 """
 
 from __future__ import annotations

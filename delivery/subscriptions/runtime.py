@@ -11,7 +11,7 @@ What one subscription does is in ``running.py``, what it tells in ``inspection.p
 in ``starting.py``. Tasks and the ledger are here.
 
 Bounds: LOADS_AT_ONCE records are loaded simultaneously, each with LOAD_BYTES (blocks.py) at most;
-the partitions of topics are pinned, which ``followed.py`` bounds.
+the partitions of topics are pinned, which ``reading/followed.py`` bounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a subscription cannot be; kinds as in ``errors.py``."""
+"""What a subscription cannot be; kinds as in ``ledger/errors.py``."""
 
 from __future__ import annotations
 

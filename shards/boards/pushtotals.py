@@ -1,6 +1,6 @@
 """What the senders of a push subscription do together, summed over shards, for status and metrics.
 
-The counts of a row are added as one large number (as in ``rows.py``), the rest is read by sender:
+The counts of a row are added as one large number (``shards/rows.py``), the rest is read by sender:
 about 4 us each. So whoever asks for all takes them in slices.
 """
 

@@ -1,6 +1,6 @@
 """``/v0/status``: what the daemon is doing, read from the shared segment by any shard.
 
-Pure: segment and configuration in, a Struct of ``schemas.py`` out.
+Pure: segment and configuration in, a Struct of ``daemon/schemas/status.py`` out.
 """
 
 from __future__ import annotations
