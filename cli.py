@@ -19,6 +19,7 @@ COMMANDS = {
     "topics": ("managed", "List, show, create, alter, trim and delete topics."),
     "routers": ("managed", "List, show, create, delete, pause and resume routers."),
     "subscriptions": ("managed", "List, show, change and seek subscriptions; settle blocked keys."),
+    "deadletters": ("managed", "List dead letters, and send them back where they came from."),
     "push": ("managed", "List push subscriptions, test their receivers, and let them go on."),
     "cursors": ("managed", "List, show, create, set and delete cursors."),
     "produce": ("records", "Send records to a topic and wait until they are durable."),

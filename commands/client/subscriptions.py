@@ -34,10 +34,12 @@ def all_subscriptions(client: Client, topic: str | None) -> Iterator[Subscriptio
         yield from page.subscriptions
 
 
-def subscription_of(client: Client, topic: str, name: str) -> SubscriptionStatus:
+def subscription_of(
+    client: Client, topic: str, name: str, patience_ms: float = 0
+) -> SubscriptionStatus:
     """One subscription. Raises Refused with the code ``unknown_subscription`` if it does not
     exist."""
-    body = client.call("GET", subscription_path(topic, name))
+    body = client.call("GET", subscription_path(topic, name), patience_ms=patience_ms)
     return decoded(client, body, SubscriptionStatus)
 
 

@@ -78,7 +78,7 @@ class Copies:
         self,
         dest: Topic,
         parts: Sequence[Part],
-        advance: Advance,
+        advance: Advance | None,
         settled: Callable[[bool], None],
     ) -> None:
         """Publishes a frame. Raises RingShareUsed, DestinationFull and FrameTooLong."""

@@ -219,10 +219,12 @@ class PendingRequests:
             since_look += width
             verdict = verdicts.get(position) if verdicts else None
             if type(request) is Copy:  # cheaper than isinstance, once per request
-                if verdict is None:
+                # Without conditions there is no verdict that its topic is deleted.
+                is_stored = verdict is None and offsets[topic.topic_id, parts[0][0]] > 0
+                if is_stored:
                     for partition, count in parts:
                         offsets[topic.topic_id, partition] += count
-                request.settled(verdict is None)
+                request.settled(is_stored)
                 continue
             if verdict is not None:
                 answer_verdict(request, topic, verdict, expected_seq, advance)

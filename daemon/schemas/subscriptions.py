@@ -30,6 +30,7 @@ NAMED_BATCHES_MAX = 1_000
 KEYS_MAX = 1_000
 NACK_DELAY_MS_MAX = 86_400_000
 REASON_CHARACTERS_MAX = 255
+RESEND_ID_CHARACTERS_MAX = 100
 
 SubscriptionActivity = Literal["running", "paused", "held", "stopped"]
 _Sequence = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
@@ -310,6 +311,18 @@ class ResendRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     partition: _Partition
     seq: _Sequence
+    id: Annotated[
+        str,
+        Meta(
+            max_length=RESEND_ID_CHARACTERS_MAX,
+            description="names this one time: a request that is repeated with it sends nothing"
+            " more, and is answered whether the message is finished. After the death of the owner,"
+            " a seek or another mode it sends the message again",
+        ),
+    ] = ""
+    topic_id: Annotated[
+        int | None, Meta(description="the id of the topic that the offset is of")
+    ] = None
 
 
 class RepairRequest(Struct, frozen=True, forbid_unknown_fields=True):

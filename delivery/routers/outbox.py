@@ -44,10 +44,11 @@ class Outbox(Protocol):
         self,
         dest: Topic,
         parts: Sequence[Part],
-        advance: Advance,
+        advance: Advance | None,
         settled: Callable[[bool], None],
     ) -> None:
-        """Publishes a frame; ``settled`` is told once whether it was stored.
+        """Publishes a frame; ``settled`` is told once whether it was stored. Without an advance
+        nothing keeps it from being stored twice.
 
         Raises RingShareUsed, DestinationFull and FrameTooLong; then nothing was published.
         """

@@ -8,7 +8,8 @@ The letters that wait are the window's, so none outlives what it is for: a retry
 eviction, another policy or a seek takes it away. A copy that finds no room, or whose topic takes
 nothing now, is tried again; until then the message stays where it is, and ``reason`` says why. A
 copy that is void was stored before by a former owner, whose frame was committed late; or its topic
-or subscription is gone.
+or subscription is gone. A message that was sent once more (``resent.py``) has nothing to settle:
+it gets another letter, and after the death of its owner perhaps two.
 
 The copy keeps data, key, tag, node and time. Its ``meta`` names the origin, and has the record's
 own ``meta`` in a field ``meta``.
@@ -102,7 +103,9 @@ class DeadLetters:
         parts: Sequence[Part],
     ) -> None:  # fmt: skip
         offset = letter.offset
-        advance = Advance(view.subscription.cursor_id, letter.partition, offset, offset, True)
+        advance = None
+        if not window.resent.is_open((letter.partition, offset)):  # which is finished already
+            advance = Advance(view.subscription.cursor_id, letter.partition, offset, offset, True)
         settled = partial(self._settled, window, letter)
         self._outbox.append(dest, parts, advance, settled)
         window.dead_letters.move_away((letter.partition, offset))

@@ -37,6 +37,7 @@ from delivery.subscriptions.look_ahead import LookAhead, Tally
 from delivery.subscriptions.loose import LooseMessages
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.resent import ResentMessages
 from delivery.subscriptions.rests import Rests
 from delivery.subscriptions.waiting_letters import WaitingLetters
 
@@ -56,7 +57,7 @@ class Deliveries(ABC):
         self.epoch = epoch  # of the last batch
         self.members = Members()
         self.lanes: dict[int, LookAhead] = {}
-        self.resent: dict[Place, LookAhead] = {}  # finished messages that are sent once more
+        self.resent = ResentMessages()
         self.loose = LooseMessages()
         self.in_flight = 0
         self.batches: dict[int, Batch] = {}
@@ -175,7 +176,7 @@ class Deliveries(ABC):
                 self.loose.add(lane, 1)
 
     def admit_again(self, lane: LookAhead, key: str | None) -> None:
-        """One message more, of a lane of its own (``resends.py``)."""
+        """One message more, of a lane of its own (``resent.py``)."""
         self.loose.add(lane, 1)
 
     def pass_over(self, partition: int, count: int) -> None:

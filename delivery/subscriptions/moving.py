@@ -92,6 +92,7 @@ class DeadLetterMover:
         self, running: RunningSubscription, window: SubscriptionWindow, letter: DeadLetter
     ) -> None:
         """A former owner's copy was stored, or the topic or the subscription is gone."""
+        is_resent = window.resent.is_open((letter.partition, letter.offset))
         subscription_id = running.view.subscription.subscription_id
         try:
             is_finished = await self._ledger.read(
@@ -103,7 +104,7 @@ class DeadLetterMover:
                 letter.offset, running.view.topic.name, running.view.subscription.name, error,
             )  # fmt: skip
             is_finished = False
-        if is_finished:
+        if is_finished and not is_resent:
             window.moved(letter.partition, letter.offset)
             self._moved(running)
         else:

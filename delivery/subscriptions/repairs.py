@@ -1,4 +1,5 @@
-"""What operators do about blocked messages: one by one, or all that match a condition.
+"""What operators do about blocked messages: one by one, or all that match a condition; and about a
+finished one, which is delivered once more (``resent.py``).
 
 A repair of many goes through those that are blocked when it begins, a lot at a time, so the owner
 serves others in between. What is blocked again meanwhile is not touched a second time.
@@ -10,17 +11,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from delivery.filters import compiled
+from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.batches import Blocked, Place
+from delivery.subscriptions.blocks import MISSING, NEAR_RECORDS, Blocks
 from delivery.subscriptions.inspection import WallMs, shown_blocked
 from delivery.subscriptions.requests import (
     BlockedWhere,
     OwnerRefused,
     RepairBlocked,
+    Resend,
     RetryKey,
     SkipKey,
 )
+from delivery.subscriptions.resent import RESENT_MAX
 from delivery.subscriptions.running import RunningSubscription
-from delivery.subscriptions.schemas import BlockedKey, RepairedMessages
+from delivery.subscriptions.schemas import BlockedKey, RepairedMessages, ResentMessage
+from uploader.stores.base import StoreError
 
 LOT = 500  # about 2 ms with three patterns
 
@@ -138,3 +144,55 @@ def _matcher(where: BlockedWhere) -> Callable[[Blocked], bool]:
         return is_reason is None or is_reason(blocked.why)
 
     return matches
+
+
+async def resend(
+    running: RunningSubscription, request: Resend, reader: PartitionReader, blocks: Blocks
+) -> ResentMessage:
+    """Delivers a finished message once more. Raises OwnerRefused and LedgerError."""
+    partition, seq = request.place
+    named = f"message {seq} of partition {partition}"
+    detail = {"partition": partition, "seq": seq}
+    if not running.view.subscription.config.reliable:
+        raise OwnerRefused(
+            409, "not_finished", "a subscription without reliable finishes nothing; read the record"
+            " with diff", detail,
+        )  # fmt: skip
+    if request.topic_id not in (None, running.view.topic.topic_id):
+        raise OwnerRefused(
+            404, "unknown_message", f"topic {running.view.topic.name} was deleted and created"
+            f" again: its id is {running.view.topic.topic_id}, not {request.topic_id}",
+            detail | {"topic_id": running.view.topic.topic_id},
+        )  # fmt: skip
+    if (known := running.window.resent.named(request.place, request.id)) is not None:
+        return ResentMessage(partition, seq, known.key, known.is_finished)
+    if partition not in running.window.lanes or seq > running.head(partition):
+        raise OwnerRefused(404, "unknown_message", f"there is no {named}", detail)
+    key = running.view.topic.topic_id, partition
+    is_evicted = seq < (await reader.readable(key)).earliest_seq  # the rings may have it still
+    found = None if is_evicted else blocks.find(key, seq)
+    if found is MISSING:
+        try:
+            await blocks.load(key, seq, NEAR_RECORDS, await reader.head(key))
+        except StoreError as error:
+            raise OwnerRefused(503, "store_unavailable", str(error)) from error
+        found = blocks.find(key, seq)
+    if found is MISSING or found is None:
+        raise OwnerRefused(404, "unknown_message", f"{named} cannot be read any more", detail)
+    window, place = running.window, request.place  # after a seek it is another one
+    if (known := window.resent.named(place, request.id)) is not None:  # it was asked twice
+        return ResentMessage(partition, seq, known.key, known.is_finished)
+    is_resent = window.resent.is_open(place)
+    if is_resent or not window.is_finished(partition, seq):
+        raise OwnerRefused(
+            409, "not_finished", f"{named} is not finished, so it is delivered anyway; retry sends"
+            " it again if it is blocked", detail | {"resent": is_resent},
+        )  # fmt: skip
+    if window.resent.count() >= RESENT_MAX:
+        raise OwnerRefused(
+            429, "too_many_resent", f"{RESENT_MAX} messages are sent once more and not"
+            f" finished yet, the limit is {RESENT_MAX}; ask again later", {"limit": RESENT_MAX},
+        )  # fmt: skip
+    message_key = found[2].key
+    window.admit_again(window.resent.add(place, message_key, request.id), message_key)
+    return ResentMessage(partition, seq, message_key)

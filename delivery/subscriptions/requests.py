@@ -154,9 +154,12 @@ class RepairBlocked(OwnerRequest, frozen=True, tag=True, array_like=True):
 
 
 class Resend(OwnerRequest, frozen=True, tag=True, array_like=True):
-    """Delivers a finished message, (partition, seq), once more."""
+    """Delivers a finished message, (partition, seq), once more. Asked again with the same ``id``,
+    the owner tells what has become of it. ``topic_id``: only if the topic has this id."""
 
     place: tuple[int, int]
+    id: str = ""
+    topic_id: int | None = None
 
 
 class Seek(OwnerRequest, frozen=True, tag=True, array_like=True):

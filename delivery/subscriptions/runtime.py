@@ -35,7 +35,7 @@ from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.streams.outlet import Outlet
-from delivery.subscriptions import inspection, repairs, resends, unserved
+from delivery.subscriptions import inspection, repairs, unserved
 from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
 from delivery.subscriptions.dead_letters import DeadLetters
@@ -252,7 +252,7 @@ class Subscriptions:
         if isinstance(request, Seek):
             return _encoder.encode(await self._seek(running, request))
         if isinstance(request, Resend):
-            resent = await resends.resend(running, request, self._reader, self._blocks)
+            resent = await repairs.resend(running, request, self._reader, self._blocks)
             self._wake(running)
             return _encoder.encode(resent)
         if isinstance(request, RepairBlocked):

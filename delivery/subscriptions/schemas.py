@@ -90,6 +90,13 @@ class ResentMessage(Struct, frozen=True):
     partition: int
     seq: Offset
     key: str | None
+    finished: Annotated[
+        bool,
+        Meta(
+            description="whether it is finished again: acknowledged, or dealt with by `poison` or"
+            " an operator"
+        ),
+    ] = False
 
 
 class RepairedMessages(Struct, frozen=True):

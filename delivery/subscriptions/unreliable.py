@@ -29,6 +29,7 @@ from delivery.subscriptions.key_queue import KeyQueue
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Consumer, Members
 from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.resent import ResentMessages
 from delivery.subscriptions.waiting_letters import WaitingLetters
 
 WAITING_BYTES = 120
@@ -44,7 +45,7 @@ class UnreliableWindow:
         self.epoch = epoch
         self.members = Members()
         self.lanes: dict[int, LookAhead] = {}
-        self.resent: dict[Place, LookAhead] = {}
+        self.resent = ResentMessages()  # there are none
         self.counts = WindowCounts()
         self.batches: dict[int, Batch] = {}  # taken, and not written yet
         self.stuck: dict[Place, Blocked] = {}

@@ -27,6 +27,7 @@ from delivery.subscriptions.key_runs import KeyRunsWindow
 from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.members import Members
 from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.resent import ResentMessages
 from delivery.subscriptions.shared import SharedWindow
 from delivery.subscriptions.unreliable import UnreliableWindow
 from delivery.subscriptions.waiting_letters import WaitingLetters
@@ -41,7 +42,7 @@ class SubscriptionWindow(Protocol):
     epoch: int
     members: Members
     lanes: dict[int, LookAhead]
-    resent: dict[Place, LookAhead]
+    resent: ResentMessages
     counts: WindowCounts
     dead_letters: WaitingLetters
 

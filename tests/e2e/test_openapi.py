@@ -356,7 +356,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     # A thousand simultaneous plans: tests/e2e/test_plans.py. 100,000 cursors:
     # tests/daemon/intake/test_cursor_cache.py. A thousand consumers:
     # tests/e2e/test_bad_consumers.py. A dead letter that is on its way, a thousand messages that
-    # are resent: test_dead_letters.py and test_resends.py. An upload that hangs:
+    # are resent: test_dead_letters.py and test_resent.py. An upload that hangs:
     # tests/e2e/test_outage.py. Too many partitions: tests/attacks/test_partitions.py.
     at = "/v0/topics/{topic}/subscriptions/{subscription}"
     assert left - failing == {

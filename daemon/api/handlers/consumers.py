@@ -159,8 +159,8 @@ class ConsumerRoutes:
     ) -> EncodedJson[ResentMessage]:
         """Delivers a finished message once more."""
         _, subscription_id = await self._directory.find(topic, name)
-        place = asked.partition, asked.seq
-        return EncodedJson(await self._owners.ask(Resend(subscription_id, place)))
+        request = Resend(subscription_id, (asked.partition, asked.seq), asked.id, asked.topic_id)
+        return EncodedJson(await self._owners.ask(request))
 
     async def repair(
         self, topic: str, name: str, asked: RepairRequest

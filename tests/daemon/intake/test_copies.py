@@ -206,6 +206,13 @@ def test_a_void_copy_takes_no_offsets(shard: Shard) -> None:
     assert fates == [False]
 
 
+def test_a_copy_without_conditions_to_a_deleted_topic_is_void(shard: Shard) -> None:
+    fates: list[bool] = []
+    copy(shard, (0, 4), fates=fates)
+    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 0, 4)))
+    assert fates == [False]
+
+
 def test_a_copy_has_no_deadline_and_ends_the_run_of_those_that_are_taken_back(
     shard: Shard,
 ) -> None:

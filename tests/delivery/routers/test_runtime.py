@@ -53,6 +53,7 @@ class RingOutbox:
         self.full_partitions: set[int] = set()
         self.appended = 0
         self.on_their_way: dict[int, Callable[[bool], None]] = {}
+        self.dest_ids: dict[int, int] = {}
 
     def room_bytes(self) -> int:
         return self.room
@@ -64,7 +65,11 @@ class RingOutbox:
         raise AssertionError("what is known need not be learned")
 
     def append(
-        self, dest: Topic, parts: Sequence[Part], advance: Advance, settled: Callable[[bool], None]
+        self,
+        dest: Topic,
+        parts: Sequence[Part],
+        advance: Advance | None,
+        settled: Callable[[bool], None],
     ) -> None:
         if not self.room:
             raise RingShareUsed(1)
@@ -76,15 +81,19 @@ class RingOutbox:
             raise DestinationFull("a partition is full")
         conditions = encode_conditions(None, None, advance)
         writer = self._node._writers[self.shard]
-        self.on_their_way[writer.append(0, 0, conditions, parts, FLAG_WAITS)] = settled
+        position = writer.append(0, 0, conditions, parts, FLAG_WAITS)
+        self.on_their_way[position] = settled
+        self.dest_ids[position] = dest.topic_id
         self.appended += 1
 
     def committed(self, commit: Commit) -> None:
         void = {verdict.position for verdict in commit.verdicts if verdict.shard == self.shard}
+        deleted = {run.topic_id for run in commit.runs if not run.first_offset}
         for source in commit.sources:
             if source.shard == self.shard:
                 for position in [p for p in self.on_their_way if p < source.end]:
-                    self.on_their_way.pop(position)(position not in void)
+                    settled, dest_id = self.on_their_way.pop(position), self.dest_ids[position]
+                    settled(position not in void and dest_id not in deleted)
 
 
 class World:

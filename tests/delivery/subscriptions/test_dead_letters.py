@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from delivery.subscriptions import dead_letters
-from delivery.subscriptions.requests import Describe, OwnerRefused, RetryKey, Seek, SkipKey
+from delivery.subscriptions.requests import Describe, OwnerRefused, Resend, RetryKey, Seek, SkipKey
 from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription
@@ -276,5 +276,30 @@ def test_while_a_copy_is_on_its_way_its_message_is_neither_retried_nor_skipped(
         await committed(owner)
         assert (copies(node, dest), data(client)) == (["1"], [1])
         assert (await owner.ask(Describe(made.subscription_id)))["dropped"] == 0
+
+    run(node, use)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_message_that_is_resent_and_fails_again_leaves_another_letter(
+    node: Node, dest: Topic, is_gone: bool
+) -> None:
+    async def use(owner: Owner) -> None:
+        made, client = await failed(owner, record(1, "k"))
+        await committed(owner)
+        assert copies(node, dest) == ["1"]
+        resend = Resend(made.subscription_id, (0, 1), "id")
+        assert not (await owner.ask(resend))["finished"]
+        await owner.rest()
+        if is_gone:  # its copy is void
+            node.ledger.write(topics.delete, "dead", 2, force=True)
+        await owner.nack(made, "c", messages(client)[-1])
+        await committed(owner)
+        answer = await owner.ask(resend)
+        if is_gone:
+            assert not answer["finished"], "it waits for its topic"
+        else:
+            assert answer["finished"] and copies(node, dest) == ["1", "1"]
+            assert (await owner.ask(Describe(made.subscription_id)))["dead_lettered"] == 2
 
     run(node, use)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from delivery.subscriptions import resends
-from delivery.subscriptions.look_ahead import LookAhead
+from delivery.subscriptions import repairs
+from delivery.subscriptions import resent as known
 from delivery.subscriptions.policy import WindowPolicy
 from delivery.subscriptions.requests import Describe, DescribeKey, OwnerRefused, Resend, Seek
 from delivery.subscriptions.windows import window_for
@@ -34,7 +34,7 @@ def test_a_finished_message_is_delivered_once_more(node: Node, mode: str, key: s
         await owner.rest()
         await owner.take_all(made, client)
         sent = await owner.ask(Resend(made.subscription_id, (0, 3)))
-        assert sent == {"partition": 0, "seq": 3, "key": key}
+        assert sent == {"partition": 0, "seq": 3, "key": key, "finished": False}
         await owner.rest()
         assert data(client) == [1, 2, 3, 4, 5, 3]
         state = await owner.ask(Describe(made.subscription_id))
@@ -77,8 +77,8 @@ def test_a_message_is_resent_to_a_sender_of_runs(batch_max: int) -> None:
         taken()
         window.ack("a", window.epoch, 0)
     window.admit(0, ["k"])
-    window.resent[0, 2] = LookAhead(0, 1)
-    window.admit_again(window.resent[0, 2], "k")
+    lane = window.resent.add((0, 2), "k")
+    window.admit_again(lane, "k")
     assert taken() == [4], "a run is of one lane"
     window.ack("a", window.epoch, 0)
     assert taken() == [2]
@@ -89,7 +89,7 @@ def test_a_message_is_resent_to_a_sender_of_runs(batch_max: int) -> None:
     window.ack("a", window.epoch, 0)
     assert window.take_news() == {}, "it is finished in the ledger"
     window.check_invariants()
-    assert window.resent[0, 2].is_done(2) and window.take("a", 10, 0) is None
+    assert not window.resent.is_open((0, 2)) and window.take("a", 10, 0) is None
 
 
 def test_a_resent_message_is_the_last_of_its_key_and_waits_for_those_before_it(node: Node) -> None:
@@ -174,7 +174,8 @@ def test_what_cannot_be_resent_is_refused(node: Node, monkeypatch: pytest.Monkey
         assert await refusal(owner, made, 6) == "unknown_message"
         assert await refusal(owner, made, 1, partition=9) == "unknown_message"
         await owner.take_all(made, client)
-        monkeypatch.setattr(resends, "RESENT_MAX", 1)
+        monkeypatch.setattr(repairs, "RESENT_MAX", 1)
+        monkeypatch.setattr(known, "RESENT_MAX", 1)
         await owner.ask(Resend(made.subscription_id, (0, 2)))
         assert await refusal(owner, made, 3) == "too_many_resent"
         await owner.rest()
@@ -197,13 +198,92 @@ def test_a_record_that_retention_removed_is_not_resent(node: Node) -> None:
         await owner.take_all(made, client)
 
     async def second(owner: Owner) -> None:
+        (running,) = owner.subscriptions._running.values()
+        asked = Resend(running.view.subscription.subscription_id, (0, 2), "id")
+        await owner.ask(asked)
         capped = msgspec.structs.replace(node.topic.config, cap_records=1)
         topic = node.ledger.write(topics.alter, node.topic.name, capped)
         due = node.ledger.read(retention.due_evictions, topic, None)
         node.ledger.write(retention.evict, due.evictions)
         owner.evictions += 1
         await owner.later(0.1)
-        (running,) = owner.subscriptions._running.values()
         assert await refusal(owner, running.view.subscription, 2) == "unknown_message"
+        assert not (await owner.ask(asked))["finished"], "it was asked for before"
 
     run(node, first, second)
+
+
+async def resent(owner: Owner, made: Subscription, seq: int, name: str) -> bool:
+    """Asks for a message once more; whether it is finished again."""
+    answer = await owner.ask(Resend(made.subscription_id, (0, seq), name))
+    await owner.rest()
+    assert (answer["seq"], answer["key"]) == (seq, "k")
+    return bool(answer["finished"])
+
+
+def test_a_request_that_is_repeated_with_its_id_tells_what_has_become_of_the_message(
+    node: Node,
+) -> None:
+    made: list[Subscription] = []
+
+    async def first(owner: Owner) -> None:
+        made.append(owner.create())
+        client = await owner.consume(made[0], "c")
+        owner.produce(record(1, "k"), record(2, "k"))
+        await owner.rest()
+        await owner.take_all(made[0], client)
+        assert not await resent(owner, made[0], 1, "a")
+        assert not await resent(owner, made[0], 1, "a") and data(client) == [1, 2, 1]
+        with pytest.raises(OwnerRefused) as refused:
+            await resent(owner, made[0], 1, "b")
+        assert refused.value.code == "not_finished" and refused.value.detail["resent"]
+        await owner.ack(made[0], "c", messages(client)[-1])
+        for _ in range(2):
+            assert await resent(owner, made[0], 1, "a")
+        assert data(client) == [1, 2, 1], "it is known by its id"
+        assert not await resent(owner, made[0], 1, "b") and data(client) == [1, 2, 1, 1]
+        await owner.ack(made[0], "c", messages(client)[-1])
+        await owner.ask(Seek(made[0].subscription_id, {0: 2}))
+        assert not await resent(owner, made[0], 1, "b"), "a seek has forgotten it"
+        assert data(client) == [1, 2, 1, 1, 1]
+
+    async def second(owner: Owner) -> None:
+        client = await owner.consume(made[0], "c")
+        assert not await resent(owner, made[0], 1, "b") and data(client) == [1]
+
+    run(node, first, second)
+
+
+def test_as_many_resent_messages_are_known_by_their_ids_as_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known, "RESENT_MAX", 1)
+    monkeypatch.setattr(known, "REMEMBERED_MAX", 2)
+    found = known.ResentMessages()
+    for seq in range(1, 6):
+        assert found.count() == 0
+        lane = found.add((0, seq), "k", "id")
+        lane.add_keyed(1)
+        assert found.count() == 1 and found.is_open((0, seq))
+        lane.finish_all((seq,))
+    assert [found.named((0, seq), "id") is None for seq in range(1, 6)] == [True] * 2 + [False] * 3
+    assert found.named((0, 5), "") is None and found.named((0, 5), "other") is None
+
+
+def test_an_offset_of_a_topic_that_was_created_again_is_refused(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "k"))
+        await owner.rest()
+        await owner.take_all(made, client)
+        topic_id = node.topic.topic_id
+        with pytest.raises(OwnerRefused) as refused:
+            await owner.ask(Resend(made.subscription_id, (0, 1), "", topic_id - 1))
+        assert refused.value.code == "unknown_message"
+        assert refused.value.detail["topic_id"] == topic_id
+        await owner.ask(Resend(made.subscription_id, (0, 1), "", topic_id))
+        await owner.rest()
+        assert data(client) == [1, 1]
+
+    run(node, use)
