@@ -488,8 +488,10 @@ class Routers:
         while True:
             parts = parts_of(items, view.dest.topic_id, view.dest.config.partitions, partition)
             advance = Advance(view.router.cursor_id, partition, step.expected, reached, True)
-            self._tickets += 1
-            settled = partial(self._settled, running, partition, self._tickets)
+            # A copy of it, since others may be served while this one is appended: what was committed
+            # meanwhile is delivered immediately.
+            self._tickets = ticket = self._tickets + 1
+            settled = partial(self._settled, running, partition, ticket)
             try:
                 self._outbox.append(view.dest, parts, advance, settled)
             except RingShareUsed as error:
@@ -506,7 +508,7 @@ class Routers:
                 continue
             break
         counts = Counts(len(items), reached - start - len(items), skipped)
-        lane.appended(self._tickets, step._replace(next=reached), counts)
+        lane.appended(ticket, step._replace(next=reached), counts)
         plan.release()
 
     async def _learn(self, running: RunningRouter) -> None:

@@ -52,6 +52,7 @@ class RingOutbox:
         self.refuses = ""
         self.full_partitions: set[int] = set()
         self.appended = 0
+        self.meanwhile: list[Callable[[], None]] = []  # what happens during the next ``append``
         self.on_their_way: dict[int, Callable[[bool], None]] = {}
         self.dest_ids: dict[int, int] = {}
 
@@ -85,6 +86,8 @@ class RingOutbox:
         self.on_their_way[position] = settled
         self.dest_ids[position] = dest.topic_id
         self.appended += 1
+        if self.meanwhile:
+            self.meanwhile.pop()()
 
     def committed(self, commit: Commit) -> None:
         void = {verdict.position for verdict in commit.verdicts if verdict.shard == self.shard}
@@ -110,6 +113,7 @@ class World:
         self.changes = 1
         self.failed = False
         self.shards: list[tuple[Routers, RingOutbox, PartitionReader]] = []
+        self.dispatchers: list[Dispatcher] = []
 
     def add(self, shard: int = 0) -> RingOutbox:
         """Another owner of all routers, whose frames go to a shard's ring."""
@@ -122,6 +126,7 @@ class World:
         )  # fmt: skip
         dispatcher.start(asyncio.get_running_loop(), {Kind.ROUTE: made.serve}, raise_it)
         self.shards.append((made, outbox, reader))
+        self.dispatchers.append(dispatcher)
         return outbox
 
     def _end(self) -> None:
@@ -291,6 +296,34 @@ def test_what_the_rings_do_not_hold_comes_from_the_store(tmp_path: Path) -> None
         await world.until(world.done)
         assert world.copies() == sorted(f"{n // 4}.{n % 4}" for n in range(7, 20))
         assert world.node.store.gets
+
+    run(tmp_path, body)
+
+
+def test_others_may_be_served_while_a_page_of_the_store_is_appended(tmp_path: Path) -> None:
+    """What is committed meanwhile is delivered immediately, also by the router itself."""
+
+    async def body(world: World) -> None:
+        world.create()
+        outbox = world.add()
+        await world.until(lambda: len(world.shards[0][0]))
+        produce(world, "other", partition=1)
+        await world.until(lambda: world.copies() == ["other"])
+
+        def meanwhile() -> None:
+            produce(world, "meanwhile", partition=1)
+            world.commit(1)  # the ring of the producers, not that of the copies
+            appended = outbox.appended
+            world.dispatchers[0].serve_now()
+            assert outbox.appended == appended + 1, "nothing was served meanwhile"
+
+        outbox.meanwhile.append(meanwhile)
+        produce(world, "stored")
+        world.node.commit()  # which the rings are not told of
+        produce(world, "and more")
+        await world.until(world.done)
+        assert not outbox.meanwhile
+        assert world.copies() == ["and more", "meanwhile", "other", "stored"]
 
     run(tmp_path, body)
 
