@@ -1,4 +1,4 @@
-"""Consumers of one subscription in one process: streams, acknowledgments by batch, no parsing.
+"""Consumers of subscriptions in one process: streams, acknowledgments by batch, no parsing.
 
 Each consumer has a stream and a connection for its acknowledgments, whose answers are read when
 they come. A batch is complete when a later one has begun or nothing more is in the socket. It is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import select
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -63,12 +64,14 @@ class _Consumer:
 
 
 class ConsumerClients:
-    """Consumers ``c0``, ``c1``...; a context manager that closes them. ``received`` counts
-    messages, ``accepted`` those whose acknowledgment was answered, ``batches`` the batches."""
+    """Consumers ``c0``, ``c1``..., of the subscriptions at ``paths`` in turn; a context manager
+    that closes them. ``received`` counts messages, ``accepted`` those whose acknowledgment was
+    answered, ``batches`` the batches."""
 
     def __init__(
-        self, port: int, path: str, count: int, *, acks: bool = True, ack_messages: int = 1
-    ) -> None:
+        self, port: int, paths: Sequence[str], count: int, *, acks: bool = True,
+        ack_messages: int = 1,
+    ) -> None:  # fmt: skip
         self._ack_messages = ack_messages
         self.received = 0
         self.accepted = 0
@@ -79,7 +82,7 @@ class ConsumerClients:
         self._buffer = bytearray(READ_BYTES)
         try:
             for number in range(count):
-                self._add(_Consumer(port, path, f"c{number}", acks=acks))
+                self._add(_Consumer(port, paths[number % len(paths)], f"c{number}", acks=acks))
         except BaseException:
             self.close()
             raise

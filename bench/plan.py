@@ -40,7 +40,7 @@ DELIVERIES = {
 }
 # Subscriptions, push and the governor, in the same way.
 SUBSCRIBED = {
-    "subscriptions/drain": 50,
+    "subscriptions/drain": 100,
     "subscriptions/waiting": 25,
     "subscriptions/arrival": 14,
     "subscriptions/hot-key": 45,

@@ -46,12 +46,13 @@ def targets(results: SubscriptionResults) -> Iterator[Target]:
 
 
 def _drains(results: SubscriptionResults) -> Table:
-    heads = ("order", "messages", "keys", "consumers", "messages/s", "messages/CPU s",
-             "a batch", "our clients' CPU")  # fmt: skip
+    heads = ("mode", "partitions", "subscriptions", "messages", "keys", "consumers",
+             "messages/s", "messages/CPU s", "a batch", "our clients' CPU")  # fmt: skip
     rows = [
-        (order, f"{each.messages:,}", f"{each.keys:,}", str(each.consumers), number(each.per_s),
+        (each.kind.mode, str(each.kind.partitions), str(each.kind.subscriptions),
+         f"{each.messages:,}", f"{each.keys:,}", str(each.consumers), number(each.per_s),
          number(each.per_cpu_s), number(each.messages_per_batch), f"{each.client_share:.0%}")
-        for order, each in zip(("by key", "none"), results.drains, strict=False)
+        for each in results.drains
     ]  # fmt: skip
     return heads, rows
 

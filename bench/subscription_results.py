@@ -7,13 +7,23 @@ import msgspec
 from bench.delivery_results import Spread
 
 
+class DrainKind(msgspec.Struct, frozen=True):
+    """What is drained: a topic's partitions, by so many subscriptions of a mode."""
+
+    mode: str
+    partitions: int
+    subscriptions: int
+
+
 class DrainResult(msgspec.Struct, frozen=True):
-    """A backlog that consumers take and acknowledge batch by batch, without new records.
+    """A backlog that consumers take and acknowledge batch by batch, without new records, with the
+    default settings. ``messages`` are those of all subscriptions.
 
     ``per_s`` counts messages whose acknowledgment was answered. ``client_share`` is the part of a
     CPU that our clients used; near 1 the daemon may do more.
     """
 
+    kind: DrainKind
     messages: int
     keys: int
     consumers: int

@@ -39,6 +39,7 @@ from bench.processes import (
 from bench.stamps import StampedAsker
 from bench.subscription_results import (
     ArrivalResult,
+    DrainKind,
     DrainResult,
     HotKeyResult,
     RequestsResult,
@@ -51,6 +52,12 @@ from shards.clock import monotonic_ns, process_cpu_ns
 
 TOPIC = "worked"
 PATH = f"/v0/topics/{TOPIC}/subscriptions"
+DRAINS = (
+    DrainKind("key_shared", 1, 1),
+    DrainKind("shared", 1, 1),
+    DrainKind("key_shared", 64, 1),
+    DrainKind("key_shared", 1, 8),
+)
 KEYS = 10_000
 CONSUMERS = 8
 DATA_BYTES = 100
@@ -105,18 +112,21 @@ class SubscriptionsBench:
         kinds[kind.removeprefix("subscriptions/")]()
 
     def _drain(self) -> None:
-        """Everything is there before the first consumer."""
-        for mode in ("key_shared", "shared"):
-            with self._daemon(f"drain-{mode}") as daemon:
-                self._fill(daemon, DRAINED, KEYS)
-                _subscribe(daemon, mode, mode=mode)
+        """Everything is there before the first consumer; all settings are the defaults."""
+        for number, kind in enumerate(DRAINS):
+            with self._daemon(f"drain-{number}", kind.partitions, governor="on") as daemon:
+                self._fill(daemon, DRAINED // kind.subscriptions, KEYS)
+                names = [f"drain-{each}" for each in range(kind.subscriptions)]
+                for name in names:
+                    _subscribe(daemon, name, mode=kind.mode)
+                paths = [f"{PATH}/{name}" for name in names]
                 with (
                     self._alone_here(daemon),
                     ConsumerClients(
-                        daemon.port, f"{PATH}/{mode}", CONSUMERS, ack_messages=ACK_MESSAGES
+                        daemon.port, paths, CONSUMERS, ack_messages=ACK_MESSAGES
                     ) as clients,
                 ):
-                    self._results.drains.append(_drained(daemon, clients))
+                    self._results.drains.append(_drained(daemon, clients, kind))
 
     def _waiting(self) -> None:
         """The window alone, in this process: what a daemon takes and gives back for reads is many
@@ -142,7 +152,7 @@ class SubscriptionsBench:
             _subscribe(daemon, "arrival")
             with (
                 self._alone_here(daemon),
-                ConsumerClients(daemon.port, f"{PATH}/arrival", CONSUMERS) as clients,
+                ConsumerClients(daemon.port, [f"{PATH}/arrival"], CONSUMERS) as clients,
             ):
                 spread = self._one_by_one(daemon, clients, ROUNDS)
         self._results.arrival = ArrivalResult(CONSUMERS, spread)
@@ -154,7 +164,7 @@ class SubscriptionsBench:
             path = f"{PATH}/hot"
             with (
                 self._alone_here(daemon),
-                ConsumerClients(daemon.port, path, CONSUMERS) as clients,
+                ConsumerClients(daemon.port, [path], CONSUMERS) as clients,
             ):
                 alone = self._one_by_one(daemon, clients, HOT_ROUNDS)
                 with self._taking(clients):
@@ -171,7 +181,7 @@ class SubscriptionsBench:
 
     def _takeover(self) -> None:
         """Kills the owner again and again, while a message comes every few milliseconds."""
-        with self._daemon("takeover", shards=2, cpus=self._all_cpus) as daemon:
+        with self._daemon("takeover", shards=2) as daemon:
             _subscribe(daemon, "takeover")
             self._results.takeover = takeover.measure(daemon, TOPIC, f"{PATH}/takeover")
 
@@ -195,11 +205,14 @@ class SubscriptionsBench:
         )
 
     @contextlib.contextmanager
-    def _daemon(self, name: str, shards: int = 1, cpus: set[int] | None = None) -> Iterator[Daemon]:
-        folder, cpus = self._work / name, cpus or self._daemon_cpus
-        daemon = start_daemon(folder, cpus, shards, None, {"governor": "off"})
+    def _daemon(
+        self, name: str, partitions: int = 1, *, shards: int = 1, governor: str = "off"
+    ) -> Iterator[Daemon]:
+        cpus = self._daemon_cpus if shards == 1 else self._all_cpus
+        daemon = start_daemon(self._work / name, cpus, shards, None, {"governor": governor})
         try:
-            daemon.ask("PUT", f"/v0/topics/{TOPIC}", b"{}")
+            body = json.dumps({"partitions": partitions}).encode()
+            daemon.ask("PUT", f"/v0/topics/{TOPIC}", body)
             yield daemon
         finally:
             daemon.stop()
@@ -280,7 +293,7 @@ class SubscriptionsBench:
         return found
 
 
-def _drained(daemon: Daemon, clients: ConsumerClients) -> DrainResult:
+def _drained(daemon: Daemon, clients: ConsumerClients, kind: DrainKind) -> DrainResult:
     clients.until(int(DRAINED * WARM_UP_SHARE))
     began, began_ns, batches = clients.accepted, monotonic_ns(), clients.batches
     cpu_before_s, ours_before_ns = daemon.cpu_s(), process_cpu_ns()
@@ -291,14 +304,13 @@ def _drained(daemon: Daemon, clients: ConsumerClients) -> DrainResult:
     batches = clients.batches - batches
     clients.until(DRAINED)
     return DrainResult(
-        DRAINED, KEYS, CONSUMERS, passed_ns / 1e9, accepted / (passed_ns / 1e9), accepted / cpu_s,
-        accepted / max(batches, 1), ours_ns / passed_ns,
+        kind, DRAINED, KEYS, CONSUMERS, passed_ns / 1e9, accepted / (passed_ns / 1e9),
+        accepted / cpu_s, accepted / max(batches, 1), ours_ns / passed_ns,
     )  # fmt: skip
 
 
 def _subscribe(daemon: Daemon, name: str, **settings: object) -> None:
-    """So many in flight that each key may have its one."""
-    wanted = {"start": "earliest", "window_max": 2 * KEYS, "consumer_max": 2 * KEYS, **settings}
+    wanted = {"start": "earliest", **settings}
     daemon.ask("PUT", f"{PATH}/{name}", json.dumps(wanted).encode())
 
 

@@ -113,7 +113,7 @@ def _consumer_at(
 ) -> ConsumerClients:
     """A consumer whose stream the kernel gave to this process, or all it has to another one."""
     for _ in range(100):
-        clients = ConsumerClients(daemon.port, path, 1)
+        clients = ConsumerClients(daemon.port, [path], 1)
         stream, acks = (_holder(daemon, port) == pid for port in clients.local_ports)
         if stream == there and (there or not acks):
             return stack.enter_context(clients)
@@ -125,7 +125,7 @@ def _connected_again(daemon: Daemon, path: str) -> ConsumerClients:
     deadline_ns = monotonic_ns() + PATIENCE_S * 1_000_000_000
     while True:
         try:
-            return ConsumerClients(daemon.port, path, 1)
+            return ConsumerClients(daemon.port, [path], 1)
         except OSError:
             if monotonic_ns() > deadline_ns:
                 raise

@@ -10,6 +10,7 @@ from bench.delivery_results import Spread
 from bench.results import Machine, Results
 from bench.subscription_results import (
     ArrivalResult,
+    DrainKind,
     DrainResult,
     HotKeyResult,
     RequestsResult,
@@ -24,7 +25,8 @@ def spread(p99_ms: float) -> Spread:
 
 
 def drain(per_s: float) -> DrainResult:
-    return DrainResult(600_000, 10_000, 8, 4.0, per_s, per_s, 200.0, 0.5)
+    kind = DrainKind("key_shared", 1, 1)
+    return DrainResult(kind, 600_000, 10_000, 8, 4.0, per_s, per_s, 200.0, 0.5)
 
 
 def verdicts(results: SubscriptionResults) -> list[str]:
