@@ -8,7 +8,7 @@ from bench.delivery_results import Spread
 
 
 class DrainKind(msgspec.Struct, frozen=True):
-    """What is drained: a topic's partitions, by so many subscriptions of a mode."""
+    """What is drained: a topic's partitions, by a number of subscriptions of a mode."""
 
     mode: str
     partitions: int

@@ -169,11 +169,12 @@ def bounds(config: Config) -> dict[str, int]:
         "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES)
         + SUBSCRIPTIONS_MAX * budget.LITTLE_MESSAGES_BYTES,
         "consumers": shards * budget.MEMBERS_BYTES_MAX,
-        # Records that are kept, or one; pages that are loaded, of characters of four bytes; and
-        # one of them, or one from the rings, is decoded and encoded for what is kept and sent.
+        # Records that are kept, or one, of characters of four bytes; pages that are loaded; and
+        # one of them, or one from the rings, is decoded and encoded for what is sent.
         "blocks": shards
         * (
-            max(blocks.BLOCKS_BYTES, config.record_bytes_max)
+            max(blocks.BLOCKS_BYTES, 4 * config.record_bytes_max)
+            + blocks.RING_HEADS_BYTES
             + (subscriptions.LOADS_AT_ONCE + 2)
             * (6 * max(blocks.LOAD_BYTES, config.record_bytes_max) + blocks.LOAD_HEADS_BYTES)
         ),

@@ -106,10 +106,12 @@ class PartitionReader:
         limit: int,
         bytes_max: int,
         passes: Callable[[Record], bool] | None = None,
+        batch_max: int = 0,
     ) -> RingPage | None:
         """The records after ``cursor``, as far as the rings hold them, ``limit`` and ``bytes_max``
         allow; None if they do not hold the first one. Waits for nothing. Bytes are those of a
-        stored batch, shared equally by its records."""
+        stored batch, shared equally by its records. A batch is decoded whole, however little of it
+        is taken: a reader of all records takes ``batch_max`` of one, whatever its limit."""
         reached = cursor
         items: list[Item] = []
         read_bytes = 0
@@ -124,7 +126,8 @@ class PartitionReader:
                 count = head.record_count
                 skip = reached + 1 - first
                 size = max(1, len(payload) // count)
-                taken = min(count - skip, limit, max(1, (bytes_max - read_bytes) // size))
+                most = max(1, (bytes_max - read_bytes) // size)
+                taken = min(count - skip, max(limit, batch_max), most)
                 read_bytes += taken * size
                 limit -= taken
                 reached += taken
@@ -135,7 +138,7 @@ class PartitionReader:
                     for offset, record in enumerate(decoded, first + skip)
                     if passes is None or passes(record)
                 ]
-                if not limit or read_bytes >= bytes_max or skip + taken < count:
+                if limit <= 0 or read_bytes >= bytes_max or skip + taken < count:
                     break
             else:
                 continue
@@ -293,9 +296,14 @@ def _overtaken(key: Key) -> StoreError:
 
 def bytes_of(record: Record) -> int:
     """The size of a record in an answer, without names and escapes."""
-    size = 0
-    for text in (record.data, record.key, record.tag, record.node, record.meta):
-        if text is not None:
-            plain = isinstance(text, bytes) or text.isascii()
-            size += len(text) if plain else len(text.encode())
+    size = _text_bytes(record.data)
+    if record.key is not None:
+        size += _text_bytes(record.key)
+    if record.tag is not None or record.node is not None or record.meta is not None:
+        others = (record.tag, record.node, record.meta)
+        size += sum(_text_bytes(text) for text in others if text is not None)
     return size
+
+
+def _text_bytes(text: str | bytes) -> int:
+    return len(text if isinstance(text, bytes) or text.isascii() else text.encode())

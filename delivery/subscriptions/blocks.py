@@ -1,9 +1,9 @@
-"""The records of the partitions that a shard's subscriptions read, encoded, in blocks.
+"""The records of the partitions that a shard's subscriptions read, in blocks.
 
 A subscription reads a record twice: once for its key, and once to send it. Often the second time
 comes soon after the first, so records are kept for a while, for all subscriptions of the shard.
-They are kept as msgpack: that takes a third of a decoded record, and is as long as it looks,
-while one emoji makes a text take four bytes for each character. Decoding one takes 0.3 us.
+They are kept as they were decoded, once, and are counted as what they take: one emoji makes a text
+take four bytes for each character.
 
 A block has consecutive offsets: records, BLOCK_BYTES_MAX of them or one that is larger; or none,
 because they cannot be read any more (retention, a gap). So a gap is one block, however wide. A
@@ -16,14 +16,12 @@ recently goes first.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import Enum
+from sys import getsizeof
 from typing import NamedTuple
-
-import msgspec
 
 from delivery.reading.followed import Key
 from delivery.reading.lake import Item
@@ -34,12 +32,14 @@ from uploader.l0.records import Record
 BLOCKS_BYTES = 8 << 20
 BLOCK_BYTES = 700  # of a block without records, as measured
 BLOCK_BYTES_MAX = 64 << 10  # so what is evicted is little, and few blocks are kept in all
-RECORD_BYTES = 56  # besides its bytes: its places in lists, its time, and what is rounded up
+RECORD_BYTES = 136  # besides its texts: itself, its places in lists, its time, what is rounded up
 LOAD_BYTES = 1 << 20
 LOAD_RECORDS = 2_048
 LOAD_RECORDS_MIN = 256
 LOAD_HEADS_BYTES = 400 * LOAD_RECORDS  # of decoded records without their texts
 RING_RECORDS = 1_024  # about a millisecond
+BATCH_RECORDS = 4_096  # of one batch in a ring, however little of it is wanted: see from_rings
+RING_HEADS_BYTES = 400 * BATCH_RECORDS
 NEAR_RECORDS = 128  # of those around one that is read long after it was admitted
 
 
@@ -55,7 +55,7 @@ MISSING = Missing.MISSING
 class Known(NamedTuple):
     """What is at hand from an offset on: records, or else how many offsets are gone."""
 
-    items: Sequence[Item]
+    records: Sequence[Record]
     gone: int
 
 
@@ -77,25 +77,28 @@ class RecordBlock:
     def __init__(self, low: int, end: int) -> None:
         self.low = low
         self.end = end
-        self.records: list[bytes] = []
-        self.times: list[int | None] = []  # None: the record says it itself
+        self.records: list[Record] = []
+        self.times: list[int] = []
         self.bytes = BLOCK_BYTES
 
     def item(self, offset: int) -> Item | None:
         """A record; None if it is gone."""
         if not self.records:
             return None
-        record = _decode(self.records[offset - self.low])
-        ts_ms = self.times[offset - self.low]
-        return offset, record.ts if ts_ms is None else ts_ms, record  # type: ignore[return-value]
-
-
-_encode_into = msgspec.msgpack.Encoder().encode_into
-_decode = msgspec.msgpack.Decoder(Record).decode
+        at = offset - self.low
+        return offset, self.times[at], self.records[at]
 
 
 def _low(block: RecordBlock) -> int:
     return block.low
+
+
+def _bytes_of(record: Record) -> int:
+    """What a record takes."""
+    size = RECORD_BYTES + getsizeof(record.data) + getsizeof(record.key)
+    if record.tag is not None or record.node is not None or record.meta is not None:
+        size += getsizeof(record.tag) + getsizeof(record.node) + getsizeof(record.meta)
+    return size
 
 
 class Blocks:
@@ -111,6 +114,11 @@ class Blocks:
     def find(self, key: Key, offset: int) -> Item | Missing | None:
         """The record at an offset that is here or in the rings; None if it is gone. MISSING: it
         must be loaded."""
+        block = self.block(key, offset)
+        return MISSING if block is None else block.item(offset)
+
+    def block(self, key: Key, offset: int) -> RecordBlock | None:
+        """The block that has an offset, if it is here or in the rings; None: it must be loaded."""
         block = self._here(key, offset)
         if block is None:
             near = max(1, offset - offset % NEAR_RECORDS)
@@ -118,7 +126,7 @@ class Blocks:
                 if self._read(key, start, offset, NEAR_RECORDS):
                     break
             block = self._here(key, offset)
-        return MISSING if block is None else block.item(offset)
+        return block
 
     def known(self, key: Key, offset: int, count: int, *, is_far: bool = False) -> Known:
         """What is here or in the rings from ``offset`` on, ``count`` at most; nothing: the first
@@ -126,7 +134,7 @@ class Blocks:
         what will be."""
         block = self._here(key, offset)
         if block is None:
-            self._read(key, offset, offset, RING_RECORDS)
+            self._read(key, offset, offset, RING_RECORDS, BATCH_RECORDS)
             block = self._here(key, offset)
         if block is None:
             return Known((), 0)
@@ -135,7 +143,7 @@ class Blocks:
         end = min(block.end, offset + count)
         if is_far and end == block.end:
             self._by_use.move_to_end(block, last=False)
-        return Known([block.item(at) for at in range(offset, end)], 0)  # type: ignore[misc]
+        return Known(block.records[offset - block.low : end - block.low], 0)
 
     async def load(self, key: Key, offset: int, count: int, head: int, sharers: int = 1) -> Loaded:
         """Reads the record at ``offset`` and some of those after it, up to ``count``; fewer, if as
@@ -162,9 +170,9 @@ class Blocks:
         self._by_use.move_to_end(there[at])
         return there[at]
 
-    def _read(self, key: Key, start: int, offset: int, count: int) -> bool:
+    def _read(self, key: Key, start: int, offset: int, count: int, batch_max: int = 0) -> bool:
         """Reads from the rings, if they hold what is between the two offsets."""
-        page = self._reader.from_rings(key, start - 1, count, LOAD_BYTES)
+        page = self._reader.from_rings(key, start - 1, count, LOAD_BYTES, batch_max=batch_max)
         if page is None or page.reached < offset:
             return False
         self._add(key, start, page.items, page.reached)
@@ -183,23 +191,21 @@ class Blocks:
         while at < len(there) and there[at].low < end:
             self._forget(there.pop(at))
         place = at
-        next_offset, buffer = offset, bytearray()
+        next_offset = offset
         block = there[at - 1] if at and there[at - 1].end == offset else None
         first: RecordBlock | None = None
         for item_offset, ts_ms, record in items:
             if item_offset > next_offset:
                 there.insert(at, self._begin(key, next_offset, item_offset))
                 at, block = at + 1, None
-            _encode_into(record, buffer)
-            data = bytes(buffer)  # what the encoder returns keeps up to half as much again
-            size = sys.getsizeof(data) + RECORD_BYTES
+            size = _bytes_of(record)
             if block is None or not block.records or block.bytes + size > BLOCK_BYTES_MAX:
                 block = self._begin(key, item_offset, item_offset)
                 there.insert(at, block)
                 at += 1
             first = first or block
-            block.records.append(data)
-            block.times.append(None if record.ts is not None else ts_ms)
+            block.records.append(record)
+            block.times.append(ts_ms)
             block.end = next_offset = item_offset + 1
             block.bytes += size
             self.bytes += size

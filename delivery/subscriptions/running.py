@@ -279,7 +279,7 @@ class RunningSubscription:
         push = self.view.subscription.config.push
         if push is not None and push.format == "batch":
             size_max = max(size_max, push.batch_bytes_max)
-        find, topic_id = self._blocks.find, self.view.topic.topic_id
+        held, block = None, None  # the last message's
         for message in batch.messages:
             if message is None:
                 continue
@@ -287,8 +287,9 @@ class RunningSubscription:
                 back.append(message.place)
                 continue
             lane, offset, _, attempts = message
-            item = find((topic_id, lane.partition), offset)
-            if item is MISSING:
+            if block is None or lane is not held or not block.low <= offset < block.end:
+                held, block = lane, self._blocks.block(self._key(lane.partition), offset)
+            if block is None:
                 if not sent and not gone:
                     session.parked = batch
                     self._parked[session] = None
@@ -298,13 +299,16 @@ class RunningSubscription:
                     wanted.append(Wanted(self._key(lane.partition), offset, records))
                     return 0
                 back.append(message.place)
-            elif item is None:
+                continue
+            if not block.records:
                 gone.append(message.place)
-            else:
-                sent.append((lane.partition, attempts + 1, item))
-                record = item[2]
-                size += len(record.data) + len(record.key or "") + len(record.meta or "")
-                size += len(record.tag or "") + len(record.node or "") + MESSAGE_BYTES
+                continue
+            at = offset - block.low
+            record = block.records[at]
+            sent.append((lane.partition, attempts + 1, (offset, block.times[at], record)))
+            size += len(record.data) + len(record.key or "") + MESSAGE_BYTES
+            if record.meta or record.tag or record.node:
+                size += len(record.meta or "") + len(record.tag or "") + len(record.node or "")
         session.parked = None
         if back:
             self.window.give_back(batch.epoch, back)
@@ -399,12 +403,12 @@ class RunningSubscription:
         if known.gone:
             self._pass_to(partition, lane.end + 1 + min(left, known.gone))
             return 1
-        if known.items:
-            window.admit(partition, [item[2].key for item in known.items])
+        if known.records:
+            window.admit(partition, [record.key for record in known.records])
         elif len(self.loading) < LOADS_EACH:
             self.loading.add(partition)
             wanted.append(Wanted(key, lane.end + 1, LOAD_RECORDS))
-        return len(known.items)
+        return len(known.records)
 
     def _may_admit(self, partition: int) -> bool:
         """Whether older partitions are far enough: a key may have moved from there."""

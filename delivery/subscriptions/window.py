@@ -207,10 +207,10 @@ class DeliveryWindow(Deliveries):
 
     def _pick_keys(self, member: Consumer, left: int, messages: list[SentMessage | None]) -> None:
         """Adds messages of the member's ready keys."""
-        ready = member.ready
-        while left > len(messages) and ready:
+        ready, sent = member.ready, QueueState.SENT
+        for _ in range(min(left - len(messages), len(ready))):
             queue = ready.popleft()
-            queue.state = QueueState.SENT
+            queue.state = sent
             found = queue.lane, queue.head, queue, queue.attempts
             messages.append(new_message(SentMessage, found))
 
@@ -227,7 +227,7 @@ class DeliveryWindow(Deliveries):
                 queue.state = ready
                 queue.owner.ready.append(queue)
                 self._woken[queue.owner] = None
-            elif queue.advance(following):
+            elif queue.waiting > 1 and queue.advance(following):
                 self._make_ready(queue)
             else:
                 del self.keys[queue.key]

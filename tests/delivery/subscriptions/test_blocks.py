@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -28,6 +29,7 @@ from delivery.subscriptions.runtime import LOADS_AT_ONCE
 from ledger.log import recovery
 from tests.delivery.node import Node, node_in
 from tests.delivery.reading.test_diff import Told, rec, told_reader
+from uploader.l0 import records as l0_records
 from uploader.l0.records import Record
 
 
@@ -52,8 +54,11 @@ async def records(blocks: Blocks, key: Key, first: int, last: int, head: int) ->
         at = first + len(found)
         known = blocks.known(key, at, last - at + 1)
         blocks.check_invariants()
-        found += known.items or [None] * known.gone
-        if not known.items and not known.gone:
+        for offset in range(at, at + (len(known.records) or known.gone)):
+            item = blocks.find(key, offset)
+            assert item is not MISSING
+            found.append(item)
+        if not known.records and not known.gone:
             await blocks.load(key, at, LOAD_RECORDS, head)
     return found
 
@@ -65,7 +70,7 @@ def bound_bytes() -> int:
 
 def kept(blocks: Blocks, key: Key, first: int, count: int) -> list[object]:
     """What is at hand."""
-    return data(list(blocks.known(key, first, count).items))
+    return [int(str(record.data)) for record in blocks.known(key, first, count).records]
 
 
 def data(items: list[Item | None]) -> list[object]:
@@ -84,7 +89,7 @@ def test_a_new_record_comes_from_the_rings_and_an_old_one_from_the_store(node: N
         commit(node, 301, 400)
         told.tell()
         gets = len(node.store.gets)
-        assert kept(blocks, node.key(), 301, 500) == list(range(301, 401))
+        assert data(await records(blocks, node.key(), 301, 400, 400)) == list(range(301, 401))
         assert len(node.store.gets) == gets
         # What is longer ago than what is kept, and then what follows it.
         fresh = Blocks(told.partitions)
@@ -177,8 +182,8 @@ def test_large_records_take_what_the_bound_says_whatever_their_characters(
         tracemalloc.start()
         try:
             for offset in range(1, count + 1):
-                found = blocks.known(told.node.key(), offset, 100).items
-                assert len(found) == 1 and len(found[0][2].data) == size + len(text)
+                found = blocks.known(told.node.key(), offset, 100).records
+                assert len(found) == 1 and len(found[0].data) == size + len(text)
                 del found
                 blocks.check_invariants()
             taken, peak = tracemalloc.get_traced_memory()
@@ -257,7 +262,8 @@ def test_blocks_give_what_was_stored_whatever_was_read_before(node: Node) -> Non
                 assert found in (None, MISSING) and known in (((), 0), ((), 701 - offset))
             else:
                 assert found is MISSING or data([found]) == [offset]
-                assert data(list(known.items)) == [*range(offset, offset + len(known.items))]
+                there = [int(str(record.data)) for record in known.records]
+                assert there == [*range(offset, offset + len(there))]
             blocks.check_invariants()
 
     run(node, use)
@@ -290,4 +296,33 @@ def test_loads_take_what_the_bound_says(tmp_path: Path) -> None:
             texts = ['"' + "x" * size + "\N{GRINNING FACE}" + '"'] * each
             made.produce(0, {partition: rec(*texts) for partition in range(3)})
             made.commit(0)
+        run(made, use)
+
+
+def test_a_large_batch_in_a_ring_is_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads all of it; of one record a reader takes no more than what is near."""
+    count, decoded = 4_000, []
+    decode = l0_records.decode
+
+    def counted(payload: bytes) -> list[Record]:
+        decoded.append(payload)
+        return decode(payload)
+
+    async def use(told: Told) -> None:
+        told.partitions.follow(told.node.key())
+        told.tell()
+        blocks = Blocks(told.partitions)
+        monkeypatch.setattr("delivery.reading.partition.records.decode", counted)
+        assert data([cast(Item, blocks.find(told.node.key(), 2_000))]) == [2_000]
+        assert (len(decoded), blocks.bytes < 60_000) == (1, True)
+        at = 1
+        while at <= count:
+            at += len(kept(blocks, told.node.key(), at, 256))
+        assert len(decoded) <= 3, "before and after the records that were there"
+
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 18) as made:
+        made.produce(0, {0: rec(*map(str, range(1, count + 1)))})
+        made.commit(0)
         run(made, use)
