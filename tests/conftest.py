@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them. Slow tests
     have more time.
 
-    With several workers (``make test``), tests that share a fixture of their module or folder run
-    in one, and so do all that need Spark: a session takes 16 s of CPU to start.
+    With several workers (``make test``), tests that share a fixture of their module run in one, and
+    so do all that need Spark: a session takes 16 s of CPU to start.
     """
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -54,18 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("spark"))
-        elif group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
+        elif _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
-def _group(item: pytest.Function) -> str:
-    """The folder or module whose fixture is made for the test and others; "" where none is."""
+def _shares_a_fixture(item: pytest.Function) -> bool:
+    """Whether a fixture of its module or class is made for it and others."""
     definitions = item._fixtureinfo.name2fixturedefs.values()
-    scopes = {found[-1].scope for found in definitions}
-    module = item.nodeid.partition("::")[0]
-    if "package" in scopes:
-        return module.rpartition("/")[0]
-    return module if scopes & {"module", "class"} else ""
+    return any(found[-1].scope in ("module", "class") for found in definitions)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -488,8 +488,8 @@ class Routers:
         while True:
             parts = parts_of(items, view.dest.topic_id, view.dest.config.partitions, partition)
             advance = Advance(view.router.cursor_id, partition, step.expected, reached, True)
-            # A copy of it, since others may be served while this one is appended: what was committed
-            # meanwhile is delivered immediately.
+            # A name of its own: other frames may be appended during this one's append, since what
+            # was committed meanwhile is delivered immediately.
             self._tickets = ticket = self._tickets + 1
             settled = partial(self._settled, running, partition, ticket)
             try:

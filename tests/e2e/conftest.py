@@ -11,16 +11,16 @@ from tests.e2e.daemon import Daemon, running
 from tools.ports import kept_port
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with two shards on the embedded store, for tests that only add topics. All modules
-    share it: the names of topics and cursors begin with what the module is about."""
+    """A daemon with two shards on the embedded store, for the tests of a module that only add
+    topics. Not for all modules: their names would meet, in another order each time."""
     settings = {"admin_over_tcp": "true"}
     with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
         yield daemon
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def daemon(shared_daemon: Daemon) -> Daemon:
     """The shared one, unless the module makes one with other settings."""
     return shared_daemon
