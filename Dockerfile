@@ -3,6 +3,9 @@
 # The data directory is /var/lib/headgate. Give it a volume, or what is not in the store is lost with
 # the container. `docker stop` waits 10 s, and a drain takes up to 20 s: stop with `-t 25`.
 # examples/compose.yaml runs it with a MinIO.
+#
+# It listens on loopback. HEADGATE_LISTEN=0.0.0.0:7440 opens it to the container's network, and needs
+# HEADGATE_AUTH_FILE (SECURITY.md).
 
 FROM python:3.12-slim
 
@@ -16,7 +19,6 @@ RUN python -m venv /opt/headgate \
     && rm -r /opt/wheel
 
 ENV PATH=/opt/headgate/bin:/usr/local/bin:/usr/bin:/bin \
-    HEADGATE_LISTEN=0.0.0.0:7440 \
     HEADGATE_DATA_DIR=/var/lib/headgate \
     HEADGATE_LOG_FORMAT=json
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "deadletters": ("managed", "List dead letters, and send them back where they came from."),
     "push": ("managed", "List push subscriptions, test their receivers, and let them go on."),
     "cursors": ("managed", "List, show, create, set and delete cursors."),
+    "tokens": ("managed", "Create, list and revoke the tokens that clients need."),
     "produce": ("records", "Send records to a topic and wait until they are durable."),
     "import": ("records", "Import files and objects into a topic, each record exactly once."),
     "read": ("records", "Print the records of a topic as NDJSON."),

@@ -46,8 +46,8 @@ from bench.subscription_results import (
     SubscriptionResults,
     WaitingResult,
 )
-from delivery.subscriptions.policy import WindowPolicy
-from delivery.subscriptions.windows import window_for
+from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.windows import window_for
 from shards.clock import monotonic_ns, process_cpu_ns
 
 TOPIC = "worked"

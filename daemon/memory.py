@@ -10,14 +10,14 @@ from daemon.governor.cgroup import CgroupMemory
 from daemon.governor.costs.billing import target_max_bytes
 from daemon.http.limits import HttpLimits, http_limits
 from daemon.http.request_budget import LARGE_BYTES_MAX, PROBES_BYTES_MAX, REQUESTS_BYTES_MAX
-from daemon.intake import admission, commit_feed
+from daemon.intake import admission, caps, commit_feed, topic_cache
 from delivery import filters
 from delivery.pipes import buffers as pipe_buffers
 from delivery.pipes import client as pipe_client
 from delivery.pipes import connection as pipe_connection
 from delivery.pipes import server as pipe_server
-from delivery.push import client as push_client
 from delivery.push import sender as push_sender
+from delivery.push.posts import client as push_client
 from delivery.reading import followed
 from delivery.reading import lake as lake_reader
 from delivery.reading import tail as tail_reader
@@ -25,10 +25,11 @@ from delivery.reading.objects import CACHE_BYTES_MAX
 from delivery.routers import runtime as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
-from delivery.subscriptions import blocks, budget, hash_ring
+from delivery.subscriptions import blocks, budget
 from delivery.subscriptions import runtime as subscriptions
+from delivery.subscriptions.window import hash_ring
 from delivery.watch import hub, tail_encoder
-from ledger.delivery.subscriptions import SUBSCRIPTIONS_MAX
+from ledger.types import SUBSCRIPTIONS_MAX
 from shards import ring
 from shards.journal import JOURNAL_BYTES
 from shards.layout import Layout
@@ -145,6 +146,13 @@ def bounds(config: Config) -> dict[str, int]:
             + tail_reader.BYTES_MAX
             + ring.CHAIN_BYTES_MAX
             + commit_feed.RECENT_BYTES_MAX
+        ),
+        # What each shard knows of the topics that are written to and read through it.
+        "topics": shards
+        * (
+            topic_cache.ENTRIES_BYTES_MAX
+            + topic_cache.NAMES_MAX * topic_cache.NAME_BYTES
+            + caps.TRACKED_MAX * caps.TRACKED_BYTES
         ),
         # A page of a catch-up is there decoded and encoded, or is one record of the largest size.
         "watch": shards

@@ -21,7 +21,8 @@ log = logging.getLogger("headgate.topics")
 
 class TopicChanges:
     """All changes of topics since it was made, in order. ``word`` changes with them; ``changed``
-    gets each. To be made before the shard serves, since it waits for the ledger."""
+    gets each, ``heard`` is up to which version. To be made before the shard serves, since it waits
+    for the ledger."""
 
     def __init__(
         self, ledger: LedgerThread, word: Callable[[], int], changed: Callable[[Topic], None]
@@ -31,7 +32,7 @@ class TopicChanges:
         self._changed = changed
         self._seen_word = -1
         # A topic that is looked up later is as it was then or newer, so no change is missed.
-        self._version = ledger.read_now(topics.catalog_version)
+        self.heard = ledger.read_now(topics.catalog_version)
         self._asking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -51,13 +52,13 @@ class TopicChanges:
         word = self._word()
         try:
             while True:
-                version, changed = await self._ledger.read(topics.changed_since, self._version)
+                version, changed = await self._ledger.read(topics.changed_since, self.heard)
                 for topic in changed:
                     self._changed(topic)
-                if version == self._version or not changed:
-                    self._version = version
+                is_all = version == self.heard or not changed
+                self.heard = version
+                if is_all:
                     break
-                self._version = version
             self._seen_word = word
         except LedgerError as error:
             log.warning("changes of topics cannot be read, and are looked for again: %s", error)

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledger import cursors, dedupe
+from ledger import cursors, dedupe, topics
 from ledger.decide import CommitDecision, PartitionKey, PartitionNow, decide, void_records
 from ledger.delivery import progress
 from ledger.errors import DraftInvalid, ResultCleared
@@ -47,6 +47,8 @@ from ledger.types import (
 EXTENTS_MAX = 4_096
 # Commits without conditions prune the dedupe table only this often.
 PRUNE_EVERY_COMMITS = 64
+# Of a deleted topic whose rows have gone (``space/leftovers.py``).
+_GONE = PartitionNow(1, 0, 0, topics.TIMESTAMP_MIN_MS, deleted=1)
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -165,7 +167,13 @@ def _partitions(tx: ReadTx, draft: CommitDraft) -> dict[PartitionKey, PartitionN
     values[: 2 * len(extents) : 2] = [extent.topic_id for extent in extents]
     values[1 : 2 * len(extents) : 2] = [extent.partition for extent in extents]
     rows = tx.execute(_partitions_sql(size), values)
-    return {(row[0], row[1]): PartitionNow(*row[2:]) for row in rows}
+    found = {(row[0], row[1]): PartitionNow(*row[2:]) for row in rows}
+    for extent in extents if len(found) < len(extents) else ():
+        key = (extent.topic_id, extent.partition)
+        topic = None if key in found else topics.by_id(tx, extent.topic_id)
+        if topic is not None and topic.deleted_ms is not None:
+            found[key] = _GONE
+    return found
 
 
 def _write_extents(

@@ -11,6 +11,8 @@ same name.
 - ``flush`` moves our own cursors over what needs no record, each only from where it is expected.
 - ``set_positions`` puts a cursor anywhere, also back. ``set_change`` and ``set_seq`` note it, and
   requests carry both, so a recovery that lacks it learns of it (``log/recovery.py``).
+- The owner of a client's cursor may tell what it follows and how long that is. It is only shown;
+  no move depends on it.
 - The name of a cursor of another kind than ``client`` begins with the kind and a slash, which no
   client may send.
 """
@@ -34,7 +36,15 @@ CURSORS_MAX = 100_000
 # A look-up takes two of SQLite's 32,766 variables.
 _LOOKED_UP_TOGETHER = 1_024
 
-_COLUMNS = "cursor_id, name, kind, created_ms, deleted_ms"
+# What a client told of a source's size is not relied on for longer. An import tells it every ten
+# minutes, unless it has ended; then the source may have grown.
+SOURCE_KNOWN_MS = 3_600_000
+# Imports are counted for each question about scaling: at most this many, the last told.
+_IMPORTS_MAX = 10_000
+
+_COLUMNS = (
+    "cursor_id, name, kind, created_ms, deleted_ms, source, source_topic_id, source_bytes, told_ms"
+)
 _PUT_SQL = """INSERT INTO cursor_positions
     (cursor_id, partition, seq, set_change, set_seq, changed) VALUES (?, ?, ?, 0, 0, ?)
     ON CONFLICT (cursor_id, partition)
@@ -51,6 +61,27 @@ class CursorPlace(NamedTuple):
     cursor_id: int
     set_change: int
     set_seq: int
+
+
+class SourceTold(NamedTuple):
+    """What a client tells of what its cursor follows. ``size_bytes``: where it ends, as a position
+    in partition 0; None: not known."""
+
+    name: str
+    topic_id: int
+    size_bytes: int | None
+
+
+class ImportLag(NamedTuple):
+    """The sources of a topic that are not at their ends, by what their clients told. ``unknown`` of
+    them have no size, or none that was told lately; of the others, ``oldest_ms`` is when the first
+    was told of."""
+
+    topic: str
+    sources: int
+    unknown: int
+    lag_bytes: int
+    oldest_ms: int | None
 
 
 class Setting(NamedTuple):
@@ -89,7 +120,8 @@ def restore(tx: WriteTx, cursor_id: int, name: str, kind: CursorKind, now_ms: in
     elif present is not None:
         deleted_ms = present.created_ms
     tx.execute(
-        f"INSERT INTO cursors ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO cursors (cursor_id, name, kind, created_ms, deleted_ms, changed)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
         (cursor_id, name, kind, now_ms, deleted_ms, changes.following(tx)),
     )
     tx.execute(
@@ -119,6 +151,35 @@ def set_positions(
              for each in settings],
         )  # fmt: skip
     return positions(tx, cursor.cursor_id)
+
+
+def tell(tx: WriteTx, name: str, kind: CursorKind, told: SourceTold, now_ms: int) -> Cursor:
+    """Notes what a cursor follows. Raises CursorMissing and CursorOwned."""
+    cursor_id = _of_kind(tx, name, kind).cursor_id
+    tx.execute(
+        "UPDATE cursors SET source = ?, source_topic_id = ?, source_bytes = ?, told_ms = ?,"
+        " changed = ? WHERE cursor_id = ?",
+        (*told, now_ms, changes.following(tx), cursor_id),
+    )
+    return _of_kind(tx, name, kind)
+
+
+def imports(tx: ReadTx, now_ms: int) -> list[ImportLag]:
+    """How far imports are behind, by topic."""
+    rows = tx.execute(
+        "SELECT name, COUNT(*), SUM(1 - known), SUM(known * (source_bytes - seq)),"
+        " MIN(CASE WHEN known = 1 THEN told_ms END) FROM ("
+        " SELECT t.name, c.told_ms, COALESCE(c.source_bytes, 0) AS source_bytes,"
+        " COALESCE(p.seq, 0) AS seq,"
+        " CASE WHEN c.source_bytes IS NOT NULL AND c.told_ms >= ? THEN 1 ELSE 0 END AS known"
+        " FROM (SELECT * FROM cursors WHERE told_ms IS NOT NULL ORDER BY told_ms DESC LIMIT ?) AS c"
+        " JOIN topics AS t ON t.topic_id = c.source_topic_id AND t.deleted_ms IS NULL"
+        " LEFT JOIN cursor_positions AS p ON p.cursor_id = c.cursor_id AND p.partition = 0"
+        " WHERE c.source_bytes IS NULL OR c.source_bytes > COALESCE(p.seq, 0)"
+        ") AS unfinished GROUP BY name ORDER BY name",
+        (now_ms - SOURCE_KNOWN_MS, _IMPORTS_MAX),
+    )
+    return [ImportLag(*row) for row in rows]
 
 
 def learn(tx: WriteTx, advance: Advance, now_ms: int) -> None:
@@ -159,7 +220,8 @@ def delete(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> Cursor:
 def end(tx: WriteTx, cursor_id: int, now_ms: int) -> None:
     """Deletes a cursor that lives."""
     tx.execute(
-        "UPDATE cursors SET deleted_ms = ?, changed = ? WHERE cursor_id = ?",
+        "UPDATE cursors SET deleted_ms = ?, changed = ?, source = NULL, source_topic_id = NULL,"
+        " source_bytes = NULL, told_ms = NULL WHERE cursor_id = ?",
         (now_ms, changes.following(tx), cursor_id),
     )
     tx.execute("DELETE FROM cursor_positions WHERE cursor_id = ?", (cursor_id,))

@@ -240,13 +240,17 @@ class RunLost(LedgerError):
 
 
 class SwitchRefused(LedgerError):
-    """A table claims more than the ledger holds, or its topic never existed."""
+    """A table claims more than the ledger holds, its topic never existed, or it has files outside
+    the lake."""
 
-    def __init__(self, table: str, cause: str) -> None:
-        super().__init__(
-            f"readers cannot be switched to the table {table}: {cause}; its topic id or its"
-            f" watermarks come from another ledger; `headgate check` tells more"
-        )
+    def __init__(
+        self,
+        table: str,
+        cause: str,
+        hint: str = "its topic id or its watermarks come from another ledger; `headgate check`"
+        " tells more",
+    ) -> None:
+        super().__init__(f"readers cannot be switched to the table {table}: {cause}; {hint}")
         self.table = table
 
 

@@ -11,6 +11,17 @@ def get(tx: ReadTx, name: str) -> str | None:
     return None if row is None else str(row[0])
 
 
+def number(tx: ReadTx, name: str) -> int:
+    """The note of this name, a number; 0 without one."""
+    return int(get(tx, name) or 0)
+
+
+def raise_to(tx: WriteTx, name: str, least: int) -> None:
+    """The number of this note is at least ``least`` from now on."""
+    if least > number(tx, name):
+        put(tx, name, str(least))
+
+
 def put(tx: WriteTx, name: str, value: str) -> None:
     """Keeps a note in place of an earlier one of the same name."""
     tx.execute(

@@ -131,10 +131,17 @@ def extent_of(row: Sequence[Any], key: str = "") -> Extent:
     return Extent(*columns)
 
 
-def gaps(tx: ReadTx) -> list[Gap]:
-    """All gaps, in order. Only a recovery adds some, and no daemon runs meanwhile."""
-    sql = "SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps ORDER BY 1, 2, 3"
-    return [Gap(*row) for row in tx.execute(sql)]
+def gaps(tx: ReadTx, topic_id: int, partition: int) -> list[Gap]:
+    """A partition's gaps, in order. Only a recovery adds some, and no daemon runs meanwhile."""
+    sql = "SELECT topic_id, partition, gap_from, gap_to, reason FROM gaps"
+    where = " WHERE topic_id = ? AND partition = ? ORDER BY 3"
+    return [Gap(*row) for row in tx.execute(sql + where, (topic_id, partition))]
+
+
+def gap_count(tx: ReadTx) -> int:
+    """How many gaps all partitions have."""
+    (count,) = tx.execute("SELECT count(*) FROM gaps").fetchone()
+    return int(count)
 
 
 def offset_at_time(tx: ReadTx, topic_id: int, partition: int, timestamp_ms: int) -> int:

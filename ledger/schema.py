@@ -39,6 +39,8 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   without a row is 0. ``set_seq`` is the last explicit setting, ``set_change`` its change number.
   ``changed`` is the change number of a row's last change: ``state.change_number`` counts changes of
   delivery and never touches ``catalog_version``. ``last_cursor_id``: ids are never used twice.
+  ``source``, ``source_topic_id`` and ``source_bytes``: what a client told of what its cursor
+  follows, at ``told_ms``; null if it told nothing, and of deleted cursors.
 - ``routers``: which topics are copied into which (``routers.py``). ``config`` is the filter,
   ``slot`` the router's place in the shared segment. Rows stay.
 - ``subscriptions``: who shares a topic's records, and how (``subscriptions.py``). ``config`` is the
@@ -366,6 +368,23 @@ MIGRATIONS: tuple[Migration, ...] = (
             ceiling DOUBLE PRECISION,
             PRIMARY KEY (subscription_id, sender)
         ) WITHOUT ROWID""",
+    ),
+    # Rows of what was deleted are found by these, and go (ledger/space/leftovers.py). A former
+    # version would miss them.
+    (
+        "CREATE INDEX topics_deleted ON topics (changed) WHERE deleted_ms IS NOT NULL",
+        """CREATE INDEX cursors_deleted ON cursors (changed)
+            WHERE deleted_ms IS NOT NULL AND kind <> 'client'""",
+        "CREATE INDEX routers_deleted ON routers (changed) WHERE deleted_ms IS NOT NULL",
+        """CREATE INDEX subscriptions_deleted ON subscriptions (changed)
+            WHERE deleted_ms IS NOT NULL""",
+    ),
+    (
+        "ALTER TABLE cursors ADD COLUMN source TEXT",
+        "ALTER TABLE cursors ADD COLUMN source_topic_id BIGINT",
+        "ALTER TABLE cursors ADD COLUMN source_bytes BIGINT",
+        "ALTER TABLE cursors ADD COLUMN told_ms BIGINT",
+        "CREATE INDEX cursors_told ON cursors (told_ms) WHERE told_ms IS NOT NULL",
     ),
 )
 

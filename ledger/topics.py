@@ -93,8 +93,8 @@ def alter(tx: WriteTx, name: str, config: TopicConfig, partitions_max: int | Non
 
 
 def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic:
-    """The deleted topic. Its rows stay; extents that are committed later are void. Its
-    subscriptions are deleted with it.
+    """The deleted topic. Extents that are committed later are void. Its subscriptions are deleted
+    with it. Its rows go later (``space/leftovers.py``).
 
     Raises TopicMissing and, unless it is forced, TopicHoldsDeadLetters.
     """
@@ -181,7 +181,21 @@ def find(tx: ReadTx, name: str) -> Topic | None:
 
 
 def by_id(tx: ReadTx, topic_id: int) -> Topic | None:
-    """The topic of this id, deleted or not."""
+    """The topic of this id, deleted or not; None: there never was one.
+
+    Of a deleted one whose rows have gone (``space/leftovers.py``) only its id is known.
+    """
+    there = row_of(tx, topic_id)
+    if there is not None:
+        return there
+    (last,) = tx.execute("SELECT last_topic_id FROM state WHERE id = 1").fetchone()
+    if not 0 < topic_id <= last:
+        return None
+    return Topic(topic_id, f"(id {topic_id})", TopicConfig(), 0, deleted_ms=0)
+
+
+def row_of(tx: ReadTx, topic_id: int) -> Topic | None:
+    """The topic of this id, deleted or not, if its row is there."""
     sql = f"SELECT {_COLUMNS} FROM topics WHERE topic_id = ?"
     row = tx.execute(sql, (topic_id,)).fetchone()
     return None if row is None else _topic(row)

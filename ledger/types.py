@@ -212,13 +212,20 @@ CursorKind = Literal["client", "router", "subscription"]
 
 
 class Cursor(Struct, frozen=True):
-    """A cursor. Ids are never used twice; a deleted cursor's row stays."""
+    """A cursor. Ids are never used twice; a deleted cursor's row stays.
+
+    ``source`` and what follows: what the cursor's owner told of what it follows, and when. Then
+    ``told_ms`` is set. ``source_bytes`` None: the owner does not know."""
 
     cursor_id: int
     name: str
     kind: CursorKind
     created_ms: int
     deleted_ms: int | None = None
+    source: str | None = None
+    source_topic_id: int | None = None
+    source_bytes: int | None = None
+    told_ms: int | None = None
 
 
 class CursorPosition(Struct, frozen=True):
@@ -285,6 +292,8 @@ class ObjectRow(Struct, frozen=True):
 
 PARTITIONS_MAX = 1_000  # each is a row of the ledger from the start
 COLUMNS_MAX = 200
+SUBSCRIPTIONS_MAX = 1_024  # of a daemon; each has a row of the shared segment
+ROUTERS_MAX = 1_024  # each has one too, and a copy of its source's records
 INTEGER_MAX = (1 << 63) - 1
 
 Dedupe = Literal["none", "body"]

@@ -22,10 +22,8 @@ from enum import IntEnum, unique
 from msgspec import Struct
 
 from shards import layout as at
-from shards.barrier import fence
+from shards.rows import whole, writing
 from shards.segment import Segment
-
-_READS_MAX = 100  # of a row that is being written; then its text is taken as it is
 
 
 @unique
@@ -68,35 +66,21 @@ class AlarmBoard:
         """Raises an alarm, or counts it again; ``text`` is cut to what a row holds."""
         row, words = self._rows[kind], self._words
         encoded = text.encode()[: at.A_TEXT_BYTES]
-        with self._mutex:
-            words[row + at.A_VERSION] |= 1
-            if fence is not None:
-                fence()
+        with self._mutex, writing(words, row + at.A_VERSION):
             words[row + at.A_COUNT] += 1
             words[row + at.A_LENGTH] = len(encoded)
             start = (row + at.A_TEXT) * at.WORD_BYTES
             self._data[start : start + len(encoded)] = encoded
             if not words[row + at.A_SINCE_NS]:
                 words[row + at.A_SINCE_NS] = now_ns
-            if fence is not None:
-                fence()
-            words[row + at.A_VERSION] += 1
 
     def clear(self, kind: AlarmKind) -> None:
         """Ends an alarm; costs one load if it is not raised."""
         row, words = self._rows[kind], self._words
         if not words[row + at.A_SINCE_NS]:
             return
-        with self._mutex:
-            words[row + at.A_VERSION] |= 1
-            if fence is not None:
-                fence()
-            words[row + at.A_SINCE_NS] = 0
-            words[row + at.A_COUNT] = 0
-            words[row + at.A_LENGTH] = 0
-            if fence is not None:
-                fence()
-            words[row + at.A_VERSION] += 1
+        with self._mutex, writing(words, row + at.A_VERSION):
+            words[row + at.A_SINCE_NS] = words[row + at.A_COUNT] = words[row + at.A_LENGTH] = 0
 
     def clear_all(self) -> None:
         """Ends all alarms of this process, which a former one may have left."""
@@ -120,14 +104,10 @@ def raised(segment: Segment) -> Iterator[Alarm]:
 def _read(segment: Segment, row: int, process: int, kind: AlarmKind) -> Alarm:
     words = segment.words
     start = (row + at.A_TEXT) * at.WORD_BYTES
-    for _ in range(_READS_MAX):
-        version = words[row + at.A_VERSION]
-        if fence is not None:
-            fence()
-        since_ns, count = words[row + at.A_SINCE_NS], words[row + at.A_COUNT]
+
+    def copy() -> Alarm:
         text = bytes(segment.data[start : start + words[row + at.A_LENGTH]])
-        if fence is not None:
-            fence()
-        if not version & 1 and words[row + at.A_VERSION] == version:
-            break
-    return Alarm(kind, process, since_ns, count, text.decode(errors="replace"))
+        since_ns, count = words[row + at.A_SINCE_NS], words[row + at.A_COUNT]
+        return Alarm(kind, process, since_ns, count, text.decode(errors="replace"))
+
+    return whole(words, row + at.A_VERSION, copy)

@@ -22,7 +22,7 @@ import msgspec
 
 from ledger.types import Commit
 from shards import layout as at
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.segment import Segment
 
 _SLOT = struct.Struct("=QQQQ")
@@ -69,29 +69,25 @@ class CommitLog:
             if length > left:
                 position += left
             words[at.G_COMMITS_RESERVED] = position + length
-        if fence is not None:
-            fence()  # a reader of what was here sees the words that were stored before
+        keep_order()  # a reader of what was here sees the words that were stored before
         if length:
             start = position % capacity
             self._data[start : start + length] = entry
         slot = self._layout.commit_slot(commit.number) * at.WORD_BYTES
         _SLOT.pack_into(self._slots, slot, commit.number, position, length, now_ns)
-        if fence is not None:
-            fence()
+        keep_order()
         words[at.G_COMMITS] = commit.number
 
     def read(self, number: int) -> Commit | None:
         """Commit ``number`` <= end; None if it must be read from the ledger instead."""
-        if fence is not None:
-            fence()
+        keep_order()
         found, position, length, published_ns = self._slot(number)
         if found != number or not length:
             return None
         capacity = self._layout.commit_log_bytes
         start = position % capacity
         entry = bytes(self._data[start : start + length])
-        if fence is not None:
-            fence()
+        keep_order()
         # The writer may already be filling the slot of end + 1.
         if self.end + 1 - number >= self._layout.commit_slots:
             return None
@@ -102,11 +98,9 @@ class CommitLog:
 
     def published_ns(self, number: int) -> int:
         """When commit ``number`` <= end was published; 0 if that is not known any more."""
-        if fence is not None:
-            fence()
+        keep_order()
         found, _, _, published_ns = self._slot(number)
-        if fence is not None:
-            fence()
+        keep_order()
         is_overtaken = self.end + 1 - number >= self._layout.commit_slots
         return 0 if found != number or is_overtaken else published_ns
 

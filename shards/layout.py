@@ -33,7 +33,8 @@ shard: committed       the holder of the lease that starts there; for voids, whe
                        holder of the lock of the shard's group
 shard: pulled          the holder of the lock of the shard's group
 shard: heartbeat,      that shard
-counters, cpu, seen
+counters, cpu, seen,
+heard
 shard: latencies       that shard; of PUT and COMMITTED, its uploads under their mutex
 shard: what it senses  that shard
 shard: lease counter,  that shard
@@ -74,10 +75,12 @@ A group's words are in the slot of its first shard. This module only computes ad
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import accumulate
+
 from msgspec import Struct
 
-from ledger.delivery.routers import ROUTERS_MAX
-from ledger.delivery.subscriptions import SUBSCRIPTIONS_MAX
+from ledger.types import ROUTERS_MAX, SUBSCRIPTIONS_MAX
 
 WORD_BYTES = 8
 LINE_WORDS = 8
@@ -169,6 +172,9 @@ S_CPU_NS = S_HEARTBEAT + 2
 S_READY = S_HEARTBEAT + 3
 S_SEEN = S_HEARTBEAT + 4  # the last commit that the shard has followed, as of its heartbeat
 S_QUEUED = S_HEARTBEAT + 5  # requests that wait for admission, as of its heartbeat
+# Up to which changes of topics, and of routers and subscriptions, the shard knows them, likewise.
+S_HEARD_TOPICS = S_HEARTBEAT + 6
+S_HEARD_DELIVERY = S_HEARTBEAT + 7
 S_PID = 5 * LINE_WORDS
 S_RESTARTS = S_PID + 1
 S_CPU = S_PID + 2
@@ -402,120 +408,165 @@ class Layout(Struct, frozen=True):
                 " 4096"
             )
 
-    def shard(self, shard: int) -> int:
-        """Index of the first word of a shard's lines."""
-        return GLOBAL_WORDS + shard * SHARD_WORDS
-
-    def group(self, group: int) -> int:
-        """Index of the first word of a group's slot."""
-        return GLOBAL_WORDS + self.shards * SHARD_WORDS + group * GROUP_WORDS
-
     @property
     def lease_words(self) -> int:
         """Words of one lease slot."""
         return L_SOURCES + _lines(SOURCE_WORDS * self.shards)
 
+    # The index of the first word of a row.
+
+    def shard(self, shard: int) -> int:
+        """Of a shard's lines."""
+        return GLOBAL_WORDS + shard * SHARD_WORDS
+
+    def group(self, group: int) -> int:
+        """Of a group's slot."""
+        return GLOBAL_WORDS + self.shards * SHARD_WORDS + group * GROUP_WORDS
+
     def lease(self, shard: int, slot: int) -> int:
-        """Index of the first word of a lease slot."""
-        leases = self.group(self.shards)
-        return leases + (shard * self.lease_slots + slot) * self.lease_words
+        """Of a lease slot."""
+        return _regions(self)["leases"] + (shard * self.lease_slots + slot) * self.lease_words
 
     def alarm(self, process: int, kind: int) -> int:
-        """Index of the first word of an alarm's row; the supervisor is process ``shards``."""
-        alarms = self.lease(self.shards, 0)
-        return alarms + (process * ALARM_KINDS_MAX + kind) * ALARM_WORDS
+        """Of an alarm's row; the supervisor is process ``shards``."""
+        return _regions(self)["alarms"] + (process * ALARM_KINDS_MAX + kind) * ALARM_WORDS
 
     def router(self, slot: int) -> int:
-        """Index of the first word of a router's row."""
-        return self.alarm(self.shards + 1, 0) + slot * BOARD_ROW_WORDS
+        """Of a router's row."""
+        return _regions(self)["routers"] + slot * BOARD_ROW_WORDS
 
     def subscription(self, slot: int) -> int:
-        """Index of the first word of a subscription's row."""
-        return self.router(ROUTER_SLOTS) + slot * BOARD_ROW_WORDS
+        """Of a subscription's row."""
+        return _regions(self)["subscriptions"] + slot * BOARD_ROW_WORDS
 
     def offer(self, slot: int) -> int:
-        """Index of the first word of what a push subscription offers."""
-        return self.subscription(SUBSCRIPTION_SLOTS) + slot * OFFER_WORDS
+        """Of what a push subscription offers."""
+        return _regions(self)["offers"] + slot * OFFER_WORDS
 
     def latency(self, shard: int, stage: int) -> int:
-        """Index of the first word of a shard's latency histogram of a stage."""
-        first = self.offer(SUBSCRIPTION_SLOTS)
-        return first + (shard * LATENCY_STAGES_MAX + stage) * LATENCY_WORDS
+        """Of a shard's latency histogram of a stage."""
+        return _regions(self)["latencies"] + (shard * LATENCY_STAGES_MAX + stage) * LATENCY_WORDS
 
     @property
     def recency(self) -> int:
-        """Index of the first word of recency."""
-        return self.latency(self.shards, 0)
+        """Of recency."""
+        return _regions(self)["recency"]
 
     def topic_row(self, shard: int, row: int) -> int:
-        """Index of the first word of a topic's row."""
-        rows = self.recency + RECENCY_WORDS
-        return rows + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
+        """Of a topic's row."""
+        return _regions(self)["topic rows"] + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
 
     def topic_slot(self, slot: int) -> int:
-        """Index of the first word of a topic's slot."""
-        return self.topic_row(self.shards, 0) + slot * TOPIC_SLOT_WORDS
+        """Of a topic's slot."""
+        return _regions(self)["topic slots"] + slot * TOPIC_SLOT_WORDS
 
     def topic_counts(self, shard: int) -> int:
-        """Index of the first word of a shard's counts of topics."""
-        counts = self.topic_slot(TOPIC_SLOTS)
-        return counts + shard * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS)
+        """Of a shard's counts of topics."""
+        return _regions(self)["topic counts"] + shard * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS)
 
     def commit_slot(self, number: int) -> int:
-        """Index of the first word of the slot of commit ``number``."""
-        slots = self.topic_counts(self.shards)
-        return slots + (number % self.commit_slots) * SLOT_WORDS
+        """Of the slot of commit ``number``."""
+        return _regions(self)["commit slots"] + (number % self.commit_slots) * SLOT_WORDS
+
+    # The same among the sparse words.
+
+    def share(self, slot: int, shard: int) -> int:
+        """Of a sender's share."""
+        return (slot * self.shards + shard) * SHARE_WORDS
+
+    def figures(self, slot: int, shard: int) -> int:
+        """Of a sender's figures."""
+        return _sparse_regions(self)["figures"] + (slot * self.shards + shard) * FIGURES_WORDS
+
+    @property
+    def push_rules(self) -> int:
+        """Of whom push may call."""
+        return _sparse_regions(self)["push rules"]
+
+    @property
+    def endpoint_holds(self) -> int:
+        """Of the pauses that receivers asked for."""
+        return _sparse_regions(self)["endpoint holds"]
+
+    # Byte offsets.
+
+    @property
+    def commit_log(self) -> int:
+        """Of the commit log's bytes."""
+        return self.words * WORD_BYTES
+
+    def ring(self, shard: int) -> int:
+        """Of a shard's ring."""
+        return self.commit_log + self.commit_log_bytes + shard * self.ring_bytes
+
+    def journal(self, shard: int) -> int:
+        """Of a shard's journal."""
+        return self.ring(self.shards) + shard * self.journal_bytes
+
+    @property
+    def sparse(self) -> int:
+        """Of what takes memory only where it was touched: the words of senders. All before it is
+        allocated at the start."""
+        return -(-self.journal(self.shards) // PAGE_BYTES) * PAGE_BYTES
+
+    # Sizes.
 
     @property
     def words(self) -> int:
         """All words but the sparse ones; the commit log's bytes, the rings, the journals and those
         follow."""
-        return self.commit_slot(0) + self.commit_slots * SLOT_WORDS
-
-    @property
-    def commit_log(self) -> int:
-        """Byte offset of the commit log's bytes."""
-        return self.words * WORD_BYTES
-
-    def ring(self, shard: int) -> int:
-        """Byte offset of a shard's ring."""
-        return self.commit_log + self.commit_log_bytes + shard * self.ring_bytes
-
-    def journal(self, shard: int) -> int:
-        """Byte offset of a shard's journal."""
-        return self.ring(self.shards) + shard * self.journal_bytes
-
-    @property
-    def sparse(self) -> int:
-        """Byte offset of what takes memory only where it was touched: the words of senders. All
-        before it is allocated at the start."""
-        return -(-self.journal(self.shards) // PAGE_BYTES) * PAGE_BYTES
-
-    def share(self, slot: int, shard: int) -> int:
-        """Index, among the sparse words, of the first word of a sender's share."""
-        return (slot * self.shards + shard) * SHARE_WORDS
-
-    def figures(self, slot: int, shard: int) -> int:
-        """Index, among the sparse words, of the first word of a sender's figures."""
-        first = self.share(SUBSCRIPTION_SLOTS, 0)
-        return first + (slot * self.shards + shard) * FIGURES_WORDS
-
-    @property
-    def push_rules(self) -> int:
-        """Index, among the sparse words, of the first word of whom push may call."""
-        return self.figures(SUBSCRIPTION_SLOTS, 0)
-
-    @property
-    def endpoint_holds(self) -> int:
-        """Index, among the sparse words, of the first pause that a receiver asked for."""
-        return self.push_rules + 2 * PUSH_RULES_BYTES // WORD_BYTES
+        return _regions(self)[_END]
 
     @property
     def sparse_words(self) -> int:
         """How many those are: 512 KiB a shard, and 2 MiB."""
-        return self.endpoint_holds + HOLD_LINES * LINE_WORDS
+        return _sparse_regions(self)[_END]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole segment."""
         return self.sparse + self.sparse_words * WORD_BYTES
+
+
+_END = ""
+
+
+@cache
+def _regions(layout: Layout) -> dict[str, int]:
+    """Where each region of words begins, in their order; they end at ``_END``."""
+    shards = layout.shards
+    return _summed(
+        {
+            "global": GLOBAL_WORDS,
+            "shards": shards * SHARD_WORDS,
+            "groups": shards * GROUP_WORDS,
+            "leases": shards * layout.lease_slots * layout.lease_words,
+            "alarms": (shards + 1) * ALARM_KINDS_MAX * ALARM_WORDS,
+            "routers": ROUTER_SLOTS * BOARD_ROW_WORDS,
+            "subscriptions": SUBSCRIPTION_SLOTS * BOARD_ROW_WORDS,
+            "offers": SUBSCRIPTION_SLOTS * OFFER_WORDS,
+            "latencies": shards * LATENCY_STAGES_MAX * LATENCY_WORDS,
+            "recency": RECENCY_WORDS,
+            "topic rows": shards * TOPIC_ROWS * TOPIC_ROW_WORDS,
+            "topic slots": TOPIC_SLOTS * TOPIC_SLOT_WORDS,
+            "topic counts": shards * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS),
+            "commit slots": layout.commit_slots * SLOT_WORDS,
+        }
+    )
+
+
+@cache
+def _sparse_regions(layout: Layout) -> dict[str, int]:
+    """The same of the sparse words."""
+    return _summed(
+        {
+            "shares": SUBSCRIPTION_SLOTS * layout.shards * SHARE_WORDS,
+            "figures": SUBSCRIPTION_SLOTS * layout.shards * FIGURES_WORDS,
+            "push rules": 2 * PUSH_RULES_BYTES // WORD_BYTES,
+            "endpoint holds": HOLD_LINES * LINE_WORDS,
+        }
+    )
+
+
+def _summed(sizes: dict[str, int]) -> dict[str, int]:
+    return dict(zip([*sizes, _END], accumulate(sizes.values(), initial=0), strict=True))

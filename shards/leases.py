@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ledger.types import LeaseId, SourceRange
 from shards import layout as at
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.layout import Layout
 
 FREE = 0
@@ -87,8 +87,7 @@ class LeaseTable:
                 f"slot {slot} of shard {shard} is not free: its state is {words[base]}"
             )
         words[base + at.L_COUNTER] = lease_id.counter  # first: see in_state
-        if fence is not None:
-            fence()
+        keep_order()
         words[base + at.L_INCARNATION] = lease_id.incarnation
         words[base + at.L_EPOCH] = lease_id.epoch
         words[base + at.L_SHARD] = lease_id.shard
@@ -103,8 +102,7 @@ class LeaseTable:
             words[index + 1] = source.start
             words[index + 2] = source.end
             index += at.SOURCE_WORDS
-        if fence is not None:
-            fence()
+        keep_order()
         words[base] = LIVE
         return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources), commits_seen)
 
@@ -143,23 +141,19 @@ class LeaseTable:
                     # after a counter and the counter is the same in the end, everything between
                     # is one lease's.
                     counter = words[base + at.L_COUNTER]
-                    if fence is not None:
-                        fence()
+                    keep_order()
                     if words[base] not in states:
                         break
-                    if fence is not None:
-                        fence()
+                    keep_order()
                     lease = self.read(shard, slot)
-                    if fence is not None:
-                        fence()
+                    keep_order()
                     if words[base + at.L_COUNTER] == counter:
                         yield lease
                         break
 
     def finish(self, lease: Lease) -> None:
         """LIVE to DONE, by the holder, after the commit, the log and the committed words."""
-        if fence is not None:
-            fence()
+        keep_order()
         self._words[self._bases[lease.shard][lease.slot]] = DONE
 
     def free_done(self, shard: int) -> int:
@@ -208,8 +202,7 @@ class LeaseTable:
         if lease.lease_id != seen.lease_id:
             return None
         self._words[base + at.L_HOLDER] = adopter
-        if fence is not None:
-            fence()
+        keep_order()
         self._words[base] = LIVE
         return lease._replace(holder=adopter)
 
@@ -222,8 +215,7 @@ class LeaseTable:
         for lease in self.in_state(LIVE, ORPHAN):
             for source in lease.sources:
                 ends[source.shard] = max(ends[source.shard], source.end)
-        if fence is not None:
-            fence()  # ``committed`` is read next: a lease that is done has moved it
+        keep_order()  # ``committed`` is read next: a lease that is done has moved it
         return ends
 
     def oldest_epoch(self) -> int:
@@ -236,8 +228,7 @@ class LeaseTable:
         epochs = [
             int(self._words[layout.shard(shard) + at.S_EPOCH]) for shard in range(layout.shards)
         ]
-        if fence is not None:
-            fence()
+        keep_order()
         epochs += [lease.lease_id.epoch for lease in self.in_state(LIVE, ORPHAN)]
         return min(epochs)
 

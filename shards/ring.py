@@ -324,6 +324,12 @@ class RingReader:
         assert committed <= head <= reserved <= committed + self.capacity, order
         assert committed % 8 == head % 8 == reserved % 8 == 0, order
 
+    def copy_part(self, link: Link, start: int, end: int) -> bytes | None:
+        """Bytes of the payload of a batch; None if they were overwritten."""
+        begin = link.offset + BATCH_BYTES
+        part = bytes(self.data[begin + start : begin + end])
+        return part if self.still_there(link.position) else None
+
     def still_there(self, position: int) -> bool:
         """Whether bytes that were copied from ``position`` before this call are the request's."""
         if fence is not None:

@@ -1,17 +1,48 @@
-"""Sums of rows of words: one row for each shard, column by column.
+"""Rows of words: how one is written and read whole, and sums of one for each shard.
 
-A row is read as one large number, so a sum over 64 shards takes as many additions, not thousands.
+A row has one writer at a time, and a *version*, which is odd while it is written. Whoever reads it
+copies it and looks whether the version was even and is the same afterwards. If the writer died in
+between, the row is taken as it is; the next one makes the version even again.
+
+A sum is made of rows as large numbers, so over 64 shards it takes as many additions, not thousands.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
+from shards.barrier import keep_order
 from shards.layout import WORD_BYTES
 from shards.segment import Segment
 
 _WORD_BITS = 8 * WORD_BYTES
+_READS_MAX = 100  # of a row that is being written; then it is taken as it is
+Copy = TypeVar("Copy")
+
+
+@contextmanager
+def writing(words: memoryview, version: int) -> Iterator[None]:
+    """While its row is written; ``version`` is the index of that word."""
+    words[version] |= 1
+    keep_order()
+    yield
+    keep_order()
+    words[version] += 1
+
+
+def whole(words: memoryview, version: int, copy: Callable[[], Copy]) -> Copy:
+    """A copy of a row that was not written meanwhile."""
+    for _ in range(_READS_MAX):
+        before = words[version]
+        keep_order()
+        found = copy()
+        keep_order()
+        if not before & 1 and words[version] == before:
+            break
+    return found
 
 
 def sum_of(segment: Segment, starts: Iterable[int], words: int) -> list[int]:

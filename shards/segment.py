@@ -16,7 +16,7 @@ import os
 
 from ledger.types import LeaseId
 from shards import layout as at
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.layout import Layout
 
 MADV_POPULATE_WRITE = 23  # linux/mman.h; Python does not name it
@@ -107,8 +107,7 @@ class Segment:
         epoch = int(self.words[at.G_EPOCH])
         index = self.layout.shard(shard) + at.S_EPOCH
         if self.words[index] != epoch:
-            if fence is not None:
-                fence()
+            keep_order()
             self.words[index] = epoch
         return epoch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import hypothesis
@@ -29,11 +30,15 @@ LONG_TIMEOUT_S = 600
 def pytest_configure(config: pytest.Config) -> None:
     """Adds the check for leaks. A plugin, since a conftest is not told of session fixtures.
 
+    The collection of the tests makes a million objects that stay: the garbage collector looks at
+    them neither meanwhile nor later (``pytest_collection_finish``).
+
     A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeakCheck(), "leak-check")
+    gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,10 +70,13 @@ def _shares_a_fixture(item: pytest.Function) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Finds MinIO before the first test, because a build takes longer than a test may.
+    """Turns the garbage collector on again, and finds MinIO before the first test, because a build
+    takes longer than a test may.
 
     If that fails, the tests that need it fail with the reason.
     """
+    gc.freeze()
+    gc.enable()
     _check_groups(session)
     wanted = any(item.get_closest_marker("s3") for item in session.items)
     if wanted and not session.config.option.collectonly:

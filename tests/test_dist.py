@@ -111,7 +111,7 @@ def test_what_the_image_installs_and_runs_works(wheel: Path, tmp_path: Path) -> 
     subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert [each.name for each in opt.iterdir()] == ["headgate"]
 
-    environ = dict(shlex.split(found["ENV"][0])[n].split("=", 1) for n in range(4))
+    environ = dict(each.split("=", 1) for each in shlex.split(found["ENV"][0]))
     assert environ["PATH"].startswith("/opt/headgate/bin:")
     path = environ["PATH"].replace("/opt/", f"{opt}/")
     environ = {

@@ -69,7 +69,7 @@ def test_a_class_name_stands_for_one_class() -> None:
 
 
 def test_no_folder_of_the_product_has_too_many_files() -> None:
-    found = tidy.wide_folders(repository_texts(), tidy.WIDE_FOLDERS)
+    found = tidy.wide_folders(repository_texts())
     assert not found, "\n".join(found)
 
 
@@ -179,13 +179,12 @@ def test_a_decision_number_is_given_once_and_has_four_digits() -> None:
     assert len(tidy.decision_numbers(["1-one.md", "notes.md", "0003_x.md"])) == 3
 
 
-def test_a_folder_with_too_many_files_is_found_and_so_is_an_exception_that_is_out_of_date() -> None:
+def test_a_folder_with_too_many_files_is_found() -> None:
     paths = [f"ledger/f{number}.py" for number in range(19)] + ["ledger/space/a.py", "ledger/a.md"]
-    (sentence,) = tidy.wide_folders(paths, {})
+    (sentence,) = tidy.wide_folders(paths)
     assert sentence.startswith("ledger: 19 Python files; the limit is 18")
-    assert not tidy.wide_folders(paths[1:], {}) and not tidy.wide_folders(paths, {"ledger": 19})
-    assert tidy.wide_folders(paths[1:], {"ledger": 19}) and tidy.wide_folders([], {"ledger": 19})
-    assert not tidy.wide_folders([f"tests/f{number}.py" for number in range(30)], {})
+    assert not tidy.wide_folders(paths[1:])
+    assert not tidy.wide_folders([f"tests/f{number}.py" for number in range(30)])
 
 
 def test_a_class_of_another_modules_name_is_found_unless_it_is_private_or_a_tests() -> None:

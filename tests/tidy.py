@@ -21,11 +21,6 @@ Rule = Callable[[str, str], list[str]]
 
 LINES_MAX = 600
 FILES_MAX = 18
-# Folders that still have more, and the most that they may have; a number only ever gets smaller.
-WIDE_FOLDERS = {
-    "delivery/push": 29,
-    "delivery/subscriptions": 43,
-}
 PRODUCT = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands", "cli.py")
 MODULE_NAMES_REFUSED = {"util", "utils", "common", "helper", "helpers", "misc", "stuff"}
 
@@ -53,7 +48,7 @@ def module_docstring(path: str, text: str) -> list[str]:
     """Every module says what it is; an empty ``__init__.py`` need not."""
     if not path.endswith(".py") or (path.endswith("__init__.py") and not text.strip()):
         return []
-    if ast.get_docstring(ast.parse(text)) is None:
+    if not text.startswith('"""') and ast.get_docstring(ast.parse(text)) is None:
         return [f"{path}:1: the module has no docstring"]
     return []
 
@@ -126,6 +121,8 @@ def undecodable_bytes(path: str, text: str) -> list[str]:
     """Code that expects bytes that do not decode must expect text that is not UTF-8: besides its
     own DecodeError, msgspec raises UnicodeDecodeError, for names of members and for values."""
     if not path.endswith(".py") or PurePosixPath(path).parts[0] not in PRODUCT:
+        return []
+    if not re.search("DecodeError|MsgspecError", text):
         return []
     found = []
     for node in ast.walk(ast.parse(text)):
@@ -230,23 +227,17 @@ def missing_files(path: str, text: str, exists: Callable[[str], bool]) -> list[s
     ]
 
 
-def wide_folders(paths: Iterable[str], allowed: Mapping[str, int]) -> list[str]:
+def wide_folders(paths: Iterable[str]) -> list[str]:
     """A folder of the product has one subject, and at most FILES_MAX Python files."""
     counts = Counter(
         str(PurePosixPath(path).parent)
         for path in paths
         if path.endswith(".py") and PurePosixPath(path).parts[0] in PRODUCT
     )
-    found = [
-        f"{folder}: {count} Python files; the limit is {allowed.get(folder, FILES_MAX)}, group them"
-        " by subject"
+    return [
+        f"{folder}: {count} Python files; the limit is {FILES_MAX}, group them by subject"
         for folder, count in sorted(counts.items())
-        if count > allowed.get(folder, FILES_MAX)
-    ]
-    return found + [
-        f"{folder}: {counts[folder]} Python files; take it out of WIDE_FOLDERS"
-        for folder in allowed
-        if counts[folder] <= FILES_MAX
+        if count > FILES_MAX
     ]
 
 
@@ -270,15 +261,14 @@ def repeated_classes(texts: Mapping[str, str]) -> list[str]:
     for path, text in sorted(texts.items()):
         if not path.endswith(".py") or PurePosixPath(path).parts[0] not in PRODUCT:
             continue
-        for node in ast.parse(text).body:
-            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+        for number, line in enumerate(text.split("\n"), 1):
+            named = re.match(r"class ([A-Za-z]\w*)", line)
+            if named is None:
                 continue
-            if node.name in first:
-                found.append(
-                    f"{path}:{node.lineno}: {node.name} is a class of {first[node.name]} too"
-                )
+            if named[1] in first:
+                found.append(f"{path}:{number}: {named[1]} is a class of {first[named[1]]} too")
             else:
-                first[node.name] = path
+                first[named[1]] = path
     return found
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from delivery.push.balancer import BalancerSettings, ShareRow, Shares
-from delivery.push.limiter import Limiter, LimiterSettings
+from delivery.push.rates.balancer import BalancerSettings, ShareRow, Shares
+from delivery.push.rates.limiter import Limiter, LimiterSettings
 from shards.boards.pushboard import Mode
 
 SECOND = 1_000_000_000

@@ -9,7 +9,7 @@ import msgspec
 
 from commands.client.http import Client, Refused, decoded
 from commands.client.pages import pages
-from daemon.schemas.api import CursorPage, CursorSetting, CursorSettings, CursorState
+from daemon.schemas.api import CursorPage, CursorSetting, CursorSource, CursorState
 
 
 def cursor_path(name: str) -> str:
@@ -30,10 +30,17 @@ def cursor_of(client: Client, name: str, patience_ms: float = 0) -> CursorState:
 
 
 def put_cursor(
-    client: Client, name: str, positions: list[CursorSetting], patience_ms: float = 0
+    client: Client,
+    name: str,
+    positions: list[CursorSetting],
+    patience_ms: float = 0,
+    source: CursorSource | None = None,
 ) -> CursorState:
-    """Creates a cursor if there is none, and sets positions. Raises Refused."""
-    body = msgspec.json.encode(CursorSettings(positions))
+    """Creates a cursor if there is none, sets positions, and tells its source. Raises Refused."""
+    settings: dict[str, list[CursorSetting] | CursorSource] = {"positions": positions}
+    if source is not None:
+        settings["source"] = source
+    body = msgspec.json.encode(settings)
     answer = client.call("PUT", cursor_path(name), body, patience_ms=patience_ms)
     return decoded(client, answer, CursorState)
 

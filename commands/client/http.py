@@ -28,6 +28,7 @@ import msgspec
 
 from commands.client.routes import in_commands
 from commands.output import duration_text
+from compaction.access.bearer import bearer
 from daemon.schemas.api import ErrorAnswer
 from shards.clock import monotonic_ns
 
@@ -102,6 +103,7 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not the URL of a daemon, like http://127.0.0.1:7440")
         self.url = url
+        self._bearer = bearer(url)
         self.retries = 0
         self.reached = False  # whether any answer ever came
         self._timeout_s = timeout_s
@@ -166,7 +168,7 @@ class Client:
 
         def attempt(timeout_s: Callable[[], float]) -> _Attempt:
             answer = OpenAnswer(self.url, self._connect(timeout_s()), SILENCE_S)
-            status, body, retry_after = answer.ask(target, headers, timeout_s())
+            status, body, retry_after = answer.ask(target, headers | self._bearer, timeout_s())
             self.reached = True
             if status < 400:
                 opened.append(answer)
@@ -228,7 +230,7 @@ class Client:
     ) -> _Attempt:
         connection = self._connection
         fresh = connection.sock is None
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", **self._bearer}
         if body is not None:
             headers["Content-Type"] = "application/json"
         sent = False

@@ -41,21 +41,23 @@ STOP_WAIT_S = 0.2
 
 Say = Callable[[str], None]
 Key = str | tuple[int, int]
-"""A key, or the place of a message that has none."""
+"""A key, a node that counts as one, or the place of a message that has neither."""
 
 
 class MessageCommands:
-    """Up to ``parallel`` commands. ``outcomes`` is called by one thread at a time."""
+    """Up to ``parallel`` commands. ``outcomes`` is called by one thread at a time. ``takes_nodes``:
+    the node of a message without a key counts as its key."""
 
     def __init__(
         self, command: str, topic: str, outcomes: Outcomes, say: Say, *, parallel: int,
-        as_json: bool,
+        as_json: bool, takes_nodes: bool,
     ) -> None:  # fmt: skip
         self._command = command
         self._topic = topic
         self._outcomes = outcomes
         self._say = say
         self._as_json = as_json
+        self._takes_nodes = takes_nodes
         self._parallel = parallel
         self._pool = ThreadPoolExecutor(parallel, "command")
         self._changed = Condition()  # guards what follows
@@ -81,7 +83,7 @@ class MessageCommands:
     def start(self, message: ConsumedMessage) -> bool:
         """Takes a message; False if it is being worked on already."""
         place = _place(message)
-        key = _key(message)
+        key = self._key(message)
         with self._changed:
             is_new = place not in self._in_hand
             self._in_hand[place] = message
@@ -120,6 +122,13 @@ class MessageCommands:
     def close(self) -> None:
         """Ends the threads, which must have nothing to do."""
         self._pool.shutdown()
+
+    def _key(self, message: ConsumedMessage) -> Key:
+        if message.key is not UNSET:
+            return message.key
+        if self._takes_nodes and message.node is not UNSET:
+            return message.node
+        return _place(message)
 
     def _work(self, key: Key, message: ConsumedMessage) -> None:
         """Works on a message and on those that wait for it."""
@@ -200,10 +209,6 @@ def message_line(message: ConsumedMessage, *, as_json: bool) -> bytes:
 
 def _place(message: ConsumedMessage) -> tuple[int, int]:
     return message.partition, message.seq
-
-
-def _key(message: ConsumedMessage) -> Key:
-    return _place(message) if message.key is UNSET else message.key
 
 
 def _text(key: str | msgspec.UnsetType) -> str:

@@ -47,7 +47,9 @@ def created_text(made: SubscriptionSummary) -> str:
 def show_text(state: SubscriptionStatus) -> str:
     """All of a subscription."""
     config = state.config
-    rules = [config.mode if config.reliable else f"{config.mode}, not reliable"]
+    rules = [f"{config.mode} by key or node" if config.takes_nodes else config.mode]
+    if not config.reliable:
+        rules.append("not reliable")
     if config.paused:
         rules.append("paused")
     if config.reliable:

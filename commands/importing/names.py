@@ -12,6 +12,10 @@ there. The same is noted of a file whose text has to be read from its start, bec
 one document, with the file's *version*: its size and when it was modified. While it has that
 version, no more than its beginning is read.
 
+A cursor also tells what its source is called and how long its text is, for whoever looks at the
+cursor (``CursorSource``). Nothing is found by that: a renamed file keeps its cursor, which tells
+its new name. A file that is told as it already was, and imported to there, is not told again.
+
 The position is in partition 0. Dead letters have a cursor of their own, which exists from the
 first of them on.
 """
@@ -25,11 +29,19 @@ import threading
 import zlib
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from commands.client.cursors import cursor_of, delete_cursor, put_cursor
 from commands.client.http import Client, Refused, Unreachable
 from commands.importing.reading.problems import SourceChanged
 from commands.importing.reading.raw import FileVersion
-from daemon.schemas.api import CursorSetting, CursorState
+from daemon.schemas.api import (
+    SOURCE_NAME_MAX,
+    CursorSetting,
+    CursorSource,
+    CursorSourceState,
+    CursorState,
+)
 
 # Names of cursors have 255 characters at most, of which a digest and its marks take 45.
 SHOWN_CHARACTERS = 200
@@ -87,32 +99,40 @@ class SourceCursors:
         """Calls that wait for the daemon end as Unreachable."""
         self._given_up.set()
 
-    def take_up(self, names: CursorNames, head: bytes | None, *, anew: bool) -> int:
+    def take_up(
+        self, names: CursorNames, head: bytes | None, source: CursorSource, *, anew: bool
+    ) -> int:
         """The position of a source, whose cursor is created if it is new.
 
         ``head``: the first KiB; None: not compared. ``anew``: a source that has changed begins
         again, instead of being a SourceChanged.
         """
-        noted = self._noted(names.cursor)
+        state = self._state(names.cursor)
         noting = [] if head is None else _noting(head)
-        if noted is None:
-            return _places(self._put(names.cursor, noting))[POSITION]
-        if head is None:
-            return noted[POSITION]
+        if state is None:
+            return _places(self._put(names.cursor, noting, source))[POSITION]
+        noted = _places(state)
         length = noted[HEAD_LENGTH]
         # What was not imported yet may change: so a bad line can be repaired.
         is_imported = 0 < length <= noted[POSITION]
-        if is_imported and noted[HEAD_CHECKSUM] != zlib.crc32(head[:length]):
+        if head is not None and is_imported and noted[HEAD_CHECKSUM] != zlib.crc32(head[:length]):
             if not anew:
                 raise SourceChanged(
                     "does not begin as it did when it was imported before",
                     hint="--restart imports it from its start",
                 )
             self.begin_again(names, head)
+            self.tell(names, source)
             return 0
-        if not is_imported or len(head) > length:
-            self._put(names.cursor, noting)
+        if head is not None and is_imported and len(head) <= length:
+            noting = []
+        if noting or not _is_told(state, source):
+            self._put(names.cursor, noting, source)
         return noted[POSITION]
+
+    def tell(self, names: CursorNames, source: CursorSource) -> None:
+        """Says what a source is called, and how long its text is now."""
+        self._put(names.cursor, [], source)
 
     def begin_again(self, names: CursorNames, head: bytes | None) -> None:
         """Puts the cursors of a source to its start."""
@@ -121,17 +141,30 @@ class SourceCursors:
         self.forget(names.dead_cursor)
         self._put(names.cursor, [CursorSetting(0, POSITION), *noting])
 
-    def ended_at(self, names: CursorNames, version: FileVersion | None = None) -> int | None:
+    def ended_at(
+        self, names: CursorNames, source: CursorSource, version: FileVersion | None = None
+    ) -> int | None:
         """The position of a source that is imported to its end; None if it is not. ``version``: of
         a file, which may have changed since."""
-        noted = self._noted(names.cursor)
-        if noted is None or noted[END] != noted[POSITION] + 1:
+        state = self._state(names.cursor)
+        if state is None:
             return None
-        is_same = version is None or version == (noted[SIZE], noted[MODIFIED])
-        return noted[POSITION] if is_same else None
+        noted = _places(state)
+        if noted[END] != noted[POSITION] + 1:
+            return None
+        if version is not None and version != (noted[SIZE], noted[MODIFIED]):
+            return None
+        if state.source is None or not _is_of(state.source, source):
+            # Renamed, or imported by a version that told nothing.
+            self.tell(names, replace(source, size_bytes=noted[POSITION]))
+        return noted[POSITION]
 
     def note_end(
-        self, names: CursorNames, position: int, version: FileVersion | None = None
+        self,
+        names: CursorNames,
+        position: int,
+        source: CursorSource,
+        version: FileVersion | None = None,
     ) -> None:
         """A source is imported to its end, which is at ``position``."""
         settings = [CursorSetting(position + 1, END)]
@@ -140,7 +173,7 @@ class SourceCursors:
                 CursorSetting(version.size, SIZE),
                 CursorSetting(version.modified_us, MODIFIED),
             ]
-        self._put(names.cursor, settings)
+        self._put(names.cursor, settings, replace(source, size_bytes=position))
 
     def create(self, cursor: str) -> None:
         """Creates a cursor if there is none."""
@@ -148,8 +181,8 @@ class SourceCursors:
 
     def dead_position(self, names: CursorNames) -> int | None:
         """The position of the dead letters; None if they have no cursor yet."""
-        noted = self._noted(names.dead_cursor)
-        return None if noted is None else noted[POSITION]
+        state = self._state(names.dead_cursor)
+        return None if state is None else _places(state)[POSITION]
 
     def settle(self, cursor: str, expected: int, position: int) -> int:
         """Puts a cursor forward, if it is where it is expected; returns where it is then."""
@@ -170,18 +203,39 @@ class SourceCursors:
         if self._given_up.wait(wait_ms / 1000):
             raise Unreachable(self._client.url, "stopped while it was waited for")
 
-    def _noted(self, cursor: str) -> dict[int, int] | None:
+    def _state(self, cursor: str) -> CursorState | None:
         try:
             with self._lock:
-                return _places(cursor_of(self._client, cursor, self._wait_ms))
+                return cursor_of(self._client, cursor, self._wait_ms)
         except Refused as error:
             if error.code != "cursor_unknown":
                 raise
             return None
 
-    def _put(self, cursor: str, positions: list[CursorSetting]) -> CursorState:
+    def _put(
+        self, cursor: str, positions: list[CursorSetting], source: CursorSource | None = None
+    ) -> CursorState:
         with self._lock:
-            return put_cursor(self._client, cursor, positions, self._wait_ms)
+            return put_cursor(self._client, cursor, positions, self._wait_ms, source)
+
+
+def source_told(location: str, topic_id: int, size_bytes: int | None) -> CursorSource:
+    """What a cursor tells of its source. Of a long path or URL, that is its end."""
+    long = len(location) > SOURCE_NAME_MAX
+    return CursorSource(
+        f"\u2026{location[1 - SOURCE_NAME_MAX :]}" if long else location, topic_id, size_bytes
+    )
+
+
+def _is_told(state: CursorState, source: CursorSource) -> bool:
+    told = state.source
+    if told is None or not _is_of(told, source):
+        return False
+    return told.lag_bytes == 0 and told.size_bytes == source.size_bytes
+
+
+def _is_of(told: CursorSourceState, source: CursorSource) -> bool:
+    return (told.name, told.topic_id) == (source.name, source.topic_id)
 
 
 def _places(state: CursorState) -> dict[int, int]:

@@ -19,7 +19,7 @@ from commands.client.http import Refused, UnknownAnswer, Unreachable
 from commands.importing.chain import CursorSetBack
 from commands.importing.flow import SETTLE_BYTES, Flow, Limits
 from commands.importing.leases import Leases
-from commands.importing.names import CursorNames, SourceCursors, beginning
+from commands.importing.names import CursorNames, SourceCursors, beginning, source_told
 from commands.importing.reading.problems import InvalidRecord, SourceChanged, SourceProblem
 from commands.importing.reading.raw import HEAD_BYTES, FileVersion, RawSource
 from commands.importing.reading.reader import (
@@ -33,10 +33,15 @@ from commands.importing.reading.reader import (
 from commands.importing.reading.rules import Rules
 from commands.importing.reading.text import SourceText
 from commands.importing.sender import ChainSender, ImportDaemon
+from daemon.schemas.api import CursorSource
 
 POLL_S = 0.25  # how often a file that may grow is looked at
 # A file that was rotated is read on for as long as it grows, and this long after.
 ROTATED_QUIET_S = 10.0
+# How often a cursor is told that its file has grown: seldom enough for 256 files that are followed.
+TELL_S = 15.0
+# And, if it has not, that its import lives; after an hour the daemon takes what was told for old.
+TELL_ANEW_S = 600.0
 # A stopped import waits this long for a daemon that is away or busy.
 STOP_S = 10.0
 # What is read together, in requests: the last one of a block is often a small one.
@@ -133,6 +138,9 @@ class SourceImport:
         self._grows = False
         self._is_complete = False  # read to its end
         self._quiet_since: float | None = None
+        self._is_packed = False
+        self._told_bytes: int | None = None  # to the cursor, as the length of the text
+        self._told_at = 0.0
         self._counted = 0
         self._passed = 0  # bytes that did not have to be read
 
@@ -179,13 +187,14 @@ class SourceImport:
         self._names = names
         ended_at = None
         if not self._plan.restarts:
-            ended_at = await self._blocking(self._cursors.ended_at, names)
+            source = self._source(None)
+            ended_at = await self._blocking(self._cursors.ended_at, names, source)
         if ended_at is not None:
             self._has_ended_before(ended_at)
             return
         await self._run_text()
         if self._is_complete and self._problem is None:
-            await self._blocking(self._cursors.note_end, names, self.report.position)
+            await self._blocking(self._note_end)
 
     def _has_ended_before(self, position: int) -> None:
         assert self._names is not None
@@ -208,8 +217,14 @@ class SourceImport:
         await self._import(reader, Flow(at, dead_at, self._leases, self._plan.limits))
         version = self._version and await self._blocking(self.raw.version)
         if version and self._is_complete and self._problem is None:
-            position = self.report.position
-            await self._blocking(self._cursors.note_end, self._names, position, version)
+            await self._blocking(self._note_end, version)
+
+    def _source(self, size_bytes: int | None) -> CursorSource:
+        return source_told(self.raw.location(), self._plan.target.topic_id, size_bytes)
+
+    def _note_end(self, version: FileVersion | None = None) -> None:
+        assert self._names is not None
+        self._cursors.note_end(self._names, self.report.position, self._source(None), version)
 
     def _is_enough(self, head: bytes, text: SourceText) -> bool:
         """Whether the beginning is complete, so that it can name the cursor. What does not grow
@@ -240,13 +255,16 @@ class SourceImport:
         if is_document or not text.is_seekable:
             self._version = self.raw.version()
         if self._version is not None and not plan.restarts:
-            ended_at = self._cursors.ended_at(names, self._version)
+            ended_at = self._cursors.ended_at(names, self._source(None), self._version)
             if ended_at is not None:
                 return ended_at
         noted = head if self.raw.may_grow else None
         if plan.restarts:
             self._cursors.begin_again(names, noted)
-        at = self._cursors.take_up(names, noted, anew=self._may_begin_anew)
+        self._is_packed = text.compression is not None
+        self._told_bytes, self._told_at = self._text_bytes(), self._daemon.now()
+        source = self._source(self._told_bytes)
+        at = self._cursors.take_up(names, noted, source, anew=self._may_begin_anew)
         last = b""
         if not is_document:
             try:
@@ -302,6 +320,7 @@ class SourceImport:
                     reading = self._threads_run(reader.read, BLOCK_REQUESTS * plan.limits.bytes)
                     reading.add_done_callback(lambda _: self.wake())
                 await self._settle(flow)
+                await self._tell_source()
                 if not flow.is_done:
                     await self._pause(self._wait_s(flow))
         finally:
@@ -371,6 +390,21 @@ class SourceImport:
         if at < known:
             raise CursorSetBack(at, known)
         flow.main.settled(at)
+
+    async def _tell_source(self) -> None:
+        """Says how long the source is, if it has grown, or if that was said long ago."""
+        now = self._daemon.now()
+        told_s = now - self._told_at
+        if self._stops or told_s < TELL_S:
+            return
+        size = self._text_bytes()
+        if size != self._told_bytes or told_s > TELL_ANEW_S:
+            self._told_bytes, self._told_at = size, now
+            await self._blocking(self._cursors.tell, self._names, self._source(size))
+
+    def _text_bytes(self) -> int | None:
+        """How long the text is now. Of packed text nobody knows before its end."""
+        return None if self._is_packed else self.raw.size()
 
     def _wait_s(self, flow: Flow) -> float:
         now = self._daemon.now()

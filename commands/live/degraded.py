@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from commands.output import duration_text
 
 if TYPE_CHECKING:
-    from commands.live.seen import SeenStatus
     from daemon.schemas.api import Status
 
 
-def troubles(status: Status | SeenStatus) -> list[str]:
+def troubles(status: Status) -> list[str]:
     """One sentence for each; empty if it is not degraded."""
     found = [] if status.ready else ["the daemon is not ready"]
     found += [alarm.message for alarm in status.alarms]

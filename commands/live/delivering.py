@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from commands.live.rates import Rates
-from commands.live.seen import SeenPush, SeenRouter, SeenStatus, SeenSubscription
 from commands.live.spans import Line, Span, rate_text
 from commands.output import duration_text
+from daemon.schemas.status import PushFigures, RouterFigures, Status, SubscriptionFigures
 
 SUBSCRIPTIONS_SHOWN = 3
 NAME_WIDTH = 24
 
 
-def consumed(status: SeenStatus, rates: Rates) -> list[Line]:
+def consumed(status: Status, rates: Rates) -> list[Line]:
     """All together, then those that need a look: up to SUBSCRIPTIONS_SHOWN, if any has a lag."""
     seen = status.subscriptions
     if not seen.count:
@@ -29,7 +29,7 @@ def consumed(status: SeenStatus, rates: Rates) -> list[Line]:
     return [together, *map(_subscription, shown[:SUBSCRIPTIONS_SHOWN])]
 
 
-def _subscription(seen: SeenSubscription) -> Line:
+def _subscription(seen: SubscriptionFigures) -> Line:
     line: Line = [
         Span(f"{'':<10}{_name(seen.topic, seen.subscription):<{NAME_WIDTH}}"),
         Span(f" lag {rate_text(seen.lag)}  {seen.consumers:,} consumers"),
@@ -38,13 +38,13 @@ def _subscription(seen: SeenSubscription) -> Line:
         line.append(Span(f"  oldest {duration_text(seen.oldest_unacknowledged_ms)}"))
     if seen.blocked_keys:
         line.append(Span(f"  {seen.blocked_keys:,} blocked", "red"))
-    if seen.state not in {"", "running"}:
+    if seen.state != "running":
         line.append(Span(f"  {seen.state}", "bold red" if seen.state != "paused" else ""))
         line.append(Span(f": {seen.reason}" if seen.reason else ""))
     return line
 
 
-def pushed(status: SeenStatus, rates: Rates) -> list[Line]:
+def pushed(status: Status, rates: Rates) -> list[Line]:
     """All senders together, then the receivers that fail: up to SUBSCRIPTIONS_SHOWN."""
     seen = status.push
     if not seen.count:
@@ -58,11 +58,11 @@ def pushed(status: SeenStatus, rates: Rates) -> list[Line]:
         *([Span(f"  {rate_text(rates.failures)} failed/s", "red")] if rates.failures else []),
         Span(f"{took}  {rate_text(rates.pushed)} records/s"),
     ]
-    shown = [each for each in seen.first if each.mode not in {"", "normal"} or each.held_ms]
+    shown = [each for each in seen.first if each.mode != "normal" or each.held_ms]
     return [together, *map(_pushing, shown[:SUBSCRIPTIONS_SHOWN])]
 
 
-def _pushing(seen: SeenPush) -> Line:
+def _pushing(seen: PushFigures) -> Line:
     line: Line = [
         Span(f"{'':<10}{_name(seen.topic, seen.subscription):<{NAME_WIDTH}}"),
         Span(f" {rate_text(seen.rate)} of {rate_text(seen.rate_max)} POST/s"),
@@ -74,7 +74,7 @@ def _pushing(seen: SeenPush) -> Line:
     return line
 
 
-def routed(status: SeenStatus) -> list[Line]:
+def routed(status: Status) -> list[Line]:
     """All routers together, then those that do not run: up to SUBSCRIPTIONS_SHOWN."""
     seen = status.routers
     if not seen.count:
@@ -90,7 +90,7 @@ def routed(status: SeenStatus) -> list[Line]:
     return [together, *map(_routing, shown[:SUBSCRIPTIONS_SHOWN])]
 
 
-def _routing(seen: SeenRouter) -> Line:
+def _routing(seen: RouterFigures) -> Line:
     name = seen.router if len(seen.router) <= NAME_WIDTH else f"{seen.router[: NAME_WIDTH - 1]}…"
     return [
         Span(f"{'':<10}{name:<{NAME_WIDTH}} lag {rate_text(seen.lag)}"),

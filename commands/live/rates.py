@@ -6,18 +6,48 @@ those since that start; a rate is never negative.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, inspect
 
-from commands.live.seen import SeenShard, SeenStatus
+from daemon.schemas.status import ShardStatus, Status
 
 
-class SeenSample(NamedTuple):
+class StatusSample(NamedTuple):
     """A status, and when it came: monotonic, in seconds."""
 
     at: float
-    status: SeenStatus
+    status: Status
+
+
+_NOTHING: dict[type[inspect.Type], Any] = {
+    inspect.IntType: 0, inspect.FloatType: 0.0, inspect.StrType: "", inspect.BoolType: False,
+    inspect.ListType: [], inspect.DictType: {}, inspect.StructType: {},
+}  # fmt: skip
+
+
+def completed(document: dict[str, Any]) -> bytes:
+    """A status of any version, with all fields of ours: what a daemon does not say, perhaps because
+    it is being upgraded, is 0, false, empty or null."""
+    return msgspec.json.encode(_completed(inspect.type_info(Status), document))
+
+
+def _completed(kind: inspect.Type, value: Any) -> Any:
+    if isinstance(kind, inspect.Metadata):
+        return _completed(kind.type, value)
+    if isinstance(kind, inspect.UnionType):
+        kinds = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+        return None if value is None else _completed(kinds[0], value)
+    if value is None:
+        value = _NOTHING[type(kind)]
+    if isinstance(kind, inspect.ListType) and isinstance(value, list):
+        return [_completed(kind.item_type, each) for each in value]
+    if isinstance(kind, inspect.DictType) and isinstance(value, dict):
+        return {name: _completed(kind.value_type, each) for name, each in value.items()}
+    if isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        return {each.name: _completed(each.type, value.get(each.name)) for each in kind.fields}
+    return value
 
 
 class ShardRates(Struct, frozen=True):
@@ -39,7 +69,7 @@ class Rates(Struct, frozen=True):
     bytes: float
     rejected: float
     puts: float
-    optimum_puts: float | None  # if one stream uploaded for all
+    optimum_puts: float  # if one stream uploaded for all
     object_bytes: float | None
     deliveries: float
     consumed: float  # messages that were sent to consumers of subscriptions
@@ -50,7 +80,7 @@ class Rates(Struct, frozen=True):
     shards: dict[int, ShardRates]
 
 
-def restarted(old: SeenStatus, new: SeenStatus) -> bool:
+def restarted(old: Status, new: Status) -> bool:
     """Whether another daemon, or another start of it, answers now."""
     was, now = old.totals, new.totals
     return (
@@ -63,21 +93,20 @@ def restarted(old: SeenStatus, new: SeenStatus) -> bool:
     )
 
 
-def between(old: SeenSample | None, new: SeenSample) -> Rates:
+def between(old: StatusSample | None, new: StatusSample) -> Rates:
     """The rates from ``old`` to ``new``, or since the start of the daemon."""
     status = new.status
     if old is None or restarted(old.status, status):
-        empty = SeenStatus(version="", uptime_s=0, ready=False)
+        empty = msgspec.json.decode(completed({}), type=Status)
         return _rates(empty, status, max(1.0, float(status.uptime_s)), since_start=True)
     return _rates(old.status, status, max(1e-3, new.at - old.at), since_start=False)
 
 
-def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool) -> Rates:
+def _rates(was: Status, now: Status, span_s: float, *, since_start: bool) -> Rates:
     def per_s(after: int, before: int) -> float:
         return max(0, after - before) / span_s
 
     puts = max(0, now.store.puts - was.store.puts)
-    fewest = now.fewest_puts
     before = {shard.shard: shard for shard in was.shards}
     return Rates(
         span_s,
@@ -87,7 +116,7 @@ def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool
         per_s(now.totals.bytes_acked, was.totals.bytes_acked),
         per_s(now.totals.rejected, was.totals.rejected),
         puts / span_s,
-        None if fewest is None else per_s(fewest, was.fewest_puts or 0),
+        per_s(_fewest_puts(now), _fewest_puts(was)),
         max(0, now.store.put_bytes - was.store.put_bytes) / puts if puts else None,
         per_s(now.delivery.deliveries, was.delivery.deliveries),
         per_s(now.subscriptions.delivered, was.subscriptions.delivered),
@@ -99,11 +128,18 @@ def _rates(was: SeenStatus, now: SeenStatus, span_s: float, *, since_start: bool
     )
 
 
-def _shard_rates(was: SeenShard | None, now: SeenShard, span_s: float) -> ShardRates:
-    old = was or SeenShard(now.shard, pid=now.pid, cpu_ms=0)
+def _fewest_puts(status: Status) -> int:
+    """Uploads so far, had one stream made them: not all requests upload."""
+    return status.bill.single_stream.puts - (status.bill.puts - status.store.puts)
+
+
+def _shard_rates(was: ShardStatus | None, now: ShardStatus, span_s: float) -> ShardRates:
+    old = was or msgspec.structs.replace(
+        now, cpu_ms=0, requests_acked=0, records_acked=0, bytes_acked=0
+    )
     busy = None
     # The CPU time is that of the present process, which may be younger than the span.
-    if now.cpu_ms is not None and old.cpu_ms is not None and now.pid == old.pid:
+    if now.pid == old.pid:
         busy = max(0, now.cpu_ms - old.cpu_ms) / 1e3 / span_s
     return ShardRates(
         busy,

@@ -15,9 +15,9 @@ from msgspec import Struct
 from commands.live.delivering import consumed, pushed, routed
 from commands.live.group_tree import tree_rows
 from commands.live.rates import Rates
-from commands.live.seen import SeenGroup, SeenSensor, SeenShard, SeenStatus
 from commands.live.spans import Line, Span, rate_text
 from commands.output import bytes_text, duration_text, printable
+from daemon.schemas.status import GroupStatus, SensorStatus, ShardStatus, Status
 
 COLUMNS_ENDLESS = 1 << 20
 BAR_WIDTH = 20
@@ -42,7 +42,7 @@ class View(Struct, frozen=True):
     """What is shown: the newest status, and what must be said about it. ``keys`` is the line at the
     bottom; ``answers``: the status is that of now."""
 
-    status: SeenStatus
+    status: Status
     rates: Rates
     notes: list[str] = []
     keys: str = ""
@@ -120,7 +120,7 @@ def _flow(view: View) -> list[Line]:
     ]
     puts: Line = [
         Span(f"{'store':<10}{rate_text(rates.puts)} PUT/s"),
-        *_optimum(rates),
+        Span(f"  optimum {rate_text(rates.optimum_puts)}"),
         Span(f"  {_fill(rates.object_bytes, status.object_bytes_target)}"),
         Span(f"  window {duration_text(status.window_ms)}"),
         *_bill(status),
@@ -144,14 +144,9 @@ def _flow(view: View) -> list[Line]:
     ]
 
 
-def _optimum(rates: Rates) -> Line:
-    optimum = rates.optimum_puts
-    return [] if optimum is None else [Span(f"  optimum {rate_text(optimum)}")]
-
-
-def _bill(status: SeenStatus) -> Line:
+def _bill(status: Status) -> Line:
     bill = status.bill
-    if bill is None or bill.usd_per_month is None:
+    if bill.usd_per_month is None:
         return []
     text = f"  {dollars_text(bill.usd_per_month)}"
     if bill.budget is None:
@@ -160,15 +155,13 @@ def _bill(status: SeenStatus) -> Line:
     return [Span(text, "" if bill.budget.holds else "bold red")]
 
 
-def _fill(object_bytes: float | None, target_bytes: int | None) -> str:
-    if object_bytes is None:
+def _fill(object_bytes: float | None, target_bytes: int) -> str:
+    if object_bytes is None or not target_bytes:
         return "fill -"
-    if not target_bytes:
-        return f"{bytes_text(object_bytes)} each"
     return f"fill {object_bytes / target_bytes:.0%}"
 
 
-def _latency(status: SeenStatus) -> str:
+def _latency(status: Status) -> str:
     found = []
     whole, delivered = status.latency.get("acknowledged"), status.delivery
     if whole is not None and whole.p50_ms is not None:
@@ -182,7 +175,7 @@ def _quantiles(name: str, p50_ms: float | None, p99_ms: float | None) -> str:
     return f"{name} p50 {duration_text(p50_ms)}, p99 {duration_text(p99_ms)}"
 
 
-def _stages(status: SeenStatus) -> str:
+def _stages(status: Status) -> str:
     """The 99th percentile of each stage."""
     found = [
         f"{name} {rate_text(stage.p99_ms)}"
@@ -192,23 +185,19 @@ def _stages(status: SeenStatus) -> str:
     return "  ".join(found)
 
 
-def _pressure(status: SeenStatus, columns: int) -> list[Line]:
+def _pressure(status: Status, columns: int) -> list[Line]:
     pressure = status.pressure
     rungs = ", ".join(reversed(pressure.rungs)) or "none"
-    hard = "" if pressure.hard_level is None else f"  hard {pressure.hard_level:.2f}"
     level: Line = [
         Span(f"{'pressure':<10}"),
         Span(f"{pressure.level:.2f} {bar(pressure.level, BAR_WIDTH)}", _color(pressure.level)),
-        Span(f"{hard}  rungs: "),
+        Span(f"  hard {pressure.hard_level:.2f}  rungs: "),
         Span(rungs, "bold" if pressure.rungs else ""),
     ]
-    inputs = pressure.sensors or [
-        SeenSensor(name, value) for name, value in pressure.inputs.items()
-    ]
-    return [level, *_inputs(sorted(inputs, key=lambda sensor: sensor.hard), columns)]
+    return [level, *_inputs(sorted(pressure.sensors, key=lambda sensor: sensor.hard), columns)]
 
 
-def _inputs(sensors: list[SeenSensor], columns: int) -> list[Line]:
+def _inputs(sensors: list[SensorStatus], columns: int) -> list[Line]:
     """Soft ones, then hard ones, on as many lines as they need."""
     lines: list[Line] = [[Span(f"{'inputs':<10}")]]
     used = 10
@@ -225,7 +214,7 @@ def _inputs(sensors: list[SeenSensor], columns: int) -> list[Line]:
     return lines
 
 
-def _tree(status: SeenStatus, lines: int | None) -> list[Line]:
+def _tree(status: Status, lines: int | None) -> list[Line]:
     """The groups, as many levels as fit into the lines."""
     count = len(status.shards)
     levels = 64
@@ -242,10 +231,10 @@ def _tree(status: SeenStatus, lines: int | None) -> list[Line]:
     return [[Span(f"{name:<{width}}  {text}")] for name, text in rows]
 
 
-def _group(group: SeenGroup) -> str:
+def _group(group: GroupStatus) -> str:
     shards = group.shards
     if len(shards) > MEMBERS_MAX:
-        members = f"{shards[0]}..{shards[-1]}" + ("" if group.turn is None else f", {group.turn}*")
+        members = f"{shards[0]}..{shards[-1]}, {group.turn}*"
     else:
         members = " ".join(f"{each}*" if each == group.turn else str(each) for each in shards)
     age = group.last_upload_age_ms
@@ -253,7 +242,7 @@ def _group(group: SeenGroup) -> str:
     return f"group {group.group} [{members}]  backlog {bytes_text(group.backlog_bytes)}, put {ago}"
 
 
-def _several(groups: list[SeenGroup]) -> str:
+def _several(groups: list[GroupStatus]) -> str:
     sizes = sorted({len(group.shards) for group in groups})
     of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     backlog = sum(group.backlog_bytes for group in groups)
@@ -277,8 +266,8 @@ def _shards(view: View, lines: int | None) -> list[Line]:
         ],
         [
             Span(f"{'ring':<5}"),
-            Span(strip([shard.ring_share for shard in shards], STRIP_WIDTH), "cyan"),
-            Span(f" most {max(shard.ring_share for shard in shards):.0%}"),
+            Span(strip([_full(shard) for shard in shards], STRIP_WIDTH), "cyan"),
+            Span(f" most {max(_full(shard) for shard in shards):.0%}"),
         ],
     ]
     shown = lines - len(strips) - 1
@@ -288,24 +277,28 @@ def _shards(view: View, lines: int | None) -> list[Line]:
     return [*strips, head, *(_shard(shard, view.rates) for shard in first)]
 
 
-def _rank(shard: SeenShard, rates: Rates) -> tuple[bool, float, int]:
+def _rank(shard: ShardStatus, rates: Rates) -> tuple[bool, float, int]:
     """What is down comes first, then what is loaded most."""
-    return bool(shard.pid), -max(_busy(shard, rates), shard.ring_share), shard.shard
+    return bool(shard.pid), -max(_busy(shard, rates), _full(shard)), shard.shard
 
 
-def _busy(shard: SeenShard, rates: Rates) -> float:
+def _full(shard: ShardStatus) -> float:
+    return shard.ring_used_bytes / shard.ring_bytes if shard.ring_bytes else 0.0
+
+
+def _busy(shard: ShardStatus, rates: Rates) -> float:
     found = rates.shards.get(shard.shard)
     return found.busy if found is not None and found.busy is not None else 0.0
 
 
-def _shard(shard: SeenShard, rates: Rates) -> Line:
-    name = f"{shard.shard:>5} {'-' if shard.cpu is None else shard.cpu:>4} "
+def _shard(shard: ShardStatus, rates: Rates) -> Line:
+    name = f"{shard.shard:>5} {shard.cpu:>4} "
     if not shard.pid or not shard.ready:
         state = "starts" if shard.pid else "has no process"
         return [Span(name), Span(f" {state}, restart {shard.restarts}", "bold red")]
     found = rates.shards[shard.shard]
     busy = "-" if found.busy is None else f"{found.busy:.0%}"
-    share = shard.ring_share
+    share = _full(shard)
     return [
         Span(name),
         Span(f"{busy:>5}", _color(found.busy or 0.0)),

@@ -14,7 +14,7 @@ import click
 
 from commands.client.cursors import all_cursors, cursor_of, cursor_path, put_cursor
 from commands.client.http import Client, Refused
-from commands.output import show, table
+from commands.output import bytes_text, show, table, time_text
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, yes_option
 from daemon.schemas.api import CursorSetting, CursorState
@@ -149,11 +149,22 @@ def _list_text(states: list[CursorState]) -> str:
         shown = [f"{each.partition}:{each.seq}" for each in state.positions[:SHOWN_MAX]]
         more = len(state.positions) - SHOWN_MAX
         shown += [f"and {more} more"] if more > 0 else []
-        rows.append([state.cursor, state.kind, " ".join(shown) or "0:0"])
-    return table(("cursor", "kind", "partition:position"), rows)
+        rows.append([state.cursor, state.kind, " ".join(shown) or "0:0", *_source_cells(state)])
+    return table(("cursor", "kind", "partition:position", "source", "lag"), rows)
+
+
+def _source_cells(state: CursorState) -> tuple[str, str]:
+    source = state.source
+    if source is None:
+        return "-", "-"
+    return source.name, "?" if source.lag_bytes is None else bytes_text(source.lag_bytes)
 
 
 def _show_text(state: CursorState) -> str:
     rows = [[str(each.partition), str(each.seq)] for each in state.positions]
     head = table(("partition", "position"), rows or [["0", "0"]])
-    return f"cursor {state.cursor}, moved by: {state.kind}\n\n{head}"
+    lines = [f"cursor {state.cursor}, moved by: {state.kind}"]
+    if state.source is not None:
+        name, lag = _source_cells(state)
+        lines.append(f"source {name}, lag: {lag}, as told at {time_text(state.source.told_ms)}")
+    return "\n".join([*lines, "", head])

@@ -26,7 +26,7 @@ from commands.redriving.letters import (
 )
 from commands.redriving.origins import Quota, RedriveRules, Stop
 from commands.redriving.progress import TAKEN_MAX, LetterProgress
-from commands.redriving.redrive import Redrive, RedriveReport
+from commands.redriving.redrive import MAX_TAKEN, Redrive, RedriveReport
 from commands.redriving.texts import letters_text, redriven_text
 from commands.shell.exits import CommandFailed
 from commands.shell.options import (
@@ -236,19 +236,19 @@ def deadletters_redrive(
         for number, handler in before.items():
             signal.signal(number, handler)
         show(redrive.report, as_json, redriven_text)
-    _end(redrive.report, is_whole=most is None)
+    _end(redrive.report)
 
 
-def _end(report: RedriveReport, *, is_whole: bool) -> None:
+def _end(report: RedriveReport) -> None:
     """Raises CommandFailed unless everything that was asked for was done."""
     if report.evicted:
         raise CommandFailed(
             f"{counted_text(report.evicted, 'letter')} could not be sent back: retention has"
             " removed the messages",
-            hint=f"`headgate read {report.topic} -o json` prints what is in letters; no later run"
-            " tries these again",
+            hint=f"`headgate read {report.topic} --with-meta` prints what is in letters; no later"
+            " run tries these again",
         )
-    if report.stopped or (report.left and is_whole):
+    if report.stopped or any(each.reason not in ("", MAX_TAKEN) for each in report.origins):
         raise CommandFailed(
             f"left in {report.topic}: {counted_text(report.left, 'letter')}",
             hint="the same command continues; what was finished is not sent again",

@@ -91,6 +91,8 @@ _SETTING_OPTIONS = (
                  help="Most messages that one consumer has at a time."),
     click.option("--unmatched", type=click.Choice(["hold", "skip"]),
                  help="What becomes of a key that no consumer's filter matches."),
+    click.option("--key-fallback", type=click.Choice(["none", "node"]),
+                 help="What counts as the key of a message that has none."),
     click.option("--paused/--not-paused", default=None, help="Send nothing while it is paused."),
 )  # fmt: skip
 

@@ -100,8 +100,7 @@ def consume(
     outcomes = Outcomes(client, consumer, say)
     as_json = output == "json"
     try:
-        if parallel > 1:
-            _check_order(client, consumer)
+        takes_nodes = parallel > 1 and _takes_nodes(client, consumer)
         with _Signals() as signals:
             try:
                 if command is None:
@@ -112,7 +111,7 @@ def consume(
                         teller.say = say
                         commands = MessageCommands(
                             command, topic, Outcomes(teller, consumer, say), say,
-                            parallel=parallel, as_json=as_json,
+                            parallel=parallel, as_json=as_json, takes_nodes=takes_nodes,
                         )  # fmt: skip
                         _execute(client, consumer, commands, signals, records)
             finally:
@@ -125,22 +124,26 @@ def consume(
 
 class _Config(Struct):
     mode: str
+    key_fallback: str = "none"
 
 
 class _Shown(Struct):
     config: _Config
 
 
-def _check_order(client: Client, consumer: ConsumerSpec) -> None:
-    """Raises CommandFailed if messages must be worked on one after the other."""
+def _takes_nodes(client: Client, consumer: ConsumerSpec) -> bool:
+    """Whether the node of a message without a key counts as its key. Raises CommandFailed if
+    messages must be worked on one after the other."""
     waits_ms = consumer.waits_ms(client)
     body = client.call("GET", consumer.path(), patience_ms=waits_ms)
-    if decoded(client, body, _Shown).config.mode == "exclusive":
+    config = decoded(client, body, _Shown).config
+    if config.mode == "exclusive":
         raise CommandFailed(
             f"subscription {consumer.subscription} is exclusive: one message is worked on after the"
             " other",
             hint="leave --parallel out, or set the mode key_shared, which keeps each key in order",
         )
+    return (config.mode, config.key_fallback) == ("key_shared", "node")
 
 
 def _print(

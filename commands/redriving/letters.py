@@ -2,34 +2,40 @@
 
 A letter is a record whose ``meta`` names its origin as an owner of a subscription writes it
 (``delivery/subscriptions/dead_letters.py``). The topic may have other records: those of an import,
-or of any producer.
+or of any producer. Whatever names an origin that cannot exist is one of them, so that it keeps no
+letter from being sent back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commands.client.http import Client, decoded, topic_path
 from commands.client.reader import PAGE_RECORDS
 from commands.client.stream import RECREATED
 from commands.shell.exits import CommandFailed
+from daemon.schemas.names import TOPIC_NAME
 from delivery.filters import compiled
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
+from ledger.types import INTEGER_MAX
+
+_Name = Annotated[str, Meta(pattern=rf"\A{TOPIC_NAME.pattern}\Z")]
+_Number = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 
 
 class LetterOrigin(Struct, frozen=True):
     """Where a letter came from, and why."""
 
-    topic: str
-    topic_id: int
-    partition: int
-    seq: int
-    subscription: str
-    attempts: int
+    topic: _Name
+    topic_id: _Number
+    partition: _Number
+    seq: Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+    subscription: _Name
+    attempts: _Number
     reason: str
 
 

@@ -21,9 +21,9 @@ from shards.clock import monotonic_ns
 PAUSE_MIN_S = 0.05  # between two rounds of requests; doubles while nothing is finished
 PAUSE_MAX_S = 2.0
 NOTE_EVERY_S = 0.5  # noting is a transaction of the ledger
-EVICTED_NAMED = 100  # of an origin
+NAMED_MAX = 100  # letters of an origin whose messages are evicted, as many in quarantine
 
-Outcome = Literal["redriven", "unfinished", "evicted"]
+Outcome = Literal["redriven", "unfinished", "evicted", "quarantined"]
 
 
 class LetterPlace(Struct, frozen=True):
@@ -37,8 +37,9 @@ class OriginReport(Struct):
     """What became of the letters of one origin that were not dealt with before.
 
     ``redriven``: finished again. ``unfinished``: their messages are not finished, so they are
-    delivered anyway. ``evicted``: their messages are gone from the topic; the first hundred are
-    named. ``left``: neither of these, for ``reason``."""
+    delivered anyway. ``evicted``: their messages are gone from the topic. ``left``: neither of
+    these, for ``reason``. Named are the first hundred whose messages are gone, or in quarantine,
+    which are left."""
 
     topic: str
     subscription: str
@@ -49,6 +50,7 @@ class OriginReport(Struct):
     left: int = 0
     reason: str = ""
     evicted_letters: list[LetterPlace] = []
+    quarantined_letters: list[LetterPlace] = []
 
 
 class Stop:
@@ -92,6 +94,11 @@ class Quota:
         """A letter is taken."""
         if self._left is not None:
             self._left -= 1
+
+    def put_back(self) -> None:
+        """It could not be sent back: another one may be."""
+        if self._left is not None:
+            self._left += 1
 
 
 class RedriveRules(Struct, frozen=True):
@@ -174,7 +181,7 @@ class OriginPartition:
                 )
             else:
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
-            if rules.stop.is_asked or (not self._open and (is_read or rules.quota.is_used)):
+            if rules.stop.is_asked or (not self._open and (is_read or not self._may_take)):
                 return
             if _now_s() - self._noted_s > NOTE_EVERY_S:
                 self._note()
@@ -210,12 +217,16 @@ class OriginPartition:
                 continue
             is_changed = True
             del self._open[letter.seq]
+            report = self._report
+            if outcome == "quarantined":
+                _name(letter, report.quarantined_letters)
+                self._rules.quota.put_back()
+                continue
             self._progress.finish(letter.seq)
             self._origin.counts[self._partition] -= 1
-            report = self._report
             setattr(report, outcome, getattr(report, outcome) + 1)
-            if outcome == "evicted" and len(report.evicted_letters) < EVICTED_NAMED:
-                report.evicted_letters.append(LetterPlace(letter.partition, letter.seq))
+            if outcome == "evicted":
+                _name(letter, report.evicted_letters)
         return is_changed
 
     def _ask(self, letter: Letter) -> Outcome | None:
@@ -242,6 +253,8 @@ class OriginPartition:
                     ) from error
                 case "unknown_message":
                     return "evicted"
+                case "quarantined":
+                    return "quarantined"
                 case "not_finished":
                     return None if error.detail.get("resent") else "unfinished"
                 case "too_many_resent":
@@ -254,9 +267,15 @@ class OriginPartition:
         self._noted_s = _now_s()
 
 
+def _name(letter: Letter, named: list[LetterPlace]) -> None:
+    if len(named) < NAMED_MAX:
+        named.append(LetterPlace(letter.partition, letter.seq))
+
+
 def _left(error: Refused) -> Exception:
-    """What a refusal means for an origin; the refusal itself, if it is none of its own."""
-    if error.code in ("unknown_topic", "topic_deleted", "unknown_subscription"):
+    """What a refusal means for an origin; the refusal itself, if no other one would fare better."""
+    is_gone = error.code in ("unknown_topic", "topic_deleted", "unknown_subscription")
+    if is_gone or error.status in (403, 429) or error.status >= 500:
         return OriginLeft(error.message)
     return error
 

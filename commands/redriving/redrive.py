@@ -35,6 +35,8 @@ from commands.redriving.origins import (
 from commands.shell.exits import CommandFailed
 
 ORIGINS_MAX = 10_000
+MAX_TAKEN = "--max letters were taken"
+IN_QUARANTINE = "their messages are in quarantine; see `headgate quarantine`"
 OUTCOMES = ("redriven", "unfinished", "evicted", "left")
 
 
@@ -129,7 +131,8 @@ class Redrive:
         self.report.origins.append(report)
         rules = self._rules
         try:
-            check(self._client, origin.name, rules.patience_ms)
+            if not rules.quota.is_used:
+                check(self._client, origin.name, rules.patience_ms)
             for partition in sorted(origin.counts):
                 if not rules.stop.is_asked and not rules.quota.is_used:
                     OriginPartition(
@@ -141,4 +144,11 @@ class Redrive:
         finally:
             report.left = report.letters - report.redriven - report.unfinished - report.evicted
             if report.left and not report.reason:
-                report.reason = "stopped" if rules.stop.is_asked else "--max letters were taken"
+                report.reason = self._why_left(report)
+
+    def _why_left(self, report: OriginReport) -> str:
+        if self._rules.stop.is_asked:
+            return "stopped"
+        if report.quarantined_letters:
+            return IN_QUARANTINE
+        return MAX_TAKEN if self._rules.quota.is_used else "the run has failed"

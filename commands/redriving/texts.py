@@ -38,6 +38,10 @@ def redriven_text(report: RedriveReport) -> str:
             f"  letter {place.seq} of partition {place.partition}: its message was evicted"
             for place in each.evicted_letters
         ]
+        lines += [
+            f"  letter {place.seq} of partition {place.partition}: its message is in quarantine"
+            for place in each.quarantined_letters
+        ]
     if not report.origins:
         lines.append(f"no letters of {report.topic} are to be redriven")
     if report.others:

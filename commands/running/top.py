@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import click
 import msgspec
@@ -12,12 +13,12 @@ import msgspec
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, decoded
 from commands.live.degraded import troubles
 from commands.live.keys import wait_for_key
-from commands.live.rates import Rates, SeenSample, between, restarted
+from commands.live.rates import Rates, StatusSample, between, completed, restarted
 from commands.live.screen import Size, View, plain, screen
-from commands.live.seen import SeenStatus
 from commands.output import duration_text, echo, print_lines
 from commands.shell.exits import DEGRADED, OK, UNREACHABLE
 from commands.shell.options import client_option, output_option
+from daemon.schemas.status import Status
 from shards.clock import monotonic_ns
 
 ANSWER_TIMEOUT_S = 5.0  # a daemon that takes longer is shown as one that does not answer
@@ -37,7 +38,7 @@ class Watched:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._newest: SeenSample | None = None
+        self._newest: StatusSample | None = None
         self._rates: Rates | None = None
         self._restarted_at: float | None = None
         self._answered_at = 0.0
@@ -48,13 +49,14 @@ class Watched:
         """One more answer. The first one must come: raises Unreachable, Refused, UnknownAnswer."""
         try:
             self.body = self._client.call("GET", "/v0/status", timeout_s=ANSWER_TIMEOUT_S)
-            status = decoded(self._client, self.body, SeenStatus)
+            document = decoded(self._client, self.body, dict[str, Any])
+            status = decoded(self._client, completed(document), Status)
         except Unreachable as error:
             self._failed(error, error.reason)
         except (Refused, UnknownAnswer) as error:
             self._failed(error, str(error))
         else:
-            sample = SeenSample(monotonic_ns() / 1e9, status)
+            sample = StatusSample(monotonic_ns() / 1e9, status)
             if self._newest is not None and restarted(self._newest.status, status):
                 self._restarted_at = sample.at
             self._rates = between(self._newest, sample)

@@ -21,6 +21,8 @@ REFUSED_HINTS = {
     "unknown_subscription": "`headgate subscriptions ls` lists the subscriptions",
     "not_blocked": "`headgate subscriptions keys TOPIC SUBSCRIPTION` lists what is blocked",
     "unknown_topic": "`headgate topics ls` lists the topics",
+    "unauthenticated": "commands send the token in HEADGATE_TOKEN, or in the file that"
+    " HEADGATE_TOKEN_FILE names",
     "throttled": "the daemon is full: send again later, or more slowly",
 }
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from compaction.access.bearer import bearer
 from shards.clock import monotonic_ns
 from uploader.stores.retry import DAEMON
 from uploader.stores.retrying import Retry
@@ -153,6 +154,8 @@ def _connection(address: str, timeout_s: float) -> tuple[http.client.HTTPConnect
 
 def _attempt(address: str, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
     headers = {} if body is None else {"Content-Type": "application/json"}
+    if not address.startswith(UNIX):
+        headers |= bearer(address)
     try:
         connection, prefix = _connection(address, timeout_s)
         try:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
 
 from ledger import errors
 from ledger.errors import LedgerError
+from ledger.lake import lake_tables
 
 NOW = 0
 
@@ -61,16 +62,34 @@ def error_of(refusal: Refusal, message: str) -> LedgerError | None:
 
 
 class Operation:
-    """A function with the types of its arguments and of its result."""
+    """A function with the types of its arguments and of its result.
+
+    They are looked at when it is first called: a daemon serves 70 operations and starts often.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.name = f"{function.__module__.removeprefix('ledger.')}.{function.__name__}"
-        hints = typing.get_type_hints(function)
-        self._parameters = list(inspect.signature(function).parameters)[1:]
-        self._arguments = [msgspec.json.Decoder(hints[name]) for name in self._parameters]
-        self._result = msgspec.json.Decoder(hints["return"])
-        self._signature = inspect.signature(function)
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @cached_property
+    def _parameters(self) -> list[str]:
+        return list(self._signature.parameters)[1:]
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return typing.get_type_hints(self.function)
+
+    @cached_property
+    def _arguments(self) -> list[msgspec.json.Decoder[Any]]:
+        return [msgspec.json.Decoder(self._hints[name]) for name in self._parameters]
+
+    @cached_property
+    def _result(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(self._hints["return"])
 
     def encode(self, args: Sequence[Any], named: dict[str, Any]) -> bytes:
         """The arguments as JSON, those by name in their places."""
@@ -96,6 +115,16 @@ class Operation:
         arguments = dict(self._signature.bind(None, *args, **named).arguments)
         del arguments[next(iter(self._signature.parameters))]
         return self.at(arguments, now_ms)
+
+    def check_lake(self, named: dict[str, Any], lake: str) -> None:
+        """Checks that files that an operation of the ledger names are below the owner's lake,
+        whoever asks. Raises SwitchRefused."""
+        if self.function is lake_tables.switch:
+            for switch in named.get("switches", ()):
+                lake_tables.check_below(lake, switch.table, lake_tables.files_of(switch))
+        elif self.function is lake_tables.move:
+            location = named["metadata_location"]
+            lake_tables.check_below(lake, named["table"].name, [location])
 
     def result(self, body: bytes) -> Any:
         """What the function returned."""

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from compaction.access.http_calls import DaemonRefused
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
@@ -66,6 +67,12 @@ MIB = 1 << 20
 # A planned extent is about 1 KB in the driver.
 ROUND_EXTENTS_MAX = 400_000
 SWITCHED_FILES_MAX = 5_000  # in one transaction and request; a single table may have more
+TOO_LARGE = 413
+TOO_LARGE_HINT = (
+    "the table has its files, and readers read what is not compacted until the ledger knows them:"
+    " stop the daemon, run `headgate compact` with its --data once, which needs no request, and"
+    " start the daemon again"
+)
 REFUSED_HINT = (
     'ledger and table are of different histories: see docs/lake.md, "Changes from outside"'
 )
@@ -125,16 +132,44 @@ class Run:
         self._refuse(lost)
         switches, failures = reconcile(lake, topics, self._access)
         self._refuse(failures)
+        names = {topic.topic_id: topic.name for topic in topics}
         for switch in switches:
             try:
-                self._access.write(lake_tables.switch, self._report.run, [switch], NOW)
+                is_switched = self._switch([switch], names)
             except SwitchRefused as error:
-                topic = next(t for t in topics if t.topic_id == switch.topic_id)
-                self._refused.add(topic.topic_id)
-                self._report.failed.append(TopicFailed(topic.name, str(error), REFUSED_HINT))
+                self._refused.add(switch.topic_id)
+                name = names[switch.topic_id]
+                self._report.failed.append(TopicFailed(name, str(error), REFUSED_HINT))
                 continue
-            if switch.added:
+            if is_switched and switch.added:
                 self._report.made_up_for.append(switch.table)
+
+    def _switch(self, some: Sequence[TableSwitch], names: Mapping[int, str]) -> bool:
+        """Switches readers to tables, one by one if all are more than a daemon takes in a request;
+        a table that alone is more waits for a run without one. Returns whether all are switched.
+        Raises SwitchRefused."""
+        try:
+            self._access.write(lake_tables.switch, self._report.run, list(some), NOW)
+        except DaemonRefused as error:
+            if error.status != TOO_LARGE:
+                raise
+            if len(some) > 1:
+                switched = [self._switch([switch], names) for switch in some]
+                return all(switched)
+            (switch,) = some
+            ranges = sum(len(file.ranges) for file in switch.added)
+            self._refused.add(switch.topic_id)
+            self._report.failed.append(
+                TopicFailed(
+                    names[switch.topic_id],
+                    f"the switch of {switch.table} (files: {len(switch.added)}, ranges of"
+                    f" partitions: {ranges}) is more than the daemon takes in a request:"
+                    f" {error.message}",
+                    TOO_LARGE_HINT,
+                )
+            )
+            return False
+        return True
 
     def rounds(
         self, lake: Lake, spark: SparkSession, cores: int, limits: SplitLimits, progress: Progress
@@ -233,6 +268,7 @@ class Run:
         each set, and of the small ones of each day, is one file."""
         from compaction.run.file_groups import JoiningFile
         from compaction.run.small_files import files_to_merge, files_to_rewrite
+        from compaction.tables.reconcile import ranges_of_topic
 
         files = self._access.read(lake_files.of_topic, table.topic_id)
         sets = files_to_merge(files)
@@ -241,7 +277,7 @@ class Run:
         if not merged and not small:
             return (), ()
         kept = set(lake.rewritable(table.table, [*small, *merged]))
-        ranges = self._access.read(lake_files.ranges, table.topic_id)
+        ranges = ranges_of_topic(self._access, table.topic_id)
         joining = {
             file.path: JoiningFile(file.path, file.size_bytes, ranges[file.file_id])
             for file in files
@@ -303,8 +339,9 @@ class Run:
             report.bytes_compacted += size_of.get(table.topic_id, 0)
             report.requests.puts += METADATA_PUTS
             self._tell(commit, answer)
+        names = {commit.table.topic_id: commit.table.topic for commit in commits}
         for some in _by_files(switches):
-            self._access.write(lake_tables.switch, report.run, some, NOW)
+            self._switch(some, names)
 
     def _tell(self, commit: TableCommit, metadata_location: str) -> None:
         report = self._report

@@ -35,7 +35,7 @@ from compaction.source.schemas import (
 from ledger import reads
 from ledger.lake import lake_files, lake_tables
 from ledger.tx import ReadTx
-from ledger.types import Extent, Gap, PartitionState, Topic
+from ledger.types import Extent, PartitionState, Topic
 
 FILES_AT_ONCE = 1_000
 LEASE_MS = 300_000
@@ -108,10 +108,10 @@ def wanted(
     return found
 
 
-def fill(tx: ReadTx, page: Page, asked: Asked, gaps: Sequence[Gap]) -> None:
+def fill(tx: ReadTx, page: Page, asked: Asked) -> None:
     """Adds requested offsets to the page while it has room; the rest goes to ``left``.
 
-    ``gaps`` are the ledger's gaps. Each call is a short read of the ledger.
+    Each call is a short read of the ledger.
     """
     topic, state = asked.topic, asked.state
     name, topic_id, partition = topic.name, topic.topic_id, state.partition
@@ -131,7 +131,7 @@ def fill(tx: ReadTx, page: Page, asked: Asked, gaps: Sequence[Gap]) -> None:
             start, stop,
         )
     )  # fmt: skip
-    _fill_holes(tx, page, asked, stop, gaps)
+    _fill_holes(tx, page, asked, stop)
     if stop < asked.stop:
         page.left.append((name, partition, stop, asked.stop))
 
@@ -186,15 +186,11 @@ def _fill_extents(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -
     return stop
 
 
-def _fill_holes(tx: ReadTx, page: Page, asked: Asked, stop: int, gaps: Sequence[Gap]) -> None:
+def _fill_holes(tx: ReadTx, page: Page, asked: Asked, stop: int) -> None:
     """Adds the offsets of [asked.start, stop) that cannot be read or never had records."""
     topic, state = asked.topic, asked.state
     key = (topic.topic_id, state.partition)
-    found = [
-        (gap.gap_from, gap.gap_to, gap.reason)
-        for gap in gaps
-        if (gap.topic_id, gap.partition) == key
-    ]
+    found = [(gap.gap_from, gap.gap_to, gap.reason) for gap in reads.gaps(tx, *key)]
     found += [
         (hole.first_offset, hole.last_offset, "quarantined")
         for hole in lake_tables.holes(tx, topic.topic_id)

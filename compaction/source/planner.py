@@ -205,7 +205,6 @@ class LedgerPlanner(Struct, frozen=True):
             if request.plan is None:
                 now_ms = _age_ms(ledger)
                 ledger.write(readleases.take, lease, what, now_ms, now_ms + LEASE_MS)
-            gaps = ledger.read(reads.gaps)
             for name in request.topics:
                 topic = ledger.read(topics.find, name)
                 if topic is None:
@@ -214,7 +213,7 @@ class LedgerPlanner(Struct, frozen=True):
                 starts, stops = request.from_.get(name, {}), request.to.get(name, {})
                 try:
                     for part in wanted(topic, states, starts, stops):
-                        ledger.read(fill, page, part, gaps)
+                        ledger.read(fill, page, part)
                 except PlanInvalid as error:
                     raise PlannerRefused(400, "invalid", str(error)) from error
         return finished(page, lease, wall_ms() + LEASE_MS, self.store)

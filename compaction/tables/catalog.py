@@ -33,6 +33,9 @@ SQLITE_TIMEOUT_S = 30  # how long a commit waits for that of another process
 
 _FORBIDDEN = ("ACCESS_DENIED", "AccessDenied", "Forbidden", "INVALID_ACCESS_KEY", "SIGNATURE")
 
+# What the server of a REST catalog may decide.
+_TOLD = ("prefix", "namespace-separator", "rest-page-size")
+
 _lock = threading.Lock()
 _open_catalogs = 0
 
@@ -45,7 +48,7 @@ def open_catalog(
 
     ``name`` is an entry of pyiceberg's own configuration; ``properties`` override it.
     """
-    from pyiceberg.catalog import load_catalog
+    from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
     from pyiceberg.exceptions import NamespaceAlreadyExistsError
 
     from compaction.tables.fileio import LakeFileIO, properties_of
@@ -58,6 +61,7 @@ def open_catalog(
     given = {**properties_of(place), **_prepared(properties)}
     if name is None and not _is_rest(properties):
         given.setdefault("warehouse", place.lake)
+    AVAILABLE_CATALOGS[CatalogType.REST] = _rest_catalog
     refusals: tuple[type[Exception], ...] = (*outside_errors(), ValueError, ImportError)
     try:
         catalog = (
@@ -164,6 +168,22 @@ def translated(
         f"{what} cannot be used ({said})",
         "check that it runs, and that its address and password are right",
     )
+
+
+def _rest_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """A REST catalog whose server tells nothing but how it is spoken to. pyiceberg would take all
+    its settings from the server: a class to import and call (``auth``), another address, and where
+    our credentials go."""
+    from pyiceberg.catalog.rest import RestCatalog
+
+    class ConfinedRestCatalog(RestCatalog):
+        def _fetch_config(self) -> None:
+            given, uri = dict(self.properties), self.uri
+            super()._fetch_config()
+            told = {key: self.properties[key] for key in _TOLD if key in self.properties}
+            self.properties, self.uri = {**given, **told}, uri
+
+    return ConfinedRestCatalog(name, **properties)
 
 
 def _confine(catalog: Catalog, files: LakeFileIO) -> None:

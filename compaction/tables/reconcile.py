@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from compaction.tables.datafiles import ranges_of
 from compaction.tables.errors import ForeignTable, LakeError
+from compaction.tables.fileio import OutsideLake
 from compaction.tables.lake import Lake, live_files
 from compaction.tables.names import day_of_file, identifier_of
 from compaction.tables.prepare import TopicFailure, register
@@ -31,6 +32,7 @@ from compaction.tables.table_state import (
     state_of,
 )
 from ledger.lake import lake_files, lake_tables
+from ledger.lake.catalog import is_below
 from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.tx import Reads
 from ledger.types import Topic
@@ -152,7 +154,7 @@ def _switch(lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: Re
         read = lake.map(lambda item: _read(lake, *item), unknown)
         added = [file for file in read if file is not None]
         gone = [f for f in files.values() if f.dropped_ms is None and f.path not in there]
-        dropped = covered(gone, ledger.read(lake_files.ranges, topic_id), added) if added else []
+        dropped = covered(gone, ranges_of_topic(ledger, topic_id), added) if added else []
         restored = [
             hole
             for hole in (ledger.read(lake_tables.holes, topic_id) if added else [])
@@ -170,6 +172,16 @@ def _switch(lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: Re
         ),
         restored=tuple(restored),
     )
+
+
+def ranges_of_topic(ledger: Reads, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+    """The ranges of each live file of a topic by its ``file_id``, read page by page."""
+    found: dict[int, tuple[LakeRange, ...]] = {}
+    after = 0
+    while page := ledger.read(lake_files.ranges, topic_id, after):
+        found |= page
+        after = max(page)
+    return found
 
 
 def covered(
@@ -200,6 +212,8 @@ def covered(
 
 
 def _read(lake: Lake, path: str, size_bytes: int) -> NewFile | None:
+    if not is_below(path, lake.place.lake):
+        raise OutsideLake(f"its file {path[:300]} is not below {lake.place.lake}/")
     filesystem, _ = lake.place.filesystem()
     footer = pq.read_metadata(lake.place.path_of(path), filesystem=filesystem)
     ranges = ranges_of(footer)

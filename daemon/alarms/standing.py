@@ -26,6 +26,8 @@ from shards.segment import Segment
 
 # What comes and goes (a destination that takes a record now and then) counts as one that lasts.
 OVER_AFTER_NS = 3_000_000_000
+# What is held for less is not told: a new subscription is, until its first number is in the ledger.
+HELD_AFTER_NS = 5_000_000_000
 Line = tuple[int, str]
 
 
@@ -91,12 +93,14 @@ class StandingLog:
 
 
 class _State(Struct):
-    """What was told of a slot: its id, its phase, and since when it runs again, if it does."""
+    """What a slot is: its id, its phase, since when it runs again, if it does, and whether that
+    it does not run was told."""
 
     id: int
     phase: int
     since_ns: int
     runs_ns: int = 0
+    is_told: bool = False
 
 
 class StateLog:
@@ -125,7 +129,7 @@ def _changed(
     phases: Sequence[tuple[int, int]], told: dict[int, _State], now_ns: int
 ) -> list[tuple[int, int, str]]:
     """The slots and ids whose change is to be told now, and to what. ``told`` has those that do
-    not run."""
+    not run, also while that is not told yet."""
     found: list[tuple[int, int, str]] = []
     for slot, (id_, phase) in enumerate(phases):
         if not (id_ and phase) and slot not in told:
@@ -142,12 +146,16 @@ def _changed(
                 if now_ns - there.runs_ns >= OVER_AFTER_NS:
                     del told[slot]
                     lasted_s = (there.runs_ns - there.since_ns) // 1_000_000_000
-                    found.append((slot, id_, f"runs again after {lasted_s} s"))
-        elif there is None or there.phase != phase:
-            told[slot] = _State(id_, phase, now_ns)
+                    if there.is_told:
+                        found.append((slot, id_, f"runs again after {lasted_s} s"))
+            continue
+        if there is None or there.phase != phase:
+            there = told[slot] = _State(id_, phase, now_ns)
+        there.runs_ns = 0
+        is_due = phase != RowPhase.HELD or now_ns - there.since_ns >= HELD_AFTER_NS
+        if is_due and not there.is_told:
+            there.is_told = True
             found.append((slot, id_, _WORDS[RowPhase(phase)]))
-        else:
-            there.runs_ns = 0
     return found
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from daemon.access.token_file import Scope
 from daemon.api.figures.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
@@ -79,8 +80,8 @@ def _named(name: str) -> type:
 def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
     """The routes of a prefix, but for those of a longer one on the page."""
     others = tuple(each for each in prefixes if each != prefix and each.startswith(prefix))
-    yield "| request | what it does | body and answer | errors |"
-    yield "|---|---|---|---|"
+    yield "| request | what it does | body and answer | errors | scopes |"
+    yield "|---|---|---|---|---|"
     for route in ROUTES:
         if route.path.startswith(prefix) and not route.path.startswith(others):
             yield _route_row(route)
@@ -114,8 +115,16 @@ def _route_row(route: Route) -> str:
     answers |= dict.fromkeys("a [stream](#streams)" for _ in route.streams)
     answers |= dict.fromkeys(f"`{kind}`" for kind in route.texts)
     errors = ", ".join(map(str, sorted({*route.errors} - _EVERY_ROUTE - _WITH_BODY)))
+    scopes = " or ".join(f"`{scope}`" for scope in route.scopes)
+    if route.is_open:
+        scopes = "-"
+    elif len(route.scopes) == len(Scope):
+        scopes = "any"
+    if route.concerns_all_topics:
+        scopes += ", of all topics"
     return (
         f"| `{route.method} {path}` | {route.summary} | {body}{' or '.join(answers)} | {errors} |"
+        f" {scopes} |"
     )
 
 

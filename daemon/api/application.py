@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from daemon.access.access import Access
+from daemon.access.rights import Rights
 from daemon.api.handlers.topics import Created
 from daemon.api.refusals import refusal_of
 from daemon.api.route import Handler, Handlers, Route
@@ -62,14 +64,19 @@ class RouteTable:
         self,
         routes: Iterable[Route],
         handlers: Handlers,
+        access: Access,
         *,
         options: bool,
         admin_over_tcp: bool = False,
     ) -> None:
+        self._access = access
         self._options = options
         self._admin_over_tcp = admin_over_tcp
         self._by_path: dict[tuple[str, ...], dict[str, _Bound]] = {}
+        self._open: set[tuple[bytes, ...]] = set()
         for route in routes:
+            if route.is_open:
+                self._open.add(tuple(part.encode() for part in route.path[1:].split("/")))
             methods = self._by_path.setdefault(tuple(route.path[1:].split("/")), {})
             is_decoded = route.handler is not None and route.body is not None
             methods[route.method] = _Bound(
@@ -79,8 +86,9 @@ class RouteTable:
             )
 
     def find(self, head: Head) -> Found:
-        """Raises ApiError 404, 405, 400 for a bad topic name or query, 403 for what is not for
-        pages of a browser, or not for TCP."""
+        """Raises ApiError 401 and 403 for whoever may not do this, 404, 405, 400 for a bad topic
+        name or query, 403 for what is not for pages of a browser, or not for TCP."""
+        rights = self._authenticate(head)
         for pattern, methods in self._by_path.items():
             values = _match(pattern, head)
             if values is None:
@@ -103,6 +111,8 @@ class RouteTable:
                     {"allow": list(methods)},
                 )
             route, handler, decoder = bound
+            if not route.is_open:
+                _check_rights(rights, route, pattern, values)
             if handler is None:
                 read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
                 return Found(values[0], route, None, (), None)
@@ -114,9 +124,20 @@ class RouteTable:
                     len(value) for value in msgspec.structs.astuple(read) if type(value) is str
                 )
                 values = (*values, read)
+            if route.gets_rights:
+                values = (*values, rights)
             return Found(None, route, handler, values, decoder)
         path = head.path[:255]
         raise ApiError(404, "not_found", f"there is nothing at {path}", {"path": path})
+
+    def _authenticate(self, head: Head) -> Rights:
+        """The sender's rights, which the head keeps. Raises ApiError 401, 400."""
+        is_preflight = (
+            self._options and head.method == "OPTIONS" and "origin" in head.headers
+        )  # browsers send no token with it
+        if not (head.is_local or is_preflight or head.raw_segments in self._open):
+            head.rights = self._access.of(head.headers)
+        return head.rights
 
     def _check_admin(self, head: Head) -> None:
         """Raises ApiError 403 for a request of a page, and over TCP unless that was allowed."""
@@ -130,6 +151,17 @@ class RouteTable:
                 " run the command on the daemon's machine with its --data directory, or set"
                 " admin_over_tcp = true for the daemon",
             )
+
+
+def _check_rights(
+    rights: Rights, route: Route, pattern: tuple[str, ...], values: tuple[str, ...]
+) -> None:
+    """Raises ApiError 403 unless this route, and the topic of its path, are among the rights."""
+    rights.check_scope(*route.scopes)
+    if route.concerns_all_topics:
+        rights.check_all_topics()
+    if "{topic}" in pattern:
+        rights.check_topics(values[0])
 
 
 def _to_produce(query: dict[str, str]) -> dict[str, str]:
@@ -165,16 +197,20 @@ class Api:
         handlers: Handlers,
         producer: Producer,
         waiters: Waiters,
+        access: Access | None = None,
         *,
         options: bool = False,
         admin_over_tcp: bool = False,
     ) -> None:
         """``options``: OPTIONS is answered, for browsers that ask before a request.
         ``admin_over_tcp``: the admin API is not only for the Unix socket."""
-        self._router = RouteTable(routes, handlers, options=options, admin_over_tcp=admin_over_tcp)
+        self._access = access or Access(None)
+        self._router = RouteTable(
+            routes, handlers, self._access, options=options, admin_over_tcp=admin_over_tcp
+        )
         self._producer = producer
         self._waiters = waiters
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Request] = {}
         self._budget = RequestBudget()
 
     def route(self, head: Head) -> Found:
@@ -217,6 +253,7 @@ class Api:
 
     def handle(self, request: Request, token: object | None) -> None:
         """Serves a complete request."""
+        request.head.rights.check_live()  # its body may have been long on its way
         found: Found = request.head.route
         if found.produce is not None:
             assert isinstance(token, int)  # what admit promised
@@ -227,7 +264,7 @@ class Api:
             return
         assert isinstance(token, Promise)
         task = asyncio.get_running_loop().create_task(self._serve(request, found))
-        self._tasks.add(task)
+        self._tasks[task] = request
         self._budget.promise_again(token)
         request.on_close = partial(_cancel, task)
         task.add_done_callback(partial(self._served, request, token))
@@ -245,7 +282,7 @@ class Api:
                 self.release(token)
 
     def _served(self, request: Request, token: Promise, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         request.on_close = None  # its answer may wait for long, and keeps no task
         self.release(token)
 
@@ -266,6 +303,19 @@ class Api:
             request.abandon()  # the connection is lost, or the process ends
         except Exception as error:  # noqa: BLE001 - every error of a task is logged and answered
             request.refuse(refusal_of(error))
+
+    def follow_tokens(self) -> bool:
+        """Reads the tokens again if they have changed. Returns whether rights have ended; requests
+        that were made with them and have no answer are refused."""
+        if not self._access.look():
+            return False
+        for task, request in list(self._tasks.items()):
+            try:
+                request.head.rights.check_live()
+            except ApiError as error:
+                request.give_up(error)
+                task.cancel()
+        return True
 
     async def finish(self) -> None:
         """Ends long polls and waits for their answers, before the process stops."""

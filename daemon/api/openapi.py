@@ -19,12 +19,14 @@ Schema = dict[str, Any]
 
 _ERRORS: dict[int, str] = {
     400: "the request is wrong; nothing was stored",
+    401: "unauthenticated: a token that is in force is needed",
+    403: "forbidden: the token does not allow this, or not for this topic; nothing was changed",
     404: "there is no such topic, subscription, router, cursor, plan or path, or no such blocked"
     " message",
     406: "not_acceptable: no format of a stream is acceptable to the client",
     409: "table_name_taken, router_cycle, router_bound, routers_full, subscriptions_full,"
-    " dead_letter_cycle, dead_letter_topic, moving, not_finished, cursors_full, stale_epoch,"
-    " push_subscription, not_pushed or secret_missing; nothing was changed",
+    " dead_letter_cycle, dead_letter_topic, moving, not_finished, quarantined, cursors_full,"
+    " stale_epoch, push_subscription, not_pushed or secret_missing; nothing was changed",
     412: "expected_seq does not hold, or a cursor is not where it is expected; nothing was stored",
     413: "a body, record or count is over its limit; nothing was stored",
     415: "the content type or encoding is not supported; nothing was stored",
@@ -53,6 +55,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
+    for schema in components.values():
+        if "properties" in schema and schema.get("additionalProperties") is not False:
+            _all_there(schema)
     schema_of = {id(type_): schema for type_, schema in zip(types, schemas, strict=True)}
     paths: dict[str, Schema] = {}
     for route in routes:
@@ -67,8 +72,18 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
+
+
+def _all_there(answer: Schema) -> None:
+    """An answer has its fields also where they are as by default."""
+    names = answer["properties"]
+    there = {*answer.get("required", ())} | {name for name in names if "default" in names[name]}
+    answer["required"] = [name for name in names if name in there]
 
 
 def _path_item(path: str) -> Schema:
@@ -107,9 +122,12 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
             + "; ".join(f"{kind}: {what}" for kind, what in route.texts.items()),
             "content": {kind: {"schema": {"type": "string"}} for kind in route.texts},
         }
-    for status in route.errors:
+    for status in (*(() if route.is_open else (401, 403)), *route.errors):
         responses[str(status)] = _answer(_ERRORS[status], schema_of[id(ErrorAnswer)])
     operation: Schema = {"summary": route.summary, "responses": responses}
+    if not route.is_open:
+        # {}: a daemon without an auth_file asks for none.
+        operation["security"] = [{"token": [*route.scopes]}, {}]
     parameters = _parameters("query", route.query) + _parameters("header", route.headers)
     if parameters:
         operation["parameters"] = parameters

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from daemon.access.token_file import Scope
 from daemon.api.handlers.admin import AdminRoutes
 from daemon.api.handlers.consumers import ConsumerRoutes
 from daemon.api.handlers.cursors import CursorRoutes
@@ -71,3 +72,12 @@ class Route(Struct, frozen=True, kw_only=True):
     is_probe: bool = False
     # For this version's own commands: not in openapi.json, since it may change with any release.
     is_internal: bool = False
+    # Who may ask: whoever has one of these scopes, for the topic of the path if it names one.
+    scopes: tuple[Scope, ...] = ()
+    # It shows or changes what belongs to no single topic: only for tokens of all topics.
+    concerns_all_topics: bool = False
+    # The handler gets the sender's Rights after the path, the query and the headers, to check the
+    # topics that it learns of later.
+    gets_rights: bool = False
+    # For everybody, without a token.
+    is_open: bool = False

@@ -18,7 +18,7 @@ import msgspec
 
 from daemon.config.sensors import BY_NAME, SENSORS
 from daemon.config.values import ValueType, read_number
-from delivery.push.addresses import AllowList
+from delivery.push.posts.addresses import AllowList
 from uploader.stores.prices import DEFAULT_PRICES, Prices
 
 CLASS = re.compile(r"[a-z][a-z0-9_-]{0,31}")

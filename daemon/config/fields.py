@@ -104,6 +104,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
     admin_over_tcp: bool
+    auth_file: str | None
+    insecure_open: bool
     scheduler: str
     governor: str
     pressure_weights: dict[str, float]
@@ -113,17 +115,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     push_deny: tuple[str, ...]
     push_ca_file: str | None
     push_limiter_period_s: float
-    push_speedup_tolerance: float
-    push_tolerance: float
-    push_convergence_factor: float
     push_slow_delay_s: float
     push_heartbeat_delay_s: float
     push_balance_interval_s: float
     push_update_interval_s: float
-    push_busy_tolerance: float
-    push_share_min_per_minute: float
-    push_change_min_percent: float
-    push_use_change_min_percent: float
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -337,6 +332,13 @@ FIELDS: tuple[Field, ...] = (
           "serve the admin API at `listen` too, for `compact` on another machine; whoever reaches"
           " it can destroy records. The Unix socket `admin.sock` in the data directory always"
           " serves it"),
+    Field("auth_file", optional(FILE), None, "",
+          "the tokens that clients need, made with `headgate tokens create`; only the daemon's user"
+          " may read it. It is read again when it changes. Without one everybody who reaches the"
+          " daemon may do everything"),
+    Field("insecure_open", SWITCH, "false", "",
+          "`listen` at an address other than loopback without an `auth_file`: for a network on"
+          " which everybody may read, write and delete everything"),
     Field("scheduler", one_of("on", "off"), "on", "",
           "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
           " offsets are the same"),
@@ -372,15 +374,6 @@ FIELDS: tuple[Field, ...] = (
     Field("push_limiter_period_s", NUMBER, 30.0, "seconds",
           "how often a sender of a push subscription sets its rate, from what failed since"
           " (`LIMITER_PERIOD`)", check=above_zero(86_400)),
-    Field("push_speedup_tolerance", NUMBER, 0.01, "",
-          "the share of failures up to which the rate rises (`SPEEDUP_TOLERANCE`)",
-          check=above_zero(0.5)),
-    Field("push_tolerance", NUMBER, 0.05, "",
-          "the share of failures above which the rate falls; above one half, the mode is slow"
-          " (`TOLERANCE`)", check=above_zero(0.5)),
-    Field("push_convergence_factor", NUMBER, 0.2, "",
-          "how much of the way a rate goes in a period, up and down (`CONVERGENCE_FACTOR`)",
-          check=above_zero(0.9)),
     Field("push_slow_delay_s", NUMBER, 60.0, "seconds",
           "from one attempt to the next in slow mode (`SLOW_DELAY`)", check=above_zero(86_400)),
     Field("push_heartbeat_delay_s", NUMBER, 60.0, "seconds",
@@ -393,23 +386,16 @@ FIELDS: tuple[Field, ...] = (
     Field("push_update_interval_s", NUMBER, 15.0, "seconds",
           "how often a sender tells how much of its share it has used (`UPDATE_INTERVAL`)",
           check=above_zero(86_400)),
-    Field("push_busy_tolerance", NUMBER, 0.1, "",
-          "a sender that has left less than this part of its share unused is busy, and gets what"
-          " others do not need (`BUSY_TOLERANCE`)", check=above_zero(0.5)),
-    Field("push_share_min_per_minute", NUMBER, 1.0, "attempts a minute",
-          "what each sender keeps of the rate, if there is enough (`MIN_MAX_RATE`)",
-          check=above_zero(60_000)),
-    Field("push_change_min_percent", NUMBER, 1.0, "percent",
-          "smaller changes of a share are not made (`MIN_CHANGE_PERCENT`)",
-          check=above_zero(50)),
-    Field("push_use_change_min_percent", NUMBER, 9.0, "percent",
-          "smaller changes of what a sender uses are not told (`MIN_SIGNIFICANT_CHANGE_PERCENT`);"
-          " below 100 x `push_busy_tolerance`, or a sender could not become busy",
-          check=above_zero(50)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
     Field("log_format", one_of("text", "json"), "text", "",
           "lines for people, or one JSON object per line for programs"),
 )  # fmt: skip
 KEYS: tuple[str, ...] = tuple(field.name for field in FIELDS)
+# Keys of earlier versions whose default was right for all, and the value that each has now.
+FIXED = {
+    "push_speedup_tolerance": "0.01", "push_tolerance": "0.05", "push_convergence_factor": "0.2",
+    "push_busy_tolerance": "0.1", "push_share_min_per_minute": "1", "push_change_min_percent": "1",
+    "push_use_change_min_percent": "9",
+}  # fmt: skip
 BY_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}

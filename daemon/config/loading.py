@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from compaction.access.bearer import is_loopback
 from compaction.access.redaction import redacted
 from daemon.config.fields import (
     BY_NAME,
     ENVIRONMENT_PREFIX,
     FIELDS,
+    FIXED,
     KEYS,
     RING_FACTOR,
     Config,
@@ -62,10 +64,10 @@ def load(
     if config_file is not None:
         for key, value in _read_file(config_file).items():
             _take(given, key, _Given(value, f"file {config_file}"), problems)
-    for key in KEYS:
+    for key in (*KEYS, *FIXED):
         name = ENVIRONMENT_PREFIX + key.upper()
         if name in environ:
-            given[key] = _Given(environ[name], f"environment {name}")
+            _take(given, key, _Given(environ[name], f"environment {name}"), problems)
     for override in overrides:
         _take(given, override.key, _Given(override.value, override.origin), problems)
     explicit: dict[str, Any] = {}
@@ -125,6 +127,8 @@ def reload(old: Config, new: Config) -> Reload:
 
 def suggestion(key: str) -> str:
     """The end of a sentence: which key was probably meant."""
+    if key in FIXED:
+        return f" any more: it is always {FIXED[key]}, so remove it"
     near = difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=1, cutoff=0.5)
     containing = [known for known in KEYS if len(key) > 3 and key.lower() in known]
     if near or containing:
@@ -198,27 +202,22 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
             f"gate_resume_below must be below gate_pause_above ({pause:g},"
             f" {origins['gate_pause_above']}), got {resume:g} ({origins['gate_resume_below']})"
         )
-    problems += _push_problems(values, origins)
+    problems += _access_problems(values, origins)
     if problems:
         raise ConfigError(problems)
 
 
-def _push_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    problems = []
-    low, high = values["push_speedup_tolerance"], values["push_tolerance"]
-    if low > high:
-        problems.append(
-            f"push_speedup_tolerance must be at most push_tolerance ({high:g},"
-            f" {origins['push_tolerance']}), got {low:g} ({origins['push_speedup_tolerance']})"
+def _access_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    host = values["listen"].rpartition(":")[0].strip("[]")
+    if is_loopback(host) or values["auth_file"] is not None or values["insecure_open"]:
+        return []
+    return [
+        (
+            f"listen must be a loopback address without an auth_file, got {values['listen']}"
+            f" ({origins['listen']}): whoever reached it could read and delete everything. Create a"
+            " token with `headgate tokens create` and set auth_file, or set insecure_open = true"
         )
-    change, busy = values["push_use_change_min_percent"], values["push_busy_tolerance"]
-    if change >= 100 * busy:
-        problems.append(
-            f"push_use_change_min_percent must be below 100 x push_busy_tolerance ({busy:g},"
-            f" {origins['push_busy_tolerance']}), got {change:g}"
-            f" ({origins['push_use_change_min_percent']}): a sender could not become busy"
-        )
-    return problems
+    ]
 
 
 def _price_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

@@ -280,6 +280,16 @@ class Connection(Receiver, asyncio.Protocol):
         self.transport.write_eof()
         self.transport.resume_reading()
 
+    def end_revoked(self) -> None:
+        """Ends a stream and refuses a body on its way if the sender's rights have ended."""
+        if self.stream is not None and not self.stream.rights.live:
+            self.stream.end()
+        elif self._phase == BODY and self._taking is not None:
+            try:
+                self._taking.head.rights.check_live()
+            except ApiError as error:
+                self._refuse_taking(error)
+
     # -- time ----------------------------------------------------------------------------------
 
     def check(self, now_ns: int) -> None:

@@ -20,6 +20,7 @@ import re
 import socket
 from collections.abc import Sequence
 
+from compaction.access.bearer import is_loopback
 from daemon.config import Config
 from daemon.http.cors import Cors
 from daemon.http.head import Head
@@ -41,7 +42,7 @@ class Guard:
         self._all = "*" in allowed_hosts
         self._names = {name.lower() for name in (listen_host, *allowed_hosts)}
         self._domains = tuple(name[1:] for name in self._names if name.startswith("*."))
-        self._any_address = not _is_loopback(listen_host)
+        self._any_address = not is_loopback(listen_host)
         if self._any_address:
             self._names.add(socket.gethostname().lower())
 
@@ -83,7 +84,7 @@ class Guard:
         if parts is None:
             return False
         name = (parts[1] or parts[2]).lower().removesuffix(".")
-        if name in self._names or _is_loopback(name):
+        if name in self._names or is_loopback(name):
             return True
         if self._domains and name.endswith(self._domains):
             return True
@@ -116,10 +117,3 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _is_loopback(name: str) -> bool:
-    address = _address(name)
-    if address is not None:
-        return address.is_loopback
-    return name == "localhost" or name.endswith(".localhost")

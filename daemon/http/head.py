@@ -22,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
+from daemon.access.rights import EVERYTHING, Rights
 from daemon.http.limits import HttpLimits
 from daemon.schemas.decoding import REPEATED
 from daemon.schemas.errors import ApiError
@@ -38,8 +39,11 @@ _ENCODING_NAMES = {"": "", "identity": "", "x-gzip": "gzip"} | {n: n for n in SU
 
 # Fields that may appear only once, since a second one would leave open which counts.
 _SINGLE_FIELDS = frozenset(
-    {"host", "content-length", "transfer-encoding", "content-type", "content-encoding", "expect"}
-)
+    {
+        "authorization", "content-encoding", "content-length", "content-type", "expect", "host",
+        "transfer-encoding", "x-api-key",
+    }
+)  # fmt: skip
 # Parameters of a query that may be repeated. Their values are joined by REPEATED, which is in no
 # value, because control characters are refused.
 _REPEATABLE = frozenset({"filter"})
@@ -71,6 +75,7 @@ class Head:
     (``guard.py``).
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do. ``bare`` is the head without what an answer does not need.
+    ``rights`` are its sender's, set with ``route``.
     """
 
     __slots__ = (
@@ -92,6 +97,7 @@ class Head:
         "plain",
         "query",
         "raw_segments",
+        "rights",
         "route",
         "segments",
         "target_bytes",
@@ -135,6 +141,7 @@ class Head:
         self.is_followed_link = False
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
+        self.rights: Rights = EVERYTHING
         self.route: Any = None
         self.bare = self
 
@@ -419,13 +426,17 @@ class HeadCache:
         self._count_max = count_max
         self._entry_bytes_max = entry_bytes_max
 
+    def clear(self) -> None:
+        """Forgets all heads: each is parsed and checked again."""
+        self.entries.clear()
+        self._bytes = 0
+
     def add(self, raw: bytes, head: Head) -> None:
         """Keeps a head that was parsed and routed."""
         size = len(raw)
         if size > self._entry_bytes_max:
             return
         if len(self.entries) >= self._count_max or self._bytes + size > self._bytes_max:
-            self.entries.clear()
-            self._bytes = 0
+            self.clear()
         self.entries[raw] = head
         self._bytes += size

@@ -49,6 +49,8 @@ def answer_of(error: ApiError, *, close: bool = False) -> Answer:
     allow = error.detail.get("allow")
     if error.status == 405 and allow:
         headers = (*headers, ("Allow", ", ".join(allow)))
+    if error.status == 401:
+        headers = (*headers, ("WWW-Authenticate", 'Bearer realm="headgate"'))
     return (error.status, error.body(), JSON, headers, close or error.close)
 
 
@@ -154,7 +156,7 @@ class Sender:
                 return
             extra = () if cors is None else cors.headers(head)
             if isinstance(answer, Stream):
-                refusal = self.server.streams.refusal(draining=self.server.draining)
+                refusal = self.server.streams.refusal(answer.rights, draining=self.server.draining)
                 if refusal is None:
                     if self._answer_with_stream(head, answer, extra):
                         continue
@@ -295,7 +297,7 @@ class Request(msgspec.Struct, eq=False):
                 f" most {_WAITING_TARGET_BYTES} bytes waits for them; use a connection for each",
                 {"limit_bytes": _WAITING_TARGET_BYTES},
             )
-        self._answer_with(Stream(self.connection, content_type, start))
+        self._answer_with(Stream(self.connection, content_type, start, self.head.rights))
 
     def give_up(self, error: ApiError) -> None:
         """Answers that the outcome is unknown. An answer that is given later, when it is known

@@ -170,6 +170,12 @@ class Server:
             )
         )
 
+    def end_revoked(self) -> None:
+        """Ends the streams, and the bodies on their way, of senders whose rights have ended."""
+        self.tcp_heads.clear()
+        for connection in self._wheel:
+            connection.end_revoked()
+
     def stop_accepting(self) -> None:
         """Closes the listeners. Connections continue."""
         for listener in self._listeners:

@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from daemon.access.rights import EVERYTHING, Rights
 from daemon.http.unsent import Unsent
 from daemon.schemas.errors import ApiError
 from delivery.streams.outlet import Outlet
@@ -57,12 +58,16 @@ class Stream:
         "closed_by_peer",
         "content_type",
         "drained",
+        "rights",
         "writable",
     )
 
-    def __init__(self, carrier: Carrier, content_type: str, start: Start) -> None:
+    def __init__(
+        self, carrier: Carrier, content_type: str, start: Start, rights: Rights = EVERYTHING
+    ) -> None:
         self._carrier = carrier
         self._start: Start | None = start
+        self.rights = rights
         self.content_type = content_type
         self.drained: Callable[[], None] | None = None
         self.closed_by_peer: Callable[[], None] | None = None
@@ -171,8 +176,12 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def refusal(self, *, draining: bool) -> ApiError | None:
+    def refusal(self, rights: Rights, *, draining: bool) -> ApiError | None:
         """Why no stream can be opened now."""
+        try:
+            rights.check_live()  # it may have waited for long
+        except ApiError as error:
+            return error
         if draining:
             return ApiError(
                 503, "shutting_down", "the daemon is stopping; connect again", retry_after_s=1

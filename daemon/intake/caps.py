@@ -25,11 +25,16 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, MutableSequence, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from daemon.schemas.errors import ApiError
 from ledger.types import Commit, PartitionState, Topic, TopicConfig
 from shards import layout as at
 
-TRACKERS_MAX = 10_000  # topics that reject and are written to through one shard; about 1 KB each
+# Of topics that reject and are written to through one shard: their partitions, as which each topic
+# counts four times. 10,000 topics with all partitions that a daemon may have by default.
+TRACKED_MAX = 60_000
+TRACKED_BYTES = 320
 RELOAD_NS = 500_000_000  # a tracker in use is loaded again after this time
 
 Payload = tuple[int, int, bytes, int, int]  # partition, records, bytes, first and last timestamp
@@ -186,6 +191,7 @@ class CapTrackers:
         self._shard = shard
         self._seen = seen  # the last commit that the shard has followed
         self._trackers: dict[int, CapTracker] = {}
+        self._tracked = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # at most one per connection
 
     async def followed(self, number: int) -> None:
@@ -200,12 +206,18 @@ class CapTrackers:
         config = topic.config
         if not rejects(config):
             return None
+        # Names of columns may take 40 KB, and outlive those of the cache here.
+        bare = replace(topic, config=replace(config, columns={})) if config.columns else topic
         tracker = self._trackers.get(topic.topic_id)
         if tracker is None:
-            if len(self._trackers) >= TRACKERS_MAX:
+            if self._tracked + _tracked(bare) > TRACKED_MAX:
                 self._trackers = {k: one for k, one in self._trackers.items() if not one.idle}
-            tracker = self._trackers[topic.topic_id] = CapTracker(topic)
-        tracker.topic = topic  # its settings may have changed
+                self._tracked = sum(_tracked(one.topic) for one in self._trackers.values())
+            tracker = self._trackers[topic.topic_id] = CapTracker(bare)
+            self._tracked += _tracked(bare)
+        else:
+            self._tracked += _tracked(bare) - _tracked(tracker.topic)
+            tracker.topic = bare  # its settings may have changed
         return tracker
 
     def evicted(self, topic_id: int) -> int:
@@ -233,6 +245,11 @@ class CapTrackers:
                     self._waiting.append((number, future))
                 elif not future.done():
                     future.set_result(None)
+
+
+def _tracked(topic: Topic) -> int:
+    """What a topic counts of TRACKED_MAX."""
+    return 4 + topic.config.partitions
 
 
 def rejects(config: TopicConfig) -> bool:

@@ -18,7 +18,7 @@ from daemon.schemas.api import AdvanceRequest
 from daemon.schemas.errors import ApiError, cursor_moved, cursor_unknown
 from delivery.ledger_thread import LedgerThread
 from ledger import changes, cursors
-from ledger.cursors import CursorPlace, Setting
+from ledger.cursors import CursorPlace, Setting, SourceTold
 from ledger.errors import CursorMissing, CursorMoved, CursorsFull
 from ledger.ledger import Ledger
 from ledger.types import Advance, Cursor, CursorPosition
@@ -72,15 +72,19 @@ class CursorCache:
             self._places[asked.cursor, asked.partition] = place
 
     async def put(
-        self, name: str, settings: Sequence[Setting]
+        self, name: str, settings: Sequence[Setting], told: SourceTold | None = None
     ) -> tuple[Cursor, list[CursorPosition], bool]:
-        """Creates a client's cursor if there is none, and puts it where ``settings`` say: all or
-        nothing. The last value says whether it was created. Raises ApiError 409 and 412."""
+        """Creates a client's cursor if there is none, puts it where ``settings`` say and notes what
+        was ``told`` of it: all or nothing. The last value says whether it was created. Raises
+        ApiError 409 and 412."""
 
         def change(ledger: Ledger) -> tuple[Cursor, list[CursorPosition], bool]:
             with ledger.writing() as tx:
                 cursor, created = cursors.create(tx, name, "client", wall_ms())
-                return cursor, cursors.set_positions(tx, name, "client", settings), created
+                positions = cursors.set_positions(tx, name, "client", settings)
+                if told is not None:
+                    cursor = cursors.tell(tx, name, "client", told, wall_ms())
+                return cursor, positions, created
 
         try:
             return await self._change(change)

@@ -210,6 +210,7 @@ class Producer:
 
     async def _publish_loaded(self, request: Request, name: str) -> None:
         while True:
+            request.head.rights.check_live()
             topic = self._topics.known(name) or await self._topic_for(request, name)
             try:
                 if topic.tracker is None:
@@ -293,6 +294,8 @@ class Producer:
         if asked.idempotency_key is None and (asked.dedupe or config.dedupe) == "body":
             key = bodies.body_key(head.content_type, head.query, body)
             asked = msgspec.structs.replace(asked, idempotency_key=key)
+        if asked.advance is not None:
+            head.rights.check_topics(asked.advance.cursor)
         return asked
 
     def _publish(

@@ -17,7 +17,7 @@ from typing import TypeVar
 from daemon.intake.caps import CapTracker, CapTrackers
 from daemon.schemas.errors import ApiError, invalid
 from delivery.ledger_thread import LedgerThread
-from ledger import dedupe, reads, topics
+from ledger import changes, dedupe, reads, topics
 from ledger.errors import (
     ColumnsRefused,
     PartitionMissing,
@@ -36,7 +36,13 @@ from shards.boards.topiccounts import TopicTally
 from shards.clock import boottime_ms, wall_ms
 from shards.segment import Segment
 
-NAMES_MAX = 100_000  # about 1 KB each; the cache is cleared when it is full
+# What is kept of topics; each cache is cleared when it is full. An entry takes 750 bytes with the
+# longest name, as measured. A column has a name of up to 128 characters, so 200 of them take 43 KB.
+ENTRIES_BYTES_MAX = 16 << 20
+ENTRY_BYTES = 800
+COLUMN_BYTES = 100
+NAMES_MAX = 20_000
+NAME_BYTES = 440
 REFUSING_NAMED = 100  # subscriptions in the detail of a refused deletion
 log = logging.getLogger("headgate.topics")
 
@@ -81,6 +87,7 @@ class TopicCache:
         self._ledger_lock = ledger_lock
         self._partitions_max = partitions_max
         self._entries: dict[str, TopicEntry] = {}
+        self._entries_bytes = 0
         self._names: dict[int, str] = {}
         self._version = 0
 
@@ -89,7 +96,7 @@ class TopicCache:
         words = self._words
         version = words[at.G_TOPICS] + words[at.G_DEATHS]  # ``version``, once per request
         if version != self._version:
-            self._entries.clear()
+            self._forget_entries()
             self._version = version
         return self._entries.get(name)
 
@@ -187,9 +194,7 @@ class TopicCache:
     async def delete(self, name: str, *, force: bool = False) -> Topic:
         """Deletes a topic. Raises ApiError 404, and 409 if it takes dead letters, unless forced."""
         try:
-            topic = await self._change(
-                lambda ledger: ledger.write(topics.delete, name, wall_ms(), force=force)
-            )
+            topic = await self._ledger.run(lambda: self._delete(name, force))
         except TopicMissing as error:
             raise unknown_topic(name) from error
         except TopicHoldsDeadLetters as error:
@@ -226,6 +231,14 @@ class TopicCache:
 
         return await self._ledger.run(changed)
 
+    def _delete(self, name: str, force: bool) -> Topic:
+        topic = self._ledger.ledger.write(topics.delete, name, wall_ms(), force=force)
+        self._tell([at.G_TOPICS])
+        with self._ledger_lock:  # its subscriptions were deleted with it
+            number = self._ledger.ledger.read(changes.latest)
+            self._words[at.G_DELIVERY] = max(self._words[at.G_DELIVERY], number)
+        return topic
+
     def _trim(self, name: str, partition: int, before_seq: int) -> PartitionState:
         ledger = self._ledger.ledger
         before = ledger.read(topics.find, name)
@@ -251,16 +264,26 @@ class TopicCache:
             return known
         entry = TopicEntry(topic, self.trackers.tracker(topic))
         if version == self._version == self.version():
-            if len(self._entries) >= NAMES_MAX:
-                self._entries.clear()
+            size = _entry_bytes(topic)
+            if self._entries_bytes + size > ENTRIES_BYTES_MAX:
+                self._forget_entries()
             self._entries[topic.name] = entry
+            self._entries_bytes += size
         return entry
+
+    def _forget_entries(self) -> None:
+        self._entries.clear()
+        self._entries_bytes = 0
 
     def _remember_name(self, topic: Topic) -> str:
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
         self._names[topic.topic_id] = topic.name
         return topic.name
+
+
+def _entry_bytes(topic: Topic) -> int:
+    return ENTRY_BYTES + sum(len(name) + COLUMN_BYTES for name in topic.config.columns)
 
 
 def _partitions_full(error: PartitionsFull) -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from daemon.access.access import Access
 from daemon.api import openapi
 from daemon.api.application import Api
 from daemon.api.figures.status import StatusBuilder
@@ -60,17 +61,24 @@ class ApiSide:
                 write.topics, delivery.partitions, delivery.hub, delivery.priorities
             ),
             plans=PlanRoutes(write.topics, ledger, config),
-            daemon=DaemonRoutes(StatusBuilder(segment, config), openapi.served),
+            daemon=DaemonRoutes(StatusBuilder(segment, config), ledger, openapi.served),
             admin=self.admin,
         )  # fmt: skip
+        auth_file = config.auth_file
         self.api = Api(
             ROUTES,
             handlers,
             write.producer,
             delivery.reader.waiters,
+            Access(None if auth_file is None else Path(auth_file)),
             options=bool(config.cors_origins),
             admin_over_tcp=config.admin_over_tcp,
         )
+
+    def follow_tokens(self) -> None:
+        """Ends what is under way for tokens that were revoked or have expired."""
+        if self.api.follow_tokens():
+            self.server.end_revoked()
 
     async def start(self, listener: socket.socket, admin_listener: socket.socket) -> None:
         """Serves on both, which listen already."""

@@ -28,10 +28,10 @@ from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
 from delivery.pipes.server import PipeServer
-from delivery.push.addresses import AllowList
-from delivery.push.client import PushClient
-from delivery.push.learned import LearnedRates
-from delivery.push.limiter import LimiterSettings
+from delivery.push.posts.addresses import AllowList
+from delivery.push.posts.client import PushClient
+from delivery.push.rates.learned import LearnedRates
+from delivery.push.rates.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
@@ -48,9 +48,9 @@ from delivery.scheduler.recency import Recency
 from delivery.scheduler.scheduler import BandedReadySet
 from delivery.scheduler.settings import TopicPriorities
 from delivery.subscriptions.budget import QueuedBudget
-from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
+from delivery.subscriptions.shown.inspection import OwnerClocks
 from delivery.topic_changes import TopicChanges
 from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic
@@ -180,6 +180,10 @@ class DeliverySide:
         for band, depth in enumerate(self._ready.depths()):
             self._words[self._shard_at + at.S_BANDS + band] = depth
         self._words[self._shard_at + at.S_DEFERRED] = self._ready.deferred()
+        self._words[self._shard_at + at.S_HEARD_TOPICS] = self._topic_changes.heard
+        self._words[self._shard_at + at.S_HEARD_DELIVERY] = min(
+            self._routers.heard, self._subscriptions.heard, self.senders.heard
+        )
         self._words[self._shard_at + at.S_LAGGED] = self.hub.lagged
         self._words[self._shard_at + at.S_LAGS] = self._lags + self.hub.lags
         self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.PUSH)))
@@ -262,13 +266,9 @@ def _push_client(config: Config) -> PushClient:
 def _limiter_settings(config: Config) -> LimiterSettings:
     return LimiterSettings(
         period_s=config.push_limiter_period_s,
-        speedup_tolerance=config.push_speedup_tolerance,
-        tolerance=config.push_tolerance,
-        convergence_factor=config.push_convergence_factor,
         slow_delay_s=config.push_slow_delay_s,
         heartbeat_delay_s=config.push_heartbeat_delay_s,
         update_interval_s=config.push_update_interval_s,
-        significant_change=config.push_use_change_min_percent / 100,
     )
 
 

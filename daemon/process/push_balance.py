@@ -7,7 +7,7 @@ Each tick, of each subscription that is offered::
 
 Most of the time nothing has changed: then a subscription costs a copy and a comparison of 64 bytes
 a shard (1,024 subscriptions of 64 shards: 0.5 ms a tick). If much has, a tick does part of it, and
-the next one goes on after that. ``delivery/push/balancer.py`` decides;
+the next one goes on after that. ``delivery/push/rates/balancer.py`` decides;
 ``shards/boards/pushgrants.py`` has what a sender may be using. A slot of the shared segment has at
 most one of these.
 """
@@ -15,7 +15,7 @@ most one of these.
 from __future__ import annotations
 
 from daemon.config import Config
-from delivery.push.balancer import BalancerSettings, ShareRow, Shares
+from delivery.push.rates.balancer import BalancerSettings, ShareRow, Shares
 from shards import layout as at
 from shards.boards.pushboard import PushBoard, PushOffer
 from shards.boards.pushgrants import SlotGrants
@@ -27,13 +27,8 @@ WORK_MAX = 2_000
 
 
 def balancer_settings(config: Config) -> BalancerSettings:
-    """The constants of the balancer."""
-    return BalancerSettings(
-        balance_interval_s=config.push_balance_interval_s,
-        busy_tolerance=config.push_busy_tolerance,
-        min_max_rate=config.push_share_min_per_minute / 60,
-        min_change=config.push_change_min_percent / 100,
-    )
+    """Of the constants of the balancer, one can be configured."""
+    return BalancerSettings(balance_interval_s=config.push_balance_interval_s)
 
 
 class PushBalance:

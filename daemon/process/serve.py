@@ -15,6 +15,8 @@ import platform
 from pathlib import Path
 
 from daemon import memory
+from daemon.access.access import Access
+from daemon.access.token_file import TokenFileError
 from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
@@ -39,7 +41,7 @@ log = logging.getLogger("headgate.serve")
 
 _REFUSALS = (
     StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
-    faults.ChaosSpecError, barrier.MachineUnknown,
+    TokenFileError, faults.ChaosSpecError, barrier.MachineUnknown,
 )  # fmt: skip
 
 
@@ -59,6 +61,7 @@ def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
 
 
 def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
+    Access(None if config.auth_file is None else Path(config.auth_file))  # refused now, or never
     ledger_path = Path(config.ledger_path)
     lock = SharedLock(lock_file, locks.LEDGER)  # waited for: the supervisor's tick never takes it
     with contextlib.ExitStack() as stack:
@@ -106,6 +109,11 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
                 " streams_max", open_files.limit(), files,
             )  # fmt: skip
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
+        if config.insecure_open and config.auth_file is None:
+            log.warning(
+                "insecure_open is on: whoever reaches %s may read, write and delete everything",
+                config.listen,
+            )
         if chaos:
             log.warning("CHAOS IS ON: the shards' store fails on purpose (--chaos %s)", chaos)
         return supervisor.run()

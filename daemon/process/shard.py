@@ -160,6 +160,7 @@ class Shard:
         if level != self._log_level:
             self._log_level = level
             logs.set_level(logs.LEVELS[level])
+        self._api.follow_tokens()
         self._end_overdue()
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
 

@@ -107,7 +107,7 @@ class Supervisor:
         self._owner = OwnerThread(self.segment, self.bells, owner_log, told)
         self._upkeep = UpkeepThread(
             self.segment, kept, lambda: self.config.retention_interval_ms, clocks,
-            SecretsFile(Path(config.data_dir)),
+            SecretsFile(Path(config.data_dir)), lambda: self._owner.told,
         )  # fmt: skip
         self._alarms = AlarmBoard(self.segment, config.shards)
         self._images = ImageThread(

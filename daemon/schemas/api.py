@@ -19,13 +19,13 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
 from compaction.source.schemas import Plan, PlanRequest
+from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost, StoreStatus
 from daemon.schemas.status import (
     AlarmStatus,
-    BillStatus,
-    BudgetStatus,
     DeliveryStatus,
     GateStatus,
     GroupStatus,
+    ImportScaling,
     LatencyStatus,
     Live,
     MetricsHeaders,
@@ -39,8 +39,6 @@ from daemon.schemas.status import (
     SensorStatus,
     ShardStatus,
     Status,
-    StoreCost,
-    StoreStatus,
     SubscriptionScaling,
     SubscriptionsStatus,
     Totals,
@@ -54,6 +52,7 @@ from daemon.schemas.watch import (
     WatchRequest,
     WidQuery,
 )
+from delivery.filters import PATTERN_CHARACTERS_MAX
 from delivery.schemas import DiffAnswer, DiffRequest
 from delivery.streams.events import (
     HeadAt,
@@ -122,6 +121,7 @@ __all__ = [
     "Ready",
     "RetentionStatus",
     "RoutersStatus",
+    "ImportScaling",
     "Scaling",
     "SubscriptionScaling",
     "SchedulerStatus",
@@ -157,9 +157,13 @@ __all__ = [
 ]
 
 PAGE_MAX = 1_000
+SOURCE_NAME_MAX = 500  # characters; a page has up to 1,000 of them
 SEQUENCE_MAX = 2**53
 PARTITION_MAX = 999
 IDEMPOTENCY_KEY_CHARACTERS_MAX = 256
+# Of key, tag and node: what patterns have. Matching one takes 0.1 us per character, hashing it too,
+# and a subscription keeps the keys of all that is not finished.
+LABEL_CHARACTERS_MAX = PATTERN_CHARACTERS_MAX
 NAME_CHARACTERS_MAX = 255
 ACK_TIMEOUT_MS_MIN = 100  # deadlines are looked at ten times a second
 ACK_TIMEOUT_MS_MAX = 600_000  # a request may hold ring space this long while nothing is stored
@@ -281,9 +285,15 @@ class ProduceRecord(Struct, forbid_unknown_fields=True, gc=False):
         | UnsetType
     ) = UNSET
     data_b64: Annotated[str, Meta(description="bytes, in base64")] | None = None
-    key: Annotated[str, Meta(description="chooses the partition, as in Kafka")] | None = None
-    tag: str | None = None
-    node: str | None = None
+    key: (
+        Annotated[
+            str,
+            Meta(max_length=LABEL_CHARACTERS_MAX, description="chooses the partition, as in Kafka"),
+        ]
+        | None
+    ) = None
+    tag: Annotated[str, Meta(max_length=LABEL_CHARACTERS_MAX)] | None = None
+    node: Annotated[str, Meta(max_length=LABEL_CHARACTERS_MAX)] | None = None
     meta: Annotated[Raw, Meta(description="a JSON object")] | UnsetType = UNSET
     ts: (
         Annotated[
@@ -400,14 +410,21 @@ class ProduceQuery(ProduceOptions, kw_only=True):
         Annotated[
             str,
             Meta(
+                max_length=LABEL_CHARACTERS_MAX,
                 description="of arrays and NDJSON: the field of the data that is the record's key;"
-                " of a body of bytes: the key"
+                " of a body of bytes: the key",
             ),
         ]
         | None
     ) = None
-    tag: Annotated[str, Meta(description="of a body of bytes")] | None = None
-    node: Annotated[str, Meta(description="of a body of bytes")] | None = None
+    tag: (
+        Annotated[str, Meta(max_length=LABEL_CHARACTERS_MAX, description="of a body of bytes")]
+        | None
+    ) = None
+    node: (
+        Annotated[str, Meta(max_length=LABEL_CHARACTERS_MAX, description="of a body of bytes")]
+        | None
+    ) = None
     ts: Annotated[int, Meta(description="of a body of bytes")] | None = None
 
 
@@ -458,10 +475,49 @@ class CursorSetting(Struct, frozen=True, forbid_unknown_fields=True):
     ) = None
 
 
+class CursorSource(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client tells of what its cursor follows. It is shown, and nothing depends on it."""
+
+    name: Annotated[str, Meta(max_length=SOURCE_NAME_MAX, description="a path or URL")]
+    topic_id: Annotated[
+        int, Meta(ge=1, le=SEQUENCE_MAX, description="of the topic that the records go to")
+    ]
+    size_bytes: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=SEQUENCE_MAX,
+                description="where it ends now, as a position in partition 0; null: not known",
+            ),
+        ]
+        | None
+    ) = None
+
+
 class CursorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Positions to set, all or none; the others stay."""
 
     positions: Annotated[list[CursorSetting], Meta(max_length=PARTITION_MAX + 1)] = []
+    source: Annotated[
+        CursorSource | None, Meta(description="what the cursor follows; by default what was told")
+    ] = None
+
+
+class CursorSourceState(Struct, frozen=True):
+    """What was told of what a cursor follows."""
+
+    name: str
+    topic_id: int
+    size_bytes: int | None
+    lag_bytes: Annotated[
+        int | None,
+        Meta(
+            description="from the cursor to `size_bytes`; null if that is not known, or was told"
+            " more than an hour ago and not reached"
+        ),
+    ]
+    told_ms: Annotated[int, Meta(description="when, epoch milliseconds")]
 
 
 class CursorState(Struct, frozen=True):
@@ -476,6 +532,10 @@ class CursorState(Struct, frozen=True):
         list[CursorPosition], Meta(description="where it has been moved; 0 in other partitions")
     ]
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
+    source: Annotated[
+        CursorSourceState | None,
+        Meta(description="what it follows; null if nobody told, and of routers"),
+    ] = None
 
 
 class CursorsQuery(Struct, frozen=True):

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+
+from daemon.schemas.bill import BillStatus, StoreStatus
+from shards import layout as at
+from shards.boards.figures import Family, RouterCounters, SubscriptionCounters, figure
+
+_GROUP_CHANGES = Family("headgate_group_changes_total", "splits and merges of groups")
 
 
 class Live(Struct, frozen=True):
@@ -23,117 +29,77 @@ class MetricsHeaders(Struct, frozen=True, rename={"accept": "Accept"}):
     """The header that chooses the format of the metrics."""
 
     accept: Annotated[
-        str, Meta(description="`text/plain` (the default) or `application/openmetrics-text`")
+        str, figure("`text/plain` (the default) or `application/openmetrics-text`")
     ] = ""
 
 
 class AlarmStatus(Struct, frozen=True):
     """A kind of alarm, over all processes."""
 
-    alarm: Annotated[str, Meta(description="its name (docs/operations.md)")]
+    alarm: Annotated[str, figure("its name (docs/operations.md)")]
     age_ms: int
-    count: Annotated[int, Meta(description="how often it was raised since it began")]
+    count: Annotated[int, figure("how often it was raised since it began")]
     message: str
-    not_ready: Annotated[bool, Meta(description="whether it makes the daemon not ready")]
+    not_ready: Annotated[bool, figure("whether it makes the daemon not ready")]
 
 
 class StandingStatus(Struct, frozen=True):
     """A subscription or a router of which nothing goes on, although it could."""
 
-    kind: Annotated[str, Meta(description="`subscription`, `push` or `router`")]
-    topic: Annotated[str, Meta(description="of a router, its source")]
+    kind: Annotated[str, figure("`subscription`, `push` or `router`")]
+    topic: Annotated[str, figure("of a router, its source")]
     name: str
     age_ms: int
-    message: Annotated[
-        str, Meta(description="which message (partition, offset, key) stands still, and why")
-    ]
-
-
-class StoreStatus(Struct, frozen=True):
-    """Calls of the object store since the daemon started, over restarts of shards."""
-
-    url: str
-    puts: Annotated[int, Meta(description="attempts to PUT an L0 object")]
-    put_bytes: int
-    put_failures: int
-    gets: int
-    get_bytes: int
-    lists: int
-
-
-class StoreCost(Struct, frozen=True):
-    """What another way to upload the same requests would have cost."""
-
-    puts: Annotated[int, Meta(description="an estimate")]
-    usd: Annotated[float, Meta(description="with all other requests as they were")]
-
-
-class BudgetStatus(Struct, frozen=True):
-    """The budget in force (`put_budget_usd_per_month`)."""
-
-    usd_per_month: float
-    window_ms: Annotated[float, Meta(description="the least commit window that it allows now")]
-    target_bytes: Annotated[int, Meta(description="the object target that it asks for now")]
-    holds: Annotated[bool, Meta(description="false: more is spent, and no lever is left")]
-
-
-class BillStatus(Struct, frozen=True):
-    """What the daemon's requests to the store cost since it started, in US dollars. A month has 30
-    days. Requests of commands are not included; they report their own."""
-
-    store_class: Annotated[str, Meta(description="whose `prices` count")]
-    puts: Annotated[
-        int, Meta(description="attempts: objects, the owner's log, images of the ledger, probes")
-    ]
-    gets: int
-    lists: int
-    put_bytes: int
-    get_bytes: int
-    usd: float
-    usd_per_month: Annotated[
-        float | None,
-        Meta(description="at the pace of the last minute; null in the first minute"),
-    ]
-    usd_per_gib: Annotated[
-        float | None,
-        Meta(description="of acknowledged bodies; null: fewer than 16 MiB were acknowledged"),
-    ]
-    put_rate: Annotated[float, Meta(description="PUTs per second in the last minute")]
-    optimum_put_rate: Annotated[
-        float, Meta(description="the same if all shards were one group that is never too slow")
-    ]
-    per_shard: Annotated[StoreCost, Meta(description="if each shard uploaded for itself")]
-    single_stream: Annotated[StoreCost, Meta(description="if one stream uploaded for all")]
-    budget: BudgetStatus | None
+    message: Annotated[str, figure("which message (partition, offset, key) stands still, and why")]
 
 
 class SensorStatus(Struct, frozen=True):
     """What one sensor says."""
 
     sensor: str
-    raw: Annotated[float | None, Meta(description="what was measured, smoothed; null: broken")]
+    raw: Annotated[float | None, figure("what was measured, smoothed; null: broken")]
     unit: str
-    pressure: Annotated[float, Meta(description="0 to 1")]
-    weight: Annotated[float, Meta(description="how much of the pressure counts; a hard one's is 1")]
-    hard: Annotated[bool, Meta(description="whether it watches something that runs out")]
-    shard: Annotated[int | None, Meta(description="the shard with the highest value")]
-    source: Annotated[str, Meta(description="what is measured")]
+    pressure: Annotated[float, figure("0 to 1")]
+    weight: Annotated[float, figure("how much of the pressure counts; a hard one's is 1")]
+    hard: Annotated[bool, figure("whether it watches something that runs out")]
+    shard: Annotated[int | None, figure("the shard with the highest value")]
+    source: Annotated[str, figure("what is measured")]
 
 
 class Pressure(Struct, frozen=True):
     """How loaded the daemon is."""
 
-    level: Annotated[float, Meta(description="0 to 1")]
-    rung: Annotated[str, Meta(description="the strongest reaction in force, or `none`")]
-    inputs: Annotated[dict[str, float], Meta(description="the pressure of each sensor, 0 to 1")]
-    hard_level: Annotated[float, Meta(description="that of the hard sensors alone")]
-    rungs: Annotated[list[str], Meta(description="all reactions in force, weakest first")]
+    level: Annotated[float, figure("the level of pressure, 0 to 1", "headgate_pressure_ratio")]
+    rung: Annotated[str, figure("the strongest reaction in force, or `none`")]
+    inputs: Annotated[
+        dict[str, float],
+        figure(
+            "the pressure of each sensor, 0 to 1, before its weight",
+            "headgate_sensor_pressure_ratio",
+            by="sensor",
+        ),
+    ]
+    hard_level: Annotated[
+        float, figure("the level of the hard sensors alone", "headgate_hard_pressure_ratio")
+    ]
+    rungs: Annotated[list[str], figure("all reactions in force, weakest first")]
     sensors: list[SensorStatus]
-    entered: Annotated[dict[str, int], Meta(description="how often each came into force")]
-    steady_level: Annotated[float, Meta(description="the level that the commit window follows")]
-    coalesce_ms: Annotated[float, Meta(description="how long pushes wait for others")]
-    deferring: Annotated[bool, Meta(description="whether the least urgent pushes are put off")]
-    scaling: Annotated[int, Meta(description="0 to 100, as `GET /v0/scaling`")]
+    entered: Annotated[
+        dict[str, int],
+        figure("how often each rung came into force", "headgate_rung_entered_total", by="rung"),
+    ]
+    steady_level: Annotated[float, figure("the level that the commit window follows")]
+    coalesce_ms: Annotated[float, figure("how long pushes wait for others")]
+    deferring: Annotated[bool, figure("whether the least urgent pushes are put off")]
+    scaling: Annotated[
+        int,
+        figure(
+            "how much more CPU would help, over the last 15 s, as `GET /v0/scaling`; 100 is a ratio"
+            " of 1",
+            "headgate_scaling_ratio",
+            per=100,
+        ),
+    ]
 
 
 class SubscriptionScaling(Struct, frozen=True):
@@ -144,68 +110,60 @@ class SubscriptionScaling(Struct, frozen=True):
     subscription: str
     value: Annotated[
         int,
-        Meta(
-            description="0 to 100: the part of the drainable lag that the consumers which are"
+        figure(
+            "0 to 100: the part of the drainable lag that the consumers which are"
             " present cannot hold"
         ),
     ]
-    drainable_lag: Annotated[
-        int, Meta(description="messages that consumers could work on simultaneously")
-    ]
-    lag: Annotated[int, Meta(description="records that are not finished")]
+    drainable_lag: Annotated[int, figure("messages that consumers could work on simultaneously")]
+    lag: Annotated[int, figure("records that are not finished")]
     in_flight: int
     blocked_keys: int
     consumers: int
     consumer_max: Annotated[
         int,
-        Meta(
-            description="how many messages a consumer works on at a time: the largest `max` of"
+        figure(
+            "how many messages a consumer works on at a time: the largest `max` of"
             " those that poll; for streams, and without consumers, the subscription's setting"
         ),
     ]
-    held: Annotated[str, Meta(description="why nothing is delivered now; empty if it is")]
+    held: Annotated[str, figure("why nothing is delivered now; empty if it is")]
+
+
+class ImportScaling(Struct, frozen=True):
+    """What imports into a topic still have before them, also those whose command has ended. It is
+    what clients told of the sources of their cursors, and where the cursors are now."""
+
+    topic: str
+    sources: Annotated[int, figure("that are not imported to their ends")]
+    unknown: Annotated[
+        int,
+        figure(
+            "sources of these whose size is not known, or was told more than an hour"
+            " ago; they are in no lag"
+        ),
+    ]
+    lag_bytes: Annotated[int, figure("what is left of the other sources")]
+    told_age_ms: Annotated[int | None, figure("how long ago the oldest of their sizes was told")]
 
 
 class Scaling(Struct, frozen=True):
     """How much more CPU would help. A store that is down, or a full disk, does not ask for it."""
 
-    value: Annotated[int, Meta(description="0 to 100, over the last 15 s")]
-    inputs: Annotated[dict[str, float], Meta(description="pressures that count, now, 0 to 1")]
-    left_out: Annotated[
-        dict[str, float], Meta(description="pressures that more CPU would not lower")
-    ]
+    value: Annotated[int, figure("0 to 100, over the last 15 s")]
+    inputs: Annotated[dict[str, float], figure("pressures that count, now, 0 to 1")]
+    left_out: Annotated[dict[str, float], figure("pressures that more CPU would not lower")]
     shards: int
     subscriptions: Annotated[
-        list[SubscriptionScaling], Meta(description="how much more consumers would help each")
+        list[SubscriptionScaling], figure("how much more consumers would help each")
     ]
-
-
-class SubscriptionCounters(Struct, frozen=True, kw_only=True):
-    """Of one subscription, or of all together. Counts are since the daemon started."""
-
-    lag: Annotated[int, Meta(description="records that are not finished")]
-    drainable_lag: Annotated[
-        int, Meta(description="messages that consumers could work on simultaneously")
-    ]
-    in_flight: Annotated[int, Meta(description="messages that are with consumers")]
-    waiting: Annotated[int, Meta(description="messages that the owner knows and nobody has")]
-    blocked_keys: int
-    consumers: int
-    oldest_unacknowledged_ms: Annotated[
-        int, Meta(description="for how long a consumer has had the oldest message")
-    ]
-    oldest_unfinished_ms: Annotated[
-        int, Meta(description="how long ago the oldest record that is not finished was stored")
-    ]
-    delivered: int
-    acknowledged: int
-    redelivered: int
-    refused: Annotated[int, Meta(description="messages that acknowledgments named in vain")]
-    dropped: Annotated[int, Meta(description="given up by the policy of failures")]
-    skipped: Annotated[int, Meta(description="given up by an operator")]
-    dead_lettered: int
-    evicted: Annotated[int, Meta(description="removed by retention before they were finished")]
-    unmatched: Annotated[int, Meta(description="skipped: no consumer accepted them")]
+    imports: Annotated[
+        list[ImportScaling] | None,
+        figure(
+            "of topics with imports that have not ended, by name; null if the ledger"
+            " did not answer within a second"
+        ),
+    ] = None
 
 
 class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
@@ -213,18 +171,20 @@ class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
 
     topic: str
     subscription: str
-    state: Annotated[str, Meta(description="running, paused, held or stopped")]
-    reason: Annotated[str, Meta(description="why it does not run, or why dead letters wait")]
+    state: Annotated[str, figure("running, paused, held or stopped")]
+    reason: Annotated[str, figure("why it does not run, or why dead letters wait")]
 
 
 class SubscriptionsStatus(SubscriptionCounters, frozen=True, kw_only=True):
     """All subscriptions together; of the ages, the greatest one."""
 
-    count: int
-    held: Annotated[int, Meta(description="those that can deliver nothing now")]
+    count: Annotated[int, figure("how many there are", "headgate_subscriptions")]
+    held: Annotated[
+        int, figure("those of them that can deliver nothing now", "headgate_subscriptions_held")
+    ]
     first: Annotated[
         list[SubscriptionFigures],
-        Meta(description="up to 20: held, with blocked keys, then with the most lag"),
+        figure("up to 20: held, with blocked keys, then with the most lag"),
     ]
 
 
@@ -232,24 +192,33 @@ class PushCounters(Struct, frozen=True, kw_only=True):
     """Of one push subscription, or of all together. Rates are attempts (POSTs) a second; counts are
     since the daemon started."""
 
-    rate_max: Annotated[float, Meta(description="what the settings allow")]
-    granted: Annotated[float, Meta(description="what the senders may use of that now")]
-    rate: Annotated[float, Meta(description="the rate in force: what receivers take")]
+    rate_max: Annotated[
+        float, figure("what the settings allow", "headgate_push_allowed_attempts_per_second")
+    ]
+    granted: Annotated[
+        float,
+        figure("what the senders may use of that now", "headgate_push_granted_attempts_per_second"),
+    ]
+    rate: Annotated[
+        float,
+        figure("the rate in force: what receivers take", "headgate_push_rate_attempts_per_second"),
+    ]
     use: Annotated[
         float,
-        Meta(
-            description="how much of that the senders need, 0 to 1: what they have used, or all"
-            " while the rate climbs"
+        figure(
+            "how much of what is granted the senders need, 0 to 1, by which they share"
+            " it: what they have used, or all while the rate climbs",
+            "headgate_push_use_ratio",
         ),
     ]
-    senders: int
-    in_flight: Annotated[int, Meta(description="POSTs under way")]
+    senders: Annotated[int, figure("senders that are present", "headgate_push_senders")]
+    in_flight: Annotated[int, figure("POSTs under way", "headgate_push_in_flight_attempts")]
     attempts: int
-    records: Annotated[int, Meta(description="records that were delivered")]
-    failures: Annotated[int, Meta(description="attempts that failed, for any reason")]
-    p50_ms: Annotated[
-        float | None, Meta(description="half of the attempts took less, to a factor of two")
+    records: Annotated[
+        int, figure("records that receivers took", "headgate_push_delivered_records_total")
     ]
+    failures: Annotated[int, figure("attempts that failed, for any reason")]
+    p50_ms: Annotated[float | None, figure("half of the attempts took less, to a factor of two")]
     p99_ms: float | None
 
 
@@ -258,28 +227,23 @@ class PushFigures(PushCounters, frozen=True, kw_only=True):
 
     topic: str
     subscription: str
-    mode: Annotated[str, Meta(description="normal, slow or heartbeat: of its slowest sender")]
-    held_ms: Annotated[int, Meta(description="how long the receiver still wants nothing")]
-    outcomes: Annotated[dict[str, int], Meta(description="how attempts ended, where not 0")]
+    mode: Annotated[str, figure("normal, slow or heartbeat: of its slowest sender")]
+    held_ms: Annotated[int, figure("how long the receiver still wants nothing")]
+    outcomes: Annotated[dict[str, int], figure("how attempts ended, where not 0")]
 
 
 class PushStatus(PushCounters, frozen=True, kw_only=True):
     """All push subscriptions together."""
 
-    count: int
-    slow: Annotated[int, Meta(description="those in slow or heartbeat mode: the receiver fails")]
-    first: Annotated[
-        list[PushFigures], Meta(description="up to 20: slow, then with the most failures")
+    count: Annotated[int, figure("how many push", "headgate_push_subscriptions")]
+    slow: Annotated[
+        int,
+        figure(
+            "those of them in slow or heartbeat mode, because the receiver fails",
+            "headgate_push_subscriptions_slow",
+        ),
     ]
-
-
-class RouterCounters(Struct, frozen=True, kw_only=True):
-    """Of one router, or of all together. Counts are since the daemon started."""
-
-    lag: Annotated[int, Meta(description="offsets of the source that are not dealt with")]
-    copied: Annotated[int, Meta(description="records")]
-    filtered: Annotated[int, Meta(description="records that the filter left out")]
-    skipped: Annotated[int, Meta(description="offsets that were evicted before they were copied")]
+    first: Annotated[list[PushFigures], figure("up to 20: slow, then with the most failures")]
 
 
 class RouterFigures(RouterCounters, frozen=True, kw_only=True):
@@ -288,18 +252,18 @@ class RouterFigures(RouterCounters, frozen=True, kw_only=True):
     router: str
     source: str
     dest: str
-    state: Annotated[str, Meta(description="running, paused, held or stopped")]
-    reason: Annotated[str, Meta(description="why it does not run")]
+    state: Annotated[str, figure("running, paused, held or stopped")]
+    reason: Annotated[str, figure("why it does not run")]
 
 
 class RoutersStatus(RouterCounters, frozen=True, kw_only=True):
     """All routers together."""
 
-    count: int
-    held: Annotated[int, Meta(description="those that can copy nothing now")]
-    stopped: Annotated[int, Meta(description="those that cannot go on")]
+    count: Annotated[int, figure("how many there are", "headgate_routers")]
+    held: Annotated[int, figure("those of them that can copy nothing now", "headgate_routers_held")]
+    stopped: Annotated[int, figure("those of them that cannot go on", "headgate_routers_stopped")]
     first: Annotated[
-        list[RouterFigures], Meta(description="up to 20: stopped or held, then with the most lag")
+        list[RouterFigures], figure("up to 20: stopped or held, then with the most lag")
     ]
 
 
@@ -307,19 +271,36 @@ class SchedulerStatus(Struct, frozen=True):
     """Topics that wait for their turn, over all shards: a topic counts once for its watchers and
     once for its routers."""
 
-    ready: Annotated[list[int], Meta(description="by band, the lowest first")]
-    deferred: Annotated[int, Meta(description="those of them that pressure puts off")]
+    ready: Annotated[
+        list[int],
+        figure(
+            "topics that wait for their turn, by band, the lowest first, which is 0",
+            "headgate_ready_entries",
+            by="band",
+        ),
+    ]
+    deferred: Annotated[
+        int,
+        figure(
+            "those of them that pressure puts off", "headgate_deferred_entries", word=at.S_DEFERRED
+        ),
+    ]
 
 
 class RetentionStatus(Struct, frozen=True):
     """Evictions since the daemon started."""
 
-    records_evicted: int
+    records_evicted: Annotated[
+        int,
+        figure("records that a cap or the time to live evicted", "headgate_evicted_records_total"),
+    ]
     clock_jump_ms: Annotated[
         int | None,
-        Meta(
-            description="null, or how far the wall clock jumped (negative: back); time to live then"
-            " evicts nothing until an operator acts"
+        figure(
+            "how far the wall clock jumped, negative: back; time to live then evicts nothing until"
+            " an operator acts. Null, or 0: it is trusted",
+            "headgate_clock_jump_seconds",
+            per=1e3,
         ),
     ]
 
@@ -327,31 +308,54 @@ class RetentionStatus(Struct, frozen=True):
 class DeliveryStatus(Struct, frozen=True):
     """How long records took from their commit to a stream, since the daemon started."""
 
-    deliveries: Annotated[int, Meta(description="writes to streams with records that were new")]
+    deliveries: Annotated[int, figure("writes to streams with records that were new")]
     p50_ms: Annotated[
         float | None,
-        Meta(description="half took less; exact to a factor of 2. Null: there was no delivery"),
+        figure("half took less; exact to a factor of 2. Null: there was no delivery"),
     ]
-    p99_ms: Annotated[float | None, Meta(description="99 % took less")]
+    p99_ms: Annotated[float | None, figure("99 % took less")]
     lagged_watchers: Annotated[
-        int, Meta(description="watchers that have lagged and are not at the end again")
+        int,
+        figure(
+            "watchers that have lagged and are not at the end again",
+            "headgate_lagged_watchers",
+            word=at.S_LAGGED,
+        ),
     ]
-    lags: Annotated[int, Meta(description="how often watchers have lagged")]
+    lags: Annotated[
+        int, figure("how often watchers have lagged", "headgate_watcher_lags_total", word=at.S_LAGS)
+    ]
 
 
 class GateStatus(Struct, frozen=True):
     """A gate, which pauses a source of new records while something runs out."""
 
-    gate: Annotated[str, Meta(description="its source: `producers`, or `routers` of each shard")]
-    paused_shards: Annotated[int, Meta(description="shards that take nothing from it now")]
-    paused_ms: Annotated[
-        int | None, Meta(description="for how long, the longest of them; null: no shard")
+    gate: Annotated[str, figure("its source: `producers`, or `routers` of each shard")]
+    paused_shards: Annotated[
+        int,
+        figure(
+            "shards that take nothing new from producers, or whose routers read nothing new",
+            "headgate_gate_paused_shards",
+        ),
     ]
-    pauses: Annotated[int, Meta(description="how often it has closed, since the daemon started")]
+    paused_ms: Annotated[
+        int | None,
+        figure(
+            "for how long shards have been paused, the longest of them; null, or 0: none is",
+            "headgate_gate_paused_seconds",
+            per=1e3,
+        ),
+    ]
+    pauses: Annotated[
+        int,
+        figure(
+            "how often the gate has closed since the daemon started", "headgate_gate_pauses_total"
+        ),
+    ]
     reasons: Annotated[
         list[str],
-        Meta(
-            description="what keeps it closed: of producers, `store_failing`, `ledger_disk`,"
+        figure(
+            "what keeps it closed: of producers, `store_failing`, `ledger_disk`,"
             " `store_disk` or `memory`; of routers, the sensor that closed it"
         ),
     ]
@@ -360,39 +364,96 @@ class GateStatus(Struct, frozen=True):
 class LatencyStatus(Struct, frozen=True):
     """How long a stage took, since the daemon started. Null: nothing was counted."""
 
-    count: Annotated[int, Meta(description="times that were counted; of requests, one in 16")]
-    p50_ms: Annotated[float | None, Meta(description="half took less; exact to a factor of 2")]
-    p99_ms: Annotated[float | None, Meta(description="99 % took less")]
+    count: Annotated[int, figure("times that were counted; of requests, one in 16")]
+    p50_ms: Annotated[float | None, figure("half took less; exact to a factor of 2")]
+    p99_ms: Annotated[float | None, figure("99 % took less")]
 
 
 class ShardStatus(Struct, frozen=True):
     """A shard. Counters are of its processes since the daemon started."""
 
     shard: int
-    pid: Annotated[int | None, Meta(description="null while the shard is being restarted")]
-    ready: Annotated[bool, Meta(description="whether it serves")]
-    cpu: int
+    pid: Annotated[int | None, figure("null while the shard is being restarted")]
+    ready: Annotated[bool, figure("whether the shard serves", "headgate_shard_ready")]
+    cpu: Annotated[int, figure("", word=at.S_CPU)]
     group: int
-    restarts: int
-    heartbeat_age_ms: Annotated[int | None, Meta(description="null before the first one")]
-    cpu_ms: Annotated[int, Meta(description="CPU time of its present process")]
-    ring_bytes: int
-    ring_used_bytes: int
-    connections: Annotated[int, Meta(description="without streams")]
-    streams: int
+    restarts: Annotated[
+        int,
+        figure(
+            "how often the shard's process was replaced",
+            "headgate_shard_restarts_total",
+            word=at.S_RESTARTS,
+        ),
+    ]
+    heartbeat_age_ms: Annotated[
+        int | None,
+        figure(
+            "time since the shard's loop turned; null, or 0, before the first turn",
+            "headgate_shard_heartbeat_age_seconds",
+            per=1e3,
+        ),
+    ]
+    cpu_ms: Annotated[
+        int,
+        figure(
+            "CPU time of the shard's present process", "headgate_shard_cpu_seconds_total", per=1e3
+        ),
+    ]
+    ring_bytes: Annotated[int, figure("size of the shard's ring", "headgate_ring_bytes")]
+    ring_used_bytes: Annotated[
+        int, figure("bytes in the ring that are not committed yet", "headgate_ring_used_bytes")
+    ]
+    connections: Annotated[
+        int,
+        figure(
+            "connections of the shard, without streams",
+            "headgate_connections",
+            word=at.S_CONNECTIONS,
+        ),
+    ]
+    streams: Annotated[int, figure("streams of the shard", "headgate_streams", word=at.S_STREAMS)]
     requests_queued: Annotated[
         int,
-        Meta(description="wait for ring space (`disable_backpressure`) with their bodies unread"),
+        figure(
+            "requests that wait for ring space, by `disable_backpressure`, with their"
+            " bodies unread",
+            "headgate_queued_requests",
+            word=at.S_QUEUED,
+        ),
     ]
-    requests_acked: int
-    records_acked: int
-    bytes_acked: Annotated[int, Meta(description="of bodies as they were received")]
+    requests_acked: Annotated[
+        int,
+        figure(
+            "requests that were acknowledged, which are durable",
+            "headgate_acked_requests_total",
+            word=at.S_REQUESTS_ACKED,
+        ),
+    ]
+    records_acked: Annotated[
+        int,
+        figure(
+            "records that were acknowledged",
+            "headgate_acked_records_total",
+            word=at.S_RECORDS_ACKED,
+        ),
+    ]
+    bytes_acked: Annotated[
+        int,
+        figure(
+            "bytes of the bodies that were acknowledged, as they were received",
+            "headgate_acked_bytes_total",
+            word=at.S_BYTES_ACKED,
+        ),
+    ]
     journal_bytes: int
-    journal_used_bytes: Annotated[
-        int, Meta(description="acknowledgments that are not in the ledger yet")
-    ]
+    journal_used_bytes: Annotated[int, figure("acknowledgments that are not in the ledger yet")]
     journal_waits: Annotated[
-        int, Meta(description="acknowledgments that had to wait until the journal had space")
+        int,
+        figure(
+            "acknowledgments that had to wait until the journal had space",
+            "headgate_journal_waits_total",
+            word=at.S_JOURNAL_WAITS,
+        ),
     ]
 
 
@@ -401,9 +462,18 @@ class GroupStatus(Struct, frozen=True):
 
     group: int
     shards: list[int]
-    turn: Annotated[int, Meta(description="the shard that uploads next")]
-    backlog_bytes: int
-    last_upload_age_ms: int | None
+    turn: Annotated[int, figure("the shard that uploads next")]
+    backlog_bytes: Annotated[
+        int, figure("bytes that the group has not pulled yet", "headgate_group_backlog_bytes")
+    ]
+    last_upload_age_ms: Annotated[
+        int | None,
+        figure(
+            "time since the group last uploaded; null, or 0, before the first time",
+            "headgate_group_upload_age_seconds",
+            per=1e3,
+        ),
+    ]
     last_change_age_ms: int | None
     splits: int
     merges: int
@@ -412,39 +482,65 @@ class GroupStatus(Struct, frozen=True):
 class Totals(Struct, frozen=True):
     """Sums over all shards since the daemon started."""
 
-    requests_acked: int
-    records_acked: int
-    bytes_acked: int
-    rejected: int
-    rejected_by: Annotated[dict[str, int], Meta(description="by the code of the answer")]
-    objects_committed: int
-    orphans_adopted: int
-    splits: Annotated[int, Meta(description="of groups")]
-    merges: int
+    requests_acked: Annotated[int, figure("", word=at.S_REQUESTS_ACKED)]
+    records_acked: Annotated[int, figure("", word=at.S_RECORDS_ACKED)]
+    bytes_acked: Annotated[int, figure("", word=at.S_BYTES_ACKED)]
+    rejected: Annotated[int, figure("", word=at.S_REJECTED)]
+    rejected_by: Annotated[
+        dict[str, int],
+        figure(
+            "requests to produce that got 429 (`throttled`) or 503, by the code of the"
+            " answer: nothing of them was stored",
+            "headgate_refused_requests_total",
+            by="code",
+        ),
+    ]
+    objects_committed: Annotated[
+        int,
+        figure(
+            "objects that this daemon committed",
+            "headgate_committed_objects_total",
+            word=at.S_OBJECTS_COMMITTED,
+        ),
+    ]
+    orphans_adopted: Annotated[
+        int,
+        figure(
+            "leases that were taken over from a shard that died",
+            "headgate_adopted_leases_total",
+            word=at.S_ORPHANS_ADOPTED,
+        ),
+    ]
+    splits: Annotated[int, figure("of groups", _GROUP_CHANGES, change="split")]
+    merges: Annotated[int, figure("of groups", _GROUP_CHANGES, change="merge")]
 
 
 class Status(Struct, frozen=True):
     """What the daemon is doing. Ages are null before the first time."""
 
     version: str
-    uptime_s: int
-    ready: bool
+    uptime_s: Annotated[int, figure("time since the start", "headgate_uptime_seconds")]
+    ready: Annotated[bool, figure("whether /readyz answers 200", "headgate_ready")]
     alarms: list[AlarmStatus]
     standing: Annotated[
         list[StandingStatus],
-        Meta(description="what stands still, up to 100, the longest first (docs/operations.md)"),
+        figure("what stands still, up to 100, the longest first (docs/operations.md)"),
     ]
-    incarnation: int
+    incarnation: Annotated[int, figure("the number of this start", "headgate_incarnation")]
     epoch: int
-    commits: int
+    commits: Annotated[int, figure("commits in the ledger", "headgate_commits_total")]
     store: StoreStatus
-    window_ms: Annotated[float, Meta(description="the commit window in force")]
-    object_bytes_target: Annotated[int, Meta(description="the object size in force")]
+    window_ms: Annotated[
+        float, figure("the commit window in force", "headgate_commit_window_seconds", per=1e3)
+    ]
+    object_bytes_target: Annotated[int, figure("the object size in force")]
     pressure: Pressure
     bill: BillStatus
-    memory_bound_bytes: int
+    memory_bound_bytes: Annotated[
+        int, figure("the sum of the limits of all buffers", "headgate_memory_bound_bytes")
+    ]
     retention: RetentionStatus
-    gates: list[GateStatus]
+    gates: Annotated[list[GateStatus], figure("", by="gate")]
     scheduler: SchedulerStatus
     delivery: DeliveryStatus
     subscriptions: SubscriptionsStatus
@@ -452,11 +548,11 @@ class Status(Struct, frozen=True):
     routers: RoutersStatus
     latency: Annotated[
         dict[str, LatencyStatus],
-        Meta(
-            description="by stage: admitted, published, pulled, put, committed, answered,"
+        figure(
+            "by stage: admitted, published, pulled, put, committed, answered,"
             " acknowledged (the whole way of a request), dispatched, delivered"
         ),
     ]
-    shards: list[ShardStatus]
-    groups: list[GroupStatus]
+    shards: Annotated[list[ShardStatus], figure("", by="shard")]
+    groups: Annotated[list[GroupStatus], figure("", by="group")]
     totals: Totals

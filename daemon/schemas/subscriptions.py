@@ -15,12 +15,12 @@ from daemon.schemas.push import PushActivity, PushChanges, PushSenderActivity, S
 from delivery.filters import PATTERN_CHARACTERS_MAX
 from delivery.subscriptions.schemas import (
     PartitionProgress,
-    SubscriptionCounts,
     SubscriptionState,
 )
 from ledger.delivery.start_offsets import SubscriptionStart
 from ledger.delivery.subscription_rules import SubscriptionRules
 from ledger.types import INTEGER_MAX
+from shards.boards.figures import SubscriptionCounts
 
 FILTERS_MAX = 64  # of a consumer; each is matched with each new key
 POLL_MESSAGES_MAX = 10_000
@@ -287,7 +287,11 @@ class BlockedCondition(Struct, frozen=True, forbid_unknown_fields=True):
 
     key: (
         Annotated[
-            _Pattern, Meta(description="a pattern with `*` and `?`; no message without a key")
+            _Pattern,
+            Meta(
+                description="a pattern with `*` and `?`; no message without a key, or a node that"
+                " counts as one"
+            ),
         ]
         | None
     ) = None

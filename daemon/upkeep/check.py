@@ -176,7 +176,7 @@ class StoreCheck:
 
     def _check_ledger(self) -> None:
         report = self.report
-        report.gaps_declared = len(self._ledger.read(reads.gaps))
+        report.gaps_declared = self._ledger.read(reads.gap_count)
         for place in self._ledger.read(soundness.problems, PROBLEMS_MAX):
             report.tell(place.kind, place.key, place.problem)
         if report.problems and report.problems[-1].kind in ("overlap", "gap", "extent"):

@@ -31,7 +31,6 @@ from ledger.lake import catalog, runs
 from ledger.lake.catalog import CatalogTx
 from ledger.ledger import Ledger
 from ledger.log import backup
-from ledger.log.backup import Mark
 from ledger.log.entry import Owner
 from ledger.tx import P, ReadTx, T, WriteTx
 from ledger.types import LeaseId
@@ -58,7 +57,7 @@ class EntryWriter:
         self._ledger = ledger
         self._log = owner_log
         self._retry = Retry(COMMAND, random.Random(owner_log.owner.pid), sleep_s)
-        self._told = Mark() if taken.last is None else taken.last.mark
+        self._told = taken.told
         self._number = 0
         self._unsure = False
         self._incarnation, _ = ledger.write(epochs.begin_incarnation, wall_ms(), taken.incarnation)
@@ -112,7 +111,9 @@ class Exclusive:
         call: Callable[..., T] = function
         with self._threads:
             now_ms = self._now_ms()
-            named = operation(function).bind(args, kwargs, now_ms)
+            asked = operation(function)
+            named = asked.bind(args, kwargs, now_ms)
+            asked.check_lake(named, default_catalog(self._config)[1])
             with self._ledger.writing() as tx:
                 if self.run is not None:
                     runs.check(tx, self.run, now_ms)

@@ -101,7 +101,7 @@ class OwnerThread:
         self._alarms = AlarmBoard(segment, layout.shards)
         self._outage = Outage(self._alarms)
         self._incarnation = 0
-        self._told = Mark()
+        self.told = Mark()  # up to where accepted entries have the ledger
         self._unsure: Entry | None = None  # sent, and its fate is not known
         self._read_ns = 0  # before the ledger was read for that entry
         self._asked = False  # by a start that wants to know whether we live
@@ -126,7 +126,7 @@ class OwnerThread:
         Raises StoreError, and OtherHistory when another start was faster.
         """
         self._incarnation = incarnation
-        self._told = Mark() if taken.last is None else taken.last.mark
+        self.told = taken.told
         self._put("entry")
         if self.superseded:
             raise OtherHistory(
@@ -200,10 +200,10 @@ class OwnerThread:
             return True
         if self._is_awaited():
             return True
-        if self._words[at.G_COMMITS] > self._told.commit_number:
+        if self._words[at.G_COMMITS] > self.told.commit_number:
             return True
         try:
-            return self._ledger.read(backup.mark) != self._told
+            return self._ledger.read(backup.mark) != self.told
         except LedgerError as error:
             log.debug("the ledger cannot be looked at: %s", error)
             return True  # the entry that is due then raises the alarm
@@ -226,7 +226,7 @@ class OwnerThread:
         names = self._to_name
         read_ns = boottime_ns()
         try:
-            mark, changes = self._ledger.read(backup.changes_since, self._told)
+            mark, changes = self._ledger.read(backup.changes_since, self.told)
         except LedgerError as error:
             self._alarms.raise_(AlarmKind.LEDGER_FAILING, str(error), monotonic_ns())
             raise
@@ -261,7 +261,7 @@ class OwnerThread:
                 there.owner.host, there.owner.pid, there.owner.data_dir,
             )  # fmt: skip
             return
-        self._told = entry.mark
+        self.told = entry.mark
         tell_sent(self._words, self._ownership.sent)
         self._words[at.G_ENTRY_NUMBER] = entry.number
         awaited = self._is_awaited()

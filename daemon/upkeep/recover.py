@@ -141,7 +141,7 @@ def settle(
             if taken.former is not Former.REBOOTED:
                 return None
             report = RecoveryReport()
-            take_unlisted(ledger, store, taken.incarnation, report, lambda _: None)
+            take_unlisted(ledger, store, taken.incarnation, taken.told, report, lambda _: None)
             return report
     return rebuild(path, lock, store, taken, owner_log, limits)
 
@@ -163,15 +163,11 @@ def rebuild(
     _apply_entries(aside, lock, owner_log, report)
     with contextlib.closing(Ledger(aside, lock, dedupe_limits=limits)) as ledger:
         check_complete(ledger, taken, store.url)
-        ledger.write(
-            recovery.begin_history,
-            secrets.token_hex(8),
-            Mark() if taken.last is None else taken.last.mark,
-        )
+        ledger.write(recovery.begin_history, secrets.token_hex(8), taken.told)
         show = progress or _no_progress
         report.records_listed = sum(row.records for row in _rows(ledger))
         with show(0 if progress is None else sum(1 for _ in store.list("l0/"))) as advance:
-            take_unlisted(ledger, store, taken.incarnation, report, advance)
+            take_unlisted(ledger, store, taken.incarnation, taken.told, report, advance)
     report.kept_ledger = _move_into_place(aside, path)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     report.objects_per_second = report.objects / report.seconds
@@ -249,8 +245,7 @@ def tell(ledger: Ledger, owner_log: OwnerLog, taken: SealedLog) -> None:
     Raises OtherHistory when another start was faster, StoreError.
     """
     incarnation, _ = ledger.write(epochs.begin_incarnation, wall_ms(), taken.incarnation)
-    told = Mark() if taken.last is None else taken.last.mark
-    mark, changes = ledger.read(backup.changes_since, told)
+    mark, changes = ledger.read(backup.changes_since, taken.told)
     first = owner_log.entry(incarnation, 1, "entry", mark, changes)
     if not owner_log.put(first) and owner_log.read(incarnation, 1).nonce != first.nonce:
         raise OtherHistory(
@@ -315,8 +310,9 @@ def _apply_entries(
 
 
 def take_unlisted(
-    ledger: Ledger, store: ObjectStore, incarnation: int, report: RecoveryReport, advance: Advance
-) -> None:
+    ledger: Ledger, store: ObjectStore, incarnation: int, told: Mark, report: RecoveryReport,
+    advance: Advance,
+) -> None:  # fmt: skip
     """Looks through the store and takes what the ledger does not list and may have been committed.
 
     Fills the report, but for what a rebuild adds. Raises LedgerError, StoreError.
@@ -365,6 +361,7 @@ def take_unlisted(
     report.objects_orphan += len(renamed)
     names, gaps = ledger.write(
         recovery.prepare,
+        told,
         topics_of(found),
         records_by_partition(found),
         damaged_bytes // RECORD_BYTES_MIN,

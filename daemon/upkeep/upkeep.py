@@ -2,9 +2,10 @@
 
 Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/upkeep/retention.py``
 says which and by what time) and evicts in short transactions; where no topic has a limit that is
-one read of the ledger. Every ten minutes it raises the epoch in the names of new objects, and,
-where names of deleted objects wait for it, the epoch floor; then it removes secrets of push
-subscriptions that are gone.
+one read of the ledger. Every ten seconds it clears results of commits that nobody asks for any
+more, and removes rows of what was deleted (``ledger/space/leftovers.py``). Every ten minutes it
+raises the epoch in the names of new objects, and, where names of deleted objects wait for it, the
+epoch floor; then it removes secrets of push subscriptions that are gone.
 
 It writes its words of the segment, the ledger's partitions, marks and two notes. It waits for the
 ledger lock, which the supervisor's tick must not: a shard that was stopped while it holds the lock
@@ -28,7 +29,9 @@ from ledger.delivery import subscriptions
 from ledger.errors import LedgerError
 from ledger.lake.types import Evicted
 from ledger.ledger import Ledger
-from ledger.space import marking, reclaim, retention, unreferenced
+from ledger.log.backup import Mark
+from ledger.space import leftovers, marking, reclaim, retention, unreferenced
+from ledger.space.leftovers import Heard
 from ledger.space.retention import Eviction
 from ledger.types import Topic
 from shards import layout as at
@@ -59,7 +62,9 @@ class UpkeepThread:
         interval_ms: Callable[[], int],
         now: Callable[[], Noted],
         secrets: SecretsFile,
+        told: Callable[[], Mark],
     ) -> None:
+        """``told`` is up to where accepted entries of the owner's log have the ledger."""
         self._words = segment.words
         self._layout = segment.layout
         self._leases = LeaseTable(segment.words, segment.layout)
@@ -67,6 +72,7 @@ class UpkeepThread:
         self._interval_ms = interval_ms
         self._now = now
         self._secrets = secrets
+        self._told = told
         self._schedule = Schedule()
         self._alarms = AlarmBoard(segment, segment.layout.shards)
         self._aged: Aged | None = None
@@ -231,14 +237,34 @@ class UpkeepThread:
     # Space
 
     def reclaim(self) -> None:
-        """Clears results of commits that nobody asks for any more, and gives free pages back."""
+        """Clears results of commits that nobody asks for any more, removes rows of what was
+        deleted, and gives free pages back."""
         seen = followed_and_live(self._words, self._layout, self._leases)
         to = self._ledger.read(commits.before_leases, *seen)
         for _ in range(CLEARINGS_AT_ONCE):
             if self._cleared >= to or self._stopped.is_set():
                 break
             self._cleared = reclaim.clear_results(self._ledger, self._cleared, to)
+        heard = self._heard()
+        while leftovers.remove_some(self._ledger, heard) and not self._stopped.is_set():
+            pass
         reclaim.give_pages_back(self._ledger)
+
+    def _heard(self) -> Heard:
+        """What the owner's log, all shards and this thread know."""
+        told = self._told()
+        shards = [self._layout.shard(shard) for shard in range(self._layout.shards)]
+        return Heard(
+            min(
+                told.catalog_version,
+                self._learned[0],
+                *(int(self._words[shard + at.S_HEARD_TOPICS]) for shard in shards),
+            ),
+            min(
+                told.change_number,
+                *(int(self._words[shard + at.S_HEARD_DELIVERY]) for shard in shards),
+            ),
+        )
 
     # Epochs
 

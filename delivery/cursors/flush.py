@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ledger import cursors
 from ledger.delivery import progress, push_rates
 from ledger.delivery.progress import SubscriptionFlush
-from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_rates import LearnedRate, SenderId
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.tx import WriteTx
@@ -86,7 +86,7 @@ class ProgressSource(Protocol):
 class RateSource(Protocol):
     """Whoever has senders of push subscriptions. Called in the loop."""
 
-    def learned(self) -> Sequence[PushRate]:
+    def learned(self) -> Mapping[SenderId, LearnedRate]:
         """What to write now. ``kept`` follows, before the next call."""
         ...
 
@@ -205,7 +205,7 @@ class CursorFlush:
         moves = [move for _, some in taken for move in some]
         collected = [(source, source.collect()) for source in self._progress]
         flushes = [flush for _, some in collected for flush in some]
-        rates = [rate for source in self._rates for rate in source.learned()]
+        rates = {sender: rate for each in self._rates for sender, rate in each.learned().items()}
         self._failed = False
         if not moves and not flushes and not rates:
             return 0
@@ -256,7 +256,7 @@ def _write(
     tx: WriteTx,
     moves: Sequence[CursorMove],
     flushes: Sequence[SubscriptionFlush],
-    rates: Sequence[PushRate],
+    rates: Mapping[SenderId, LearnedRate],
 ) -> _Outcome:
     refused = cursors.flush(tx, moves) if moves else {}
     if rates:

@@ -31,9 +31,9 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from delivery.push.messages import PushedMessage
 from delivery.push.secrets import PushSecrets, SecretMissing, missing
 from delivery.push.signatures import signature_headers
+from delivery.subscriptions.consumers.handing import PushedMessage
 from ledger.delivery.push_settings import PushSettings
 
 TYPE = "headgate.record"
@@ -97,7 +97,7 @@ def request_of(
             body = _document(source, message).encode()
             headers = {"content-type": STRUCTURED}
         else:
-            data = message.data
+            data = message.record.data
             body = data.encode() if isinstance(data, str) else bytes(data)
             headers = _attributes(source, message)
     if secrets is not None:
@@ -121,8 +121,9 @@ def percent_encoded(value: str) -> str:
 
 
 def _attributes(source: EventSource, message: PushedMessage) -> dict[str, str]:
+    record = message.record
     headers = {
-        "content-type": JSON if isinstance(message.data, str) else BYTES,
+        "content-type": JSON if isinstance(record.data, str) else BYTES,
         "ce-specversion": "1.0",
         "ce-id": source.id_of(message),
         "ce-source": source.source,
@@ -132,19 +133,20 @@ def _attributes(source: EventSource, message: PushedMessage) -> dict[str, str]:
         "ce-seq": str(message.seq),
         "ce-attempt": str(message.attempt),
     }
-    if message.key is not None:
-        headers["ce-key"] = percent_encoded(message.key)
-    if message.tag is not None:
-        headers["ce-tag"] = percent_encoded(message.tag)
-    if message.node is not None:
-        headers["ce-node"] = percent_encoded(message.node)
-    if message.meta is not None:
-        headers["ce-meta"] = percent_encoded(message.meta)
+    if record.key is not None:
+        headers["ce-key"] = percent_encoded(record.key)
+    if record.tag is not None:
+        headers["ce-tag"] = percent_encoded(record.tag)
+    if record.node is not None:
+        headers["ce-node"] = percent_encoded(record.node)
+    if record.meta is not None:
+        headers["ce-meta"] = percent_encoded(record.meta)
     return headers
 
 
 def _document(source: EventSource, message: PushedMessage) -> str:
-    data = message.data
+    record = message.record
+    data = record.data
     is_json = isinstance(data, str)
     text = (
         f'{{"specversion":"1.0","id":"{source.id_of(message)}","source":"{source.source}",'
@@ -152,14 +154,14 @@ def _document(source: EventSource, message: PushedMessage) -> str:
         f'"datacontenttype":"{JSON if is_json else BYTES}","partition":{message.partition},'
         f'"seq":"{message.seq}","attempt":{message.attempt}'
     )
-    if message.key is not None:
-        text += f',"key":{quoted(message.key)}'
-    if message.tag is not None:
-        text += f',"tag":{quoted(message.tag)}'
-    if message.node is not None:
-        text += f',"node":{quoted(message.node)}'
-    if message.meta is not None:
-        text += f',"meta":{quoted(message.meta)}'
+    if record.key is not None:
+        text += f',"key":{quoted(record.key)}'
+    if record.tag is not None:
+        text += f',"tag":{quoted(record.tag)}'
+    if record.node is not None:
+        text += f',"node":{quoted(record.node)}'
+    if record.meta is not None:
+        text += f',"meta":{quoted(record.meta)}'
     if isinstance(data, str):
         return f'{text},"data":{data}}}'
     return f'{text},"data_base64":"{b64encode(data).decode()}"}}'

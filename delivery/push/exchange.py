@@ -16,14 +16,15 @@ import asyncio
 
 from msgspec.structs import replace
 
-from delivery.push.answers import PushAnswer, PushVerdict
 from delivery.push.events import request_of
 from delivery.push.hiding import HIDDEN
-from delivery.push.messages import PushedMessage
+from delivery.push.posts.answers import PushAnswer, PushVerdict
 from delivery.push.schemas import PushExchange, PushHeader
 from delivery.push.secrets import PushSecrets
 from delivery.push.sender import PushSender, SenderTools
+from delivery.subscriptions.consumers.handing import PushedMessage
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from uploader.l0.records import Record
 
 TURN_S = 5.0  # a test waits for its turn; so long, at most, a sender begins nothing else
 TIMEOUT_MS_MAX = 30_000  # an operator waits for it
@@ -47,7 +48,8 @@ async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> Pu
         await _turn(sender, tools)
         # A source of its own, so that receivers take each test for another record.
         source = replace(job.source, history=f"test{asked.token}")
-        message = PushedMessage(0, 0, 1, 0, tools.wall_ms(), asked.data, asked.key)
+        record = Record(asked.data, key=asked.key)
+        message = PushedMessage(0, 0, 1, 0, tools.wall_ms(), record)
         headers, body = request_of(job.push, source, [message], job.secrets, tools.wall_ms())
         sent_ns = tools.now_ns()
         sender.limiter.attempted(sent_ns)

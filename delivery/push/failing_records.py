@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from delivery.subscriptions.batches import Place
+from delivery.subscriptions.window.batches import Place
 
 TRIES_MAX = 2_000
 
@@ -32,10 +32,9 @@ TRIES_MAX = 2_000
 class _Tried:
     """A record that failed, and has not been delivered since."""
 
-    __slots__ = ("is_halved", "known_at", "tries")
+    __slots__ = ("is_halved", "known_at")
 
     def __init__(self) -> None:
-        self.tries = 0
         self.known_at: int | None = None  # an attempt is known to be its own since; None: none is
         self.is_halved = False  # since it was known
 
@@ -73,8 +72,8 @@ class FailingRecords:
         records, whether the halves are to be sent."""
         known = [tried for place in places if (tried := self._tried.get(place)) is not None]
         is_theirs = may_be_theirs and self._is_known(known, is_alone=len(places) == 1)
-        for place in places:
-            self._again(place).tries += 1
+        for place in places:  # the last ones are those that were tried last
+            self._tried[place] = self._tried.pop(place) if place in self._tried else _Tried()
         while len(self._tried) > TRIES_MAX:
             del self._tried[next(iter(self._tried))]
         if known and may_be_theirs:
@@ -84,12 +83,6 @@ class FailingRecords:
             self._open = dict.fromkeys(places) if self._is_up and may_be_theirs else {}
             self._is_up = False
         return is_theirs
-
-    def _again(self, place: Place) -> _Tried:
-        """What is known of a record, as that of the one that was tried last."""
-        tried = self._tried.pop(place) if place in self._tried else _Tried()
-        self._tried[place] = tried
-        return tried
 
     def _is_known(self, tried: Sequence[_Tried], *, is_alone: bool) -> bool:
         known = [each for each in tried if each.known_at is not None]
@@ -103,10 +96,3 @@ class FailingRecords:
             if not each.is_halved:
                 each.is_halved, each.known_at = True, self._delivered
         return bool(known)
-
-    def rest_ms(self, place: Place, backoff_ms: tuple[int, int]) -> int:
-        """How long a record rests after an attempt: doubling, as after those that count."""
-        first_ms, last_ms = backoff_ms
-        tried = self._tried.get(place)
-        tries = 1 if tried is None else tried.tries
-        return min(first_ms << min(tries - 1, 40), last_ms)

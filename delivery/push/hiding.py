@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from delivery.push.answers import PushAnswer
+from delivery.push.posts.answers import PushAnswer
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import PREFIX
 

@@ -1,21 +1,24 @@
-"""What of a push subscription may be POSTed now, and what no more: the queue of one sender.
+"""What a sender has and has not delivered yet, and what its next POST carries.
 
     add -> waits -> next (a unit: what one POST carries) -> done:    acknowledged
-                                                         -> failed:  given back, returning
-                                                         -> refused: bisected, until one is alone
+                                                         -> failed:  given back, and forgotten
+                                                         -> refused: its halves go, until one is
+                                                            alone, which has failed
 
-A pure machine. A *series* is the messages that must arrive one after the other: those of a key
-(``key_shared``), or of a partition (``exclusive``); in a batch they are next to each other.
+A pure machine. Which message comes before which is the owner's to know: a *run* is the next
+messages of a key, or of a node that counts as one (``key_shared``), or of a partition
+(``exclusive``), and the window sends nothing more of it before all that it sent is acknowledged or
+one has failed. So a sender has one run of each, which it delivers from the front; when a message
+fails, the owner takes back those after it, and they are forgotten here. A message without such an
+order is a run of its own. In a batch the messages of a run are next to each other.
 
-* No two units that are under way have messages of one series, and of one partition the messages of
-  a series go in the order of their offsets. Units under way are ``connections_max`` at most.
-* A series whose delivery failed is *returning*: nothing of it is sent until the owner has answered
-  the nack (``answered``). With the message that is nacked the owner takes back those after it, also
-  such that it sent before it heard of the failure; what it sends later has a higher epoch.
-* After ``clear`` (the stream was opened again) nothing that was queued counts. What is under way is
-  *stale* until the owner sends it again: it takes the new epoch then. What is stale is neither
-  acknowledged nor nacked, because the owner knows that it has to send it.
-* Of a subscription that is not reliable, what fails is gone and the next message follows.
+* No two units that are under way have messages of one run. Units under way are ``connections_max``
+  at most.
+* After ``clear`` (the stream was opened again) nothing that was queued counts, and what is under
+  way is *former*: the owner knows that it has to send it again. Nothing more of its run is sent
+  before it has ended.
+* Of a subscription that is not reliable nothing is given back: what fails is gone, the next message
+  follows, and more may come of a run that is here.
 
 What is queued is limited by whoever reads the stream (``bytes``), as are units by the settings.
 """
@@ -23,47 +26,92 @@ What is queued is limited by whoever reads the stream (``bytes``), as are units 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from typing import Generic
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from delivery.push.units import M, Place, Series, Unit, is_after
+from delivery.subscriptions.window.batches import Place
 from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscription_rules import SubscriptionRules
 
 COALESCING_WAIT_FACTOR = 4  # under pressure batches wait longer, so that fewer POSTs carry more
 BATCH_WAIT_MAX_NS = 60_000_000_000
 
+RunName = str | int | Place
+"""A key, a partition, or the place of a message without an order."""
 
-def _is_before(message: M, others: Iterable[M]) -> bool:
-    """Whether a message is of the same partition as all others, and before them."""
-    return all(is_after(other, message) for other in others)
+
+class QueuedMessage(Protocol):
+    """What a queue needs of a message."""
+
+    @property
+    def place(self) -> Place: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def node(self) -> str | None: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+M = TypeVar("M", bound=QueuedMessage)
+
+
+class MessageRun(Generic[M]):
+    """Messages that go one after the other."""
+
+    __slots__ = ("name", "waiting", "size_bytes", "unit", "parts", "is_listed")
+
+    def __init__(self, name: RunName) -> None:
+        self.name = name
+        self.waiting: deque[tuple[M, int]] = deque()  # with the time at which they came
+        self.size_bytes = 0  # of those
+        self.unit: Unit[M] | None = None  # under way
+        self.parts = 0  # of a batch that was refused, with messages of this
+        self.is_listed = False  # among those that may be sent
+
+    def clear(self) -> None:
+        """Nothing waits."""
+        self.waiting.clear()
+        self.size_bytes = self.parts = 0
+        self.is_listed = False
+
+
+class Unit(Generic[M]):
+    """What one POST carries. Messages of one run are next to each other."""
+
+    __slots__ = ("messages", "runs", "is_former")
+
+    def __init__(self, pairs: Sequence[tuple[M, MessageRun[M]]]) -> None:
+        self.messages = [message for message, _ in pairs]
+        self.runs = [run for _, run in pairs]  # of each message
+        self.is_former = False  # the stream was opened again since the POST began
+
+    @property
+    def pairs(self) -> list[tuple[M, MessageRun[M]]]:
+        """The messages with their runs."""
+        return list(zip(self.messages, self.runs, strict=True))
+
+    def cut(self, count_max: int) -> list[Unit[M]]:
+        """The same messages in units of at most this many."""
+        pairs = self.pairs
+        return [Unit(pairs[at : at + count_max]) for at in range(0, len(pairs), count_max)]
 
 
 class PushQueue(Generic[M]):
     """The messages of one sender. Times are in nanoseconds of any one clock."""
 
-    def __init__(self, mode: str, settings: PushSettings, *, is_reliable: bool = True) -> None:
+    def __init__(self, rules: SubscriptionRules, settings: PushSettings) -> None:
         self.settings = settings
         self.is_coalescing = False  # under pressure: batches wait longer
+        self.messages = 0  # with those under way; ``bytes`` is their size
         self.bytes = 0
-        self._mode = mode
-        self._is_reliable = is_reliable
-        self._known: dict[Place, M] = {}
-        self._series: dict[str | int | None, Series[M]] = {}  # those that have a name
-        self._ready: deque[Series[M]] = deque()  # free and with messages
+        self._rules = rules
+        self._runs: dict[RunName, MessageRun[M]] = {}
+        self._ready: deque[MessageRun[M]] = deque()  # may be sent, and have messages
         self._ready_count = 0  # of these messages
         self._ready_bytes = 0
         self._parts: deque[Unit[M]] = deque()  # of batches that were refused
         self._under_way: set[Unit[M]] = set()
-        self._stale: set[Place] = set()
-        self._epoch = 0  # of the last batch
-        # Of series, up to which epoch the owner took back what follows; batches that were sent
-        # before that may still come.
-        self._taken_back: dict[str | int | None, tuple[int, list[M]]] = {}
-
-    @property
-    def messages(self) -> int:
-        """How many there are, with those under way; ``bytes`` is their size."""
-        return len(self._known)
 
     @property
     def under_way(self) -> int:
@@ -72,61 +120,41 @@ class PushQueue(Generic[M]):
 
     # What comes
 
-    def add(self, epoch: int, messages: Iterable[M], now_ns: int) -> None:
-        """The owner has sent a batch, later than all before. What is here already takes the new
-        epoch."""
-        self._epoch = epoch
-        if self._taken_back:
-            late = self._taken_back.items()
-            self._taken_back = {name: each for name, each in late if each[0] >= epoch}
+    def add(self, messages: Iterable[M], now_ns: int) -> None:
+        """The owner has sent a batch."""
         for message in messages:
-            place = message.partition, message.seq
-            back = self._taken_back.get(self._name_of(message)) if self._taken_back else None
-            if back is not None and not _is_before(message, back[1]):
-                continue
-            known = self._known.get(place)
-            if known is not None:
-                known.epoch = epoch
-                self._stale.discard(place)
-                continue
-            message.epoch = epoch
-            self._known[place] = message
-            self.bytes += message.size_bytes
-            self._insert(self._series_of(message), message, now_ns)
+            name = self._name_of(message)
+            run = self._runs.get(name)
+            if run is None:
+                run = self._runs[name] = MessageRun(name)
+            size_bytes = message.size_bytes
+            run.waiting.append((message, now_ns))
+            run.size_bytes += size_bytes
+            self.messages += 1
+            self.bytes += size_bytes
+            if run.is_listed:
+                self._ready_count += 1
+                self._ready_bytes += size_bytes
+            else:
+                self._list(run)
 
-    def _name_of(self, message: M) -> str | int | None:
-        if self._mode == "exclusive":
-            return message.partition
-        return message.key if self._mode == "key_shared" else None
+    def _name_of(self, message: M) -> RunName:
+        if self._rules.mode == "exclusive":
+            return message.place[0]
+        key = self._rules.key_of(message) if self._rules.mode == "key_shared" else None
+        return message.place if key is None else key
 
-    def _series_of(self, message: M) -> Series[M]:
-        name = self._name_of(message)
-        if name is None:
-            return Series(None)
-        series = self._series.get(name)
-        if series is None:
-            series = self._series[name] = Series(name)
-        return series
-
-    def _insert(self, series: Series[M], message: M, now_ns: int) -> None:
-        series.insert(message, now_ns)
-        if series.is_listed:
-            self._ready_count += 1
-            self._ready_bytes += message.size_bytes
-        else:
-            self._list(series)
-
-    def _list(self, series: Series[M]) -> None:
-        """A series may be sent from now on, or is forgotten, or neither."""
-        if not series.is_free or series.is_listed:
+    def _list(self, run: MessageRun[M]) -> None:
+        """A run may be sent from now on, or is forgotten, or neither."""
+        if run.unit is not None or run.parts or run.is_listed:
             return
-        if series.waiting:
-            series.is_listed = True
-            self._ready.append(series)
-            self._ready_count += len(series.waiting)
-            self._ready_bytes += series.size_bytes
-        elif series.name is not None and self._series.get(series.name) is series:
-            del self._series[series.name]
+        if run.waiting:
+            run.is_listed = True
+            self._ready.append(run)
+            self._ready_count += len(run.waiting)
+            self._ready_bytes += run.size_bytes
+        elif self._runs.get(run.name) is run:
+            del self._runs[run.name]
 
     # What goes
 
@@ -149,48 +177,48 @@ class PushQueue(Generic[M]):
         unit = self._next_part() or self._next_batch(now_ns)
         if unit is not None:
             self._under_way.add(unit)
-            for series in unit.series:
-                series.unit = unit
+            for run in unit.runs:
+                run.unit = unit
         return unit
 
     def _next_part(self) -> Unit[M] | None:
-        before: set[int] = set()  # series of parts that must go first
+        before: set[MessageRun[M]] = set()  # runs of parts that must go first
         for part in self._parts:
-            mine = {id(series): series for series in part.series}
-            if not before & mine.keys() and all(each.unit is None for each in mine.values()):
+            mine = set(part.runs)
+            if not before & mine and all(run.unit is None for run in mine):
                 self._parts.remove(part)
-                for series in mine.values():
-                    series.parts -= 1
+                for run in mine:
+                    run.parts -= 1
                 return part
-            before.update(mine)
+            before |= mine
         return None
 
     def _next_batch(self, now_ns: int) -> Unit[M] | None:
         due_ns = self.next_due_ns()
         if due_ns is None or due_ns > now_ns:
             return None
-        pairs: list[tuple[M, Series[M]]] = []
+        pairs: list[tuple[M, MessageRun[M]]] = []
         size, count_max = 0, self._batch_max
         while self._ready and len(pairs) < count_max:
-            series = self._ready[0]
-            message = series.waiting[0][0]
+            run = self._ready[0]
+            message = run.waiting[0][0]
             if pairs and size + message.size_bytes > self.settings.batch_bytes_max:
                 break
             self._unlist(self._ready.popleft())
-            while series.waiting and len(pairs) < count_max:
-                message = series.waiting[0][0]
+            while run.waiting and len(pairs) < count_max:
+                message = run.waiting[0][0]
                 if pairs and size + message.size_bytes > self.settings.batch_bytes_max:
                     break
-                series.waiting.popleft()
-                series.size_bytes -= message.size_bytes
+                run.waiting.popleft()
+                run.size_bytes -= message.size_bytes
                 size += message.size_bytes
-                pairs.append((message, series))
+                pairs.append((message, run))
         return Unit(pairs)
 
-    def _unlist(self, series: Series[M]) -> None:
-        series.is_listed = False
-        self._ready_count -= len(series.waiting)
-        self._ready_bytes -= series.size_bytes
+    def _unlist(self, run: MessageRun[M]) -> None:
+        run.is_listed = False
+        self._ready_count -= len(run.waiting)
+        self._ready_bytes -= run.size_bytes
 
     def next_due_ns(self) -> int | None:
         """When a batch that waits for more messages goes as it is. None: nothing may be sent."""
@@ -205,186 +233,127 @@ class PushQueue(Generic[M]):
 
     # Outcomes
 
-    def done(self, unit: Unit[M]) -> list[M]:
-        """A unit was delivered; returns the messages to be acknowledged."""
+    def done(self, unit: Unit[M]) -> tuple[list[M], list[Place]]:
+        """A unit was delivered. Returns the messages to be acknowledged, and the places of those
+        that were, but that the owner has to send again before they can be."""
         self._end(unit)
-        current = [message for message in unit.messages if self._is_current(message)]
-        for message in unit.messages:
-            self._forget(message)
-        self._free(unit.series)
-        return current
+        if not unit.is_former:
+            self._free(unit)
+            return unit.messages, []
+        again: list[M] = []
+        for run in set(unit.runs):
+            mine = {message.place for message, of in unit.pairs if of is run}
+            came = [message for message, _ in run.waiting if message.place in mine]
+            run.waiting = deque(each for each in run.waiting if each[0].place not in mine)
+            run.size_bytes -= self._forget(came)
+            again += came
+        self._free(unit)
+        known = {message.place for message in again}
+        return again, [each.place for each in unit.messages if each.place not in known]
 
     def failed(self, unit: Unit[M]) -> list[M]:
-        """The receiver failed; returns the messages to be nacked, of each series one. The caller
-        gives them to ``answered`` when the owner has answered."""
+        """The receiver failed; returns the messages to be nacked: of each run one. The owner takes
+        back what follows it. Of a subscription that is not reliable: all that are gone."""
         self._end(unit)
         nacked: list[M] = []
-        if not self._is_reliable:
-            for message in unit.messages:
-                self._forget(message)
-            self._free(unit.series)
-            return list(unit.messages)
-        returning: dict[int, tuple[Series[M], list[M]]] = {}
-        for message, series in zip(unit.messages, unit.series, strict=True):
-            if not self._is_current(message):
-                self._forget(message)
-            elif series.name is None or id(series) not in returning:
-                self._forget(message)
-                nacked.append(message)
-                series.nacked = [message]
-                returning[id(series)] = series, []
-            else:
-                returning[id(series)][1].append(message)
-        for series, after in returning.values():
-            if series.name is not None:
-                self._return(series, after)
-        self._free(unit.series)
+        if not self._rules.reliable:
+            nacked = unit.messages
+        elif not unit.is_former:
+            first: dict[MessageRun[M], M] = {}
+            for message, run in unit.pairs:
+                first.setdefault(run, message)
+            nacked = list(first.values())
+            self._parts = deque(self._without(part, first) for part in self._parts)
+            self._parts = deque(part for part in self._parts if part.messages)
+            for run in first:
+                self._forget(message for message, _ in run.waiting)
+                run.clear()
+        self._free(unit)
         return nacked
 
     def refused(self, unit: Unit[M]) -> list[M]:
         """The receiver does not want a record of a unit. One alone is returned, to be nacked as in
         ``failed``, counted; of several, the halves are sent again, until it is alone."""
-        if len(unit.messages) == 1:
+        if len(unit.messages) == 1 or unit.is_former:
             return self.failed(unit)
-        self._end(unit)
-        for message in unit.messages:
-            if not self._is_current(message):
-                self._forget(message)
-        self._insert_parts(unit.halves(self._known))
-        self._free(unit.series)
+        self._under_way.remove(unit)
+        for run in unit.runs:
+            run.unit = None
+        self._insert_parts(unit.cut(-(-len(unit.messages) // 2)))
         return []
 
-    def answered(self, nacked: Iterable[M], epoch: int, refused: Collection[Place]) -> list[M]:
-        """The owner has answered a nack, when ``epoch`` was its last batch; it refused some.
-
-        Returns messages that the caller gives back, uncounted and without delay, and then to
-        ``answered`` again: the owner may still take them for sent."""
-        of_series: dict[int, tuple[Series[M], list[M]]] = {}
-        for message in nacked:
-            series = self._series.get(self._name_of(message))
-            if series is not None and any(each is message for each in series.nacked):
-                of_series.setdefault(id(series), (series, []))[1].append(message)
-        back: list[M] = []
-        for series, mine in of_series.values():
-            taken = [each for each in mine if (each.partition, each.seq) not in refused]
-            kept: deque[tuple[M, int]] = deque()
-            left: list[M] = []
-            for message, added_ns in series.waiting:
-                if message.epoch > epoch or (taken and _is_before(message, taken)):
-                    kept.append((message, added_ns))
-                    continue
-                self._forget(message)
-                if not taken:
-                    left.append(message)
-            if taken and epoch > self._epoch:
-                self._taken_back[series.name] = epoch, taken
-            series.waiting = kept
-            series.size_bytes = sum(message.size_bytes for message, _ in kept)
-            answered = {id(each) for each in mine}
-            series.nacked = [each for each in series.nacked if id(each) not in answered] + left
-            back += left
-            self._list(series)
-        return back
-
-    def _is_current(self, message: M) -> bool:
-        return (message.partition, message.seq) not in self._stale
+    def _without(self, part: Unit[M], runs: dict[MessageRun[M], M]) -> Unit[M]:
+        """A part without the messages of some runs, which are forgotten."""
+        self._forget(message for message, run in part.pairs if run in runs)
+        return Unit([pair for pair in part.pairs if pair[1] not in runs])
 
     def _end(self, unit: Unit[M]) -> None:
         self._under_way.remove(unit)
-        for series in unit.series:
-            series.unit = None
+        for run in unit.runs:
+            run.unit = None
+        self._forget(unit.messages)
 
-    def _free(self, all_series: Iterable[Series[M]]) -> None:
-        for series in all_series:
-            self._list(series)
+    def _free(self, unit: Unit[M]) -> None:
+        for run in unit.runs:
+            self._list(run)
 
-    def _forget(self, message: M) -> None:
-        place = message.partition, message.seq
-        del self._known[place]
-        self._stale.discard(place)
-        self.bytes -= message.size_bytes
-
-    def _return(self, series: Series[M], after: list[M]) -> None:
-        """Nothing of a series is sent until the owner has answered; ``after`` was in the unit."""
-        for part in [each for each in self._parts if series in each.series]:
-            at = self._parts.index(part)
-            left, mine = part.without(series)
-            after += mine
-            series.parts -= 1
-            if left.messages:
-                self._parts[at] = left
-            else:
-                del self._parts[at]
-        for message in after:
-            if self._is_current(message):
-                series.insert(message, 0)
-            else:
-                self._forget(message)
+    def _forget(self, messages: Iterable[M]) -> int:
+        """Messages are not here any more; returns their size."""
+        sizes = [message.size_bytes for message in messages]
+        self.messages -= len(sizes)
+        self.bytes -= sum(sizes)
+        return sum(sizes)
 
     def _insert_parts(self, parts: Sequence[Unit[M]]) -> None:
         for part in reversed(parts):
             self._parts.appendleft(part)
-            for series in set(part.series):
-                series.parts += 1
+            for run in set(part.runs):
+                run.parts += 1
 
     # Changes
 
     def clear(self) -> None:
-        """The stream was opened again: nothing counts but what is under way, and that not before
-        the owner has sent it again."""
+        """The stream was opened again: nothing that was queued counts, and what is under way not
+        before the owner has sent it again."""
         self._parts.clear()
         self._ready.clear()
         self._ready_count = self._ready_bytes = 0
-        self._series.clear()
-        self._known.clear()
-        self._stale.clear()
-        self._taken_back.clear()
-        self._epoch = self.bytes = 0
+        self._runs = {run.name: run for unit in self._under_way for run in unit.runs}
+        for run in self._runs.values():
+            run.clear()
+        under_way = [message for unit in self._under_way for message in unit.messages]
+        self.messages, self.bytes = len(under_way), sum(each.size_bytes for each in under_way)
         for unit in self._under_way:
-            for message, series in zip(unit.messages, unit.series, strict=True):
-                place = message.partition, message.seq
-                self._known[place] = message
-                self._stale.add(place)
-                self.bytes += message.size_bytes
-                series.waiting.clear()
-                series.size_bytes = series.parts = 0
-                series.nacked, series.is_listed = [], False
-                if series.name is not None:
-                    self._series[series.name] = series
+            unit.is_former = True
 
     def set_settings(self, settings: PushSettings) -> None:
         """Other limits, from the next unit on."""
         self.settings = settings
         parts, self._parts = [*self._parts], deque()
         for part in parts:
-            for series in set(part.series):
-                series.parts -= 1
+            for run in set(part.runs):
+                run.parts -= 1
         self._insert_parts([piece for part in parts for piece in part.cut(self._batch_max)])
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""
-        named = list(self._series.values())
-        loose = {id(each): each for each in self._ready if each.name is None}
-        everything = [*named, *loose.values()]
-        waiting = [message for series in everything for message, _ in series.waiting]
         held = [*self._under_way, *self._parts]
-        carried = [message for unit in held for message in unit.messages]
-        places = [(message.partition, message.seq) for message in [*waiting, *carried]]
-        assert len(places) == len(set(places)) and set(places) == self._known.keys()
-        assert self.bytes == sum(message.size_bytes for message in self._known.values())
-        assert self._stale <= {(m.partition, m.seq) for u in self._under_way for m in u.messages}
-        seen: set[int] = set()
+        here = [message for run in self._runs.values() for message, _ in run.waiting]
+        here += [message for unit in held for message in unit.messages]
+        assert self.messages == len(here)
+        assert self.bytes == sum(message.size_bytes for message in here)
+        seen: set[MessageRun[M]] = set()
         for unit in self._under_way:
-            mine = {id(series) for series in unit.series}
-            assert not mine & seen and all(series.unit is unit for series in unit.series)
+            mine = set(unit.runs)
+            assert not mine & seen and all(run.unit is unit for run in mine)
             seen |= mine
-        for series in everything:
-            assert series.is_listed == (series.is_free and bool(series.waiting))
-            assert series.is_listed == (series in self._ready)
-            assert series.size_bytes == sum(each.size_bytes for each, _ in series.waiting)
-            assert series.parts == sum(series in part.series for part in self._parts)
-            order = [message for message, _ in series.waiting]
-            assert not any(is_after(a, b) for i, a in enumerate(order) for b in order[i + 1 :])
-            assert series.waiting or not series.is_free, "it is forgotten"
-        assert self._ready_count == sum(len(series.waiting) for series in self._ready)
-        assert self._ready_bytes == sum(series.size_bytes for series in self._ready)
+        assert {run for unit in held for run in unit.runs} <= set(self._runs.values())
+        for name, run in self._runs.items():
+            assert name == run.name and (run.unit is None) == (run not in seen)
+            may_go = run.unit is None and not run.parts
+            assert run.is_listed == (may_go and bool(run.waiting)) == (run in self._ready)
+            assert run.size_bytes == sum(each.size_bytes for each, _ in run.waiting)
+            assert run.parts == sum(run in part.runs for part in self._parts)
+            assert run.waiting or not may_go, "it is forgotten"
+        assert self._ready_count == sum(len(run.waiting) for run in self._ready)
+        assert self._ready_bytes == sum(run.size_bytes for run in self._ready)

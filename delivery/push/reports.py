@@ -6,7 +6,8 @@ senders have no acknowledgment timeout.
 
 A message that was delivered is remembered until its acknowledgment is accepted. If the owner dies
 before, the next one sends it again, and it is acknowledged without another POST. A seek ends that:
-what is sent again after it is meant to be delivered again.
+what is sent again after it is meant to be delivered again. So is a resent message, whenever it
+comes: whoever remembers it cannot tell which delivery that was.
 
 Bounds: what is with the sender (``window_max``), and REMEMBERED_MAX messages besides.
 """
@@ -21,8 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from delivery.push.messages import PushedMessage
-from delivery.subscriptions.batches import Place
+from delivery.subscriptions.consumers.handing import PushedMessage
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -34,6 +34,7 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.running import REFUSED_NAMED
 from delivery.subscriptions.schemas import Acknowledged
+from delivery.subscriptions.window.batches import Place
 from ledger.errors import LedgerError
 
 log = logging.getLogger("headgate.push")
@@ -48,27 +49,23 @@ _acknowledged = msgspec.json.Decoder(Acknowledged)
 class Failing(NamedTuple):
     """How messages were not delivered."""
 
-    delay_ms: int
     reason: str
     is_counted: bool
 
 
 class SenderReports:
-    """The reports of one sender. ``answered`` hears what became of messages that were given back:
-    the number of the owner's last batch by then, and those that it did not take back."""
+    """The reports of one sender."""
 
     def __init__(
         self,
         owners: Owners,
         subscription_id: int,
         consumer: str,
-        answered: Callable[[list[PushedMessage], int, set[Place]], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._owners = owners
         self._subscription_id = subscription_id
         self._consumer = consumer
-        self._answered = answered
         self._failed = failed
         self._acks: dict[Place, int] = {}  # with their epochs
         self._nacks: dict[Failing, list[PushedMessage]] = {}
@@ -80,13 +77,12 @@ class SenderReports:
     def delivered(self, messages: Iterable[PushedMessage]) -> None:
         """A POST has delivered them."""
         for each in messages:
-            self._acks[each.partition, each.seq] = each.epoch
+            self._acks[each.place] = each.epoch
         self._start()
 
-    def remember(self, messages: Iterable[PushedMessage]) -> None:
+    def remember(self, places: Iterable[Place]) -> None:
         """A POST has delivered them, but the owner knows that it has to send them again."""
-        for each in messages:
-            self._delivered[each.partition, each.seq] = None
+        self._delivered.update(dict.fromkeys(places))
         while len(self._delivered) > REMEMBERED_MAX:
             del self._delivered[next(iter(self._delivered))]
 
@@ -103,7 +99,9 @@ class SenderReports:
 
     def is_delivered(self, message: PushedMessage) -> bool:
         """Whether a message that comes again was delivered already. It is acknowledged then."""
-        place = message.partition, message.seq
+        place = message.place
+        if message.is_resent:
+            return False
         if place not in self._delivered and place not in self._acks:
             return False
         self._delivered.pop(place, None)
@@ -153,11 +151,8 @@ class SenderReports:
                     await self._give_back(failing, messages[first : first + REPORT_MESSAGES])
 
     async def _give_back(self, failing: Failing, messages: list[PushedMessage]) -> None:
-        refs = [MessageRef(each.partition, each.seq, each.epoch) for each in messages]
-        answer = await self._ask(Nack(self._subscription_id, self._consumer, refs, [], *failing))
-        if answer is not None:
-            told = _acknowledged.decode(answer)
-            self._answered(messages, told.epoch, _refused(told))
+        refs = [MessageRef(*each.place, each.epoch) for each in messages]
+        await self._ask(Nack(self._subscription_id, self._consumer, refs, [], 0, *failing))
 
     async def _acknowledge(self) -> None:
         acks = self._acks

@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 
 from delivery.ledger_thread import LedgerThread
-from delivery.push.addresses import AllowList
-from delivery.push.answers import AnswerOutcome
-from delivery.push.demand import wants_more
 from delivery.push.events import EventSource
 from delivery.push.exchange import exchange
 from delivery.push.hiding import Hiding
+from delivery.push.posts.addresses import AllowList
+from delivery.push.posts.answers import AnswerOutcome
+from delivery.push.rates.limiter import BUSY
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 from ledger.delivery import push_rates, subscriptions
-from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from ledger.errors import LedgerError
 from ledger.log import backup
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.boards.pushboard import PushBoard, PushSenderRow, SenderWords
+from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, SenderWords
 from shards.boards.pushrules import PushRules
 from shards.segment import Segment
 
@@ -73,7 +73,7 @@ class PushSenders:
         self.secrets_missing: dict[int, str] = {}  # what the owner tells of subscriptions, by id
         self._lacking: set[int] = set()  # have senders that lack secrets
         self._lacks_due_ns = 0
-        self._change = 0
+        self.heard = 0  # the number of the last change that is known here
         self._seen = -1
         self._asking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,10 +194,10 @@ class PushSenders:
         version, stale = self._version(), self._stale
         self._stale = set()
         try:
-            change, history, found = await self._ledger.read(_settings, self._change, stale)
+            change, history, found = await self._ledger.read(_settings, self.heard, stale)
             for subscription, topic, learned in found:
                 await self._take(subscription, topic, history, learned)
-            self._seen, self._change = version, change
+            self._seen, self.heard = version, change
         except LedgerError as error:
             self._stale |= stale
             log.warning("push subscriptions cannot be read, and are looked for again: %s", error)
@@ -205,8 +205,9 @@ class PushSenders:
             self._asking = None
 
     async def _take(
-        self, subscription: Subscription, topic: Topic, history: str, learned: dict[int, PushRate]
-    ) -> None:
+        self, subscription: Subscription, topic: Topic, history: str,
+        learned: dict[int, LearnedRate],
+    ) -> None:  # fmt: skip
         number = (self._shard - subscription.subscription_id) % self._shards
         push = subscription.config.push
         is_pushed = push is not None and subscription.deleted_ms is None
@@ -304,8 +305,26 @@ class PushSenders:
 
 def _settings(
     tx: ReadTx, after: int, also: set[int]
-) -> tuple[int, str, list[tuple[Subscription, Topic, dict[int, PushRate]]]]:
+) -> tuple[int, str, list[tuple[Subscription, Topic, dict[int, LearnedRate]]]]:
     change, found = subscriptions.changed(tx, after, also)
     learned = [push_rates.of(tx, subscription.subscription_id) for subscription, _ in found]
     with_rates = [(*each, rates) for each, rates in zip(found, learned, strict=True)]
     return change, backup.history(tx), with_rates
+
+
+def wants_more(rows: Iterable[PushSenderRow], now_ns: int) -> bool:
+    """Whether more senders would help a subscription: what its drainable lag depends on.
+
+    They would not while the receiver fails or asks for a pause, or takes no more, or if all that
+    the settings allow is used. Then its lag does not ask for more of anything. They would if
+    senders have less under way than they may send, because each has as many connections as it may
+    use and waits for answers. What a sender uses is known after its first update interval, and that
+    its receiver answers when it took something; until then nothing asks."""
+    return any(
+        row.is_present
+        and row.state.mode == Mode.NORMAL
+        and row.held_until_ns <= now_ns
+        and row.records > 0
+        and 0 <= row.use * row.granted < BUSY * row.state.rate
+        for row in rows
+    )

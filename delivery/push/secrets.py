@@ -16,7 +16,6 @@ All calls block for a few ms; none is for an event loop. No message shows a secr
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -31,7 +30,7 @@ from msgspec import Struct
 from delivery.push.signatures import key_of
 from ledger.delivery.push_settings import PushSettings
 from shards.clock import wall_ms
-from uploader.stores.disk import sync_directory
+from uploader.stores.disk import locked, replace_private
 
 log = logging.getLogger(__name__)
 
@@ -242,29 +241,16 @@ class SecretsFile:
         return content.entries
 
     def _write(self, entries: dict[str, _Entry]) -> None:
-        """Replaces the file: after a kill or a loss of power it is the old or the new one."""
-        unfinished = self.path.with_name(f"{FILE_NAME}.new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = os.open(unfinished, flags, 0o600)
-            with open(fd, "wb") as file:
-                os.fchmod(fd, 0o600)
-                file.write(_encoder.encode(_Content(VERSION, entries)))
-                file.flush()
-                os.fsync(fd)
-            unfinished.replace(self.path)
-            sync_directory(self.path.parent)
+            replace_private(self.path, _encoder.encode(_Content(VERSION, entries)))
         except OSError as error:
             raise SecretsFileError(f"cannot write {self.path}: {error}") from error
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
-            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SecretsFileError(f"cannot lock {self._lock_path}: {error}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(locked(self._lock_path))
+            except OSError as error:
+                raise SecretsFileError(f"cannot lock {self._lock_path}: {error}") from error
             yield
-        finally:
-            os.close(fd)

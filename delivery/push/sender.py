@@ -24,36 +24,32 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from delivery.push.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
-from delivery.push.client import PushClient
 from delivery.push.events import EventSource, request_of
 from delivery.push.failing_records import FailingRecords
 from delivery.push.hiding import Hiding
-from delivery.push.learned import LearnedRates
-from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState
-from delivery.push.messages import (
-    PushedBatch,
-    PushedMessage,
-    StreamEnded,
-    StreamOpened,
-    events_of,
-)
-from delivery.push.outlet import SenderOutlet
-from delivery.push.queue import PushQueue
+from delivery.push.posts.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
+from delivery.push.posts.client import PushClient
+from delivery.push.queue import PushQueue, Unit
+from delivery.push.rates.learned import LearnedRates
+from delivery.push.rates.limiter import NEVER_NS, Limiter, LimiterSettings
 from delivery.push.reports import Failing, SenderReports
 from delivery.push.secrets import PushSecrets
-from delivery.push.units import Unit
-from delivery.streams.formats import MSGPACK
-from delivery.subscriptions.batches import Place
 from delivery.subscriptions.budget import QueuedBudget
+from delivery.subscriptions.consumers.handing import (
+    Handed,
+    PushedMessage,
+    SenderOpened,
+    SenderOutlet,
+)
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
-from ledger.delivery.push_rates import PushRate
+from delivery.subscriptions.starting import kind_of
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import LedgerError
 from shards.boards.endpointholds import EndpointHolds
-from shards.boards.pushboard import Mode, PushState, SenderWords
+from shards.boards.pushboard import Mode, SenderWords
 
 log = logging.getLogger("headgate.push")
 
@@ -118,7 +114,7 @@ class PushSender:
         words: SenderWords,
         tools: SenderTools,
         first_part: float | None = None,
-        before: PushRate | None = None,
+        before: LearnedRate | None = None,
     ) -> None:
         """``first_part`` is how much of what they may the other senders send, if there are any;
         ``before``, what the ledger knows of this one from a former start of the daemon."""
@@ -129,24 +125,19 @@ class PushSender:
         self._tools = tools
         self._now_ns = tools.now_ns
         subscription_id = job.subscription.subscription_id
-        self.queue: PushQueue[PushedMessage] = PushQueue(
-            job.config.mode, job.push, is_reliable=job.config.reliable
-        )
+        self.queue: PushQueue[PushedMessage] = PushQueue(job.config, job.push)
         learned = words.join(subscription_id) or before
-        state = _limiter_state(learned)
         part = job.push.start_part if first_part is None else first_part
-        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), state, part)
+        self.limiter = Limiter(tools.limits, 0.0, tools.now_ns(), learned, part)
         self._resumed_ns = words.resumed_ns
         self._hold_place = tools.holds.place(job.push.endpoint)
-        self.reports = SenderReports(
-            tools.owners, subscription_id, self.consumer, self._answered, tools.failed
-        )
+        self.reports = SenderReports(tools.owners, subscription_id, self.consumer, tools.failed)
         self._generation = -1
         self._due_ns = 0  # of the limiter's tick
         self.failing = FailingRecords()
         self._outlet: SenderOutlet | None = None
         self._posts: set[asyncio.Task[None]] = set()
-        self._told: LimiterState | None = None
+        self._told: LearnedRate | None = None
         self._said_mode = self.limiter.mode
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -165,7 +156,7 @@ class PushSender:
     def can_follow(self, job: SenderJob) -> bool:
         """Whether settings that have changed need no other sender."""
         now, then = self.job.config, job.config
-        return (now.mode, now.reliable) == (then.mode, then.reliable)
+        return kind_of(now) == kind_of(then)
 
     def follow(self, job: SenderJob) -> None:
         """Takes settings that have changed."""
@@ -230,9 +221,7 @@ class PushSender:
             self._tools.failed(error)
 
     async def _connect(self, delay_s: float) -> None:
-        asked = Consume(
-            self.job.subscription.subscription_id, self.consumer, [], MSGPACK.content_type, True
-        )
+        asked = Consume(self.job.subscription.subscription_id, self.consumer, [], "")
         while True:
             await asyncio.sleep(delay_s)
             delay_s = CONNECT_AGAIN_S
@@ -262,20 +251,17 @@ class PushSender:
         is_short = messages < messages_max and size < bytes_max
         return is_short and queued.allows(subscription_id)
 
-    def _received(self, data: bytes) -> None:
-        for event in events_of(data):
-            if isinstance(event, PushedBatch):
-                fresh = [each for each in event.messages if not self.reports.is_delivered(each)]
-                self.queue.add(event.epoch, fresh, self._now_ns())
-                self.look_again()
-            elif isinstance(event, StreamOpened):
-                self.queue.clear()
-                if event.generation != self._generation:
-                    self._generation = event.generation
-                    self.reports.forget()
-                    self.failing.clear()
-            elif isinstance(event, StreamEnded):
-                log.debug("the owner ended the stream of %s: %s", self.consumer, event.message)
+    def _received(self, handed: Handed) -> None:
+        if isinstance(handed, SenderOpened):
+            self.queue.clear()
+            if handed.generation != self._generation:
+                self._generation = handed.generation
+                self.reports.forget()
+                self.failing.clear()
+            return
+        fresh = [each for each in handed.messages if not self.reports.is_delivered(each)]
+        self.queue.add(fresh, self._now_ns())
+        self.look_again()
 
     # What is sent
 
@@ -303,7 +289,7 @@ class PushSender:
         self._due_ns = limiter.tick_due_ns
         if limiter.maximum and limiter.state != self._told:  # before it has any it learns nothing
             self._told = limiter.state
-            words.tell(PushState(*msgspec.structs.astuple(limiter.state)), now_ns)
+            words.tell(limiter.state, now_ns)
             subscription_id = self.job.subscription.subscription_id
             self._tools.learned.note(subscription_id, self.number, limiter.state)
             self._say_mode()
@@ -444,7 +430,7 @@ class PushSender:
 
     def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, *, is_current: bool) -> None:
         outcome, reports, is_reliable = verdict.outcome, self.reports, self.job.config.reliable
-        places = [(each.partition, each.seq) for each in unit.messages]
+        places = [each.place for each in unit.messages]
         if outcome is AnswerOutcome.SUCCESS:
             if is_current:
                 self.failing.delivered(places)
@@ -457,36 +443,15 @@ class PushSender:
             why += "; other records were delivered meanwhile" if is_counted else ""
         # Of an unreliable subscription what failed is dropped, and counted so.
         failed = self.queue.refused(unit) if is_counted else self.queue.failed(unit)
-        for each in failed:
-            rest_ms = 0
-            if is_reliable and outcome is not AnswerOutcome.RECORD:
-                place = each.partition, each.seq
-                rest_ms = self.failing.rest_ms(place, self.job.config.backoff_ms)
-            reports.give_back((each,), Failing(rest_ms, why, is_counted and is_reliable))
+        reports.give_back(failed, Failing(why, is_counted and is_reliable))
 
     def _delivered(self, unit: Unit[PushedMessage]) -> None:
-        current = self.queue.done(unit)
-        if not self.job.config.reliable:
-            return
-        self.reports.delivered(current)
-        if len(current) < len(unit.messages):
-            places = {(each.partition, each.seq) for each in current}
-            self.reports.remember(
-                each for each in unit.messages if (each.partition, each.seq) not in places
-            )
-
-    def _answered(self, messages: list[PushedMessage], epoch: int, refused: set[Place]) -> None:
-        back = self.queue.answered(messages, epoch, refused)
-        self.reports.give_back(back, Failing(0, "an earlier one was not delivered", False))
-        self.look_again()
+        acknowledged, come_again = self.queue.done(unit)
+        if self.job.config.reliable:
+            self.reports.delivered(acknowledged)
+            self.reports.remember(come_again)
 
     def _gone(self, endpoint: str, why: str) -> None:
         """The receiver wants no more: an operator has to resume the subscription."""
         self.reports.pause(endpoint, why)
         self.limiter.hold(self._now_ns() + GONE_NS)  # until the settings say so
-
-
-def _limiter_state(learned: PushState | PushRate | None) -> LimiterState | None:
-    if learned is None:
-        return None
-    return LimiterState(Mode(learned.mode), learned.rate, learned.ceiling)

@@ -106,12 +106,10 @@ class PartitionReader:
         limit: int,
         bytes_max: int,
         passes: Callable[[Record], bool] | None = None,
-        batch_max: int = 0,
     ) -> RingPage | None:
         """The records after ``cursor``, as far as the rings hold them, ``limit`` and ``bytes_max``
         allow; None if they do not hold the first one. Waits for nothing. Bytes are those of a
-        stored batch, shared equally by its records. A batch is decoded whole, however little of it
-        is taken: a reader of all records takes ``batch_max`` of one, whatever its limit."""
+        stored batch, shared equally by its records."""
         reached = cursor
         items: list[Item] = []
         read_bytes = 0
@@ -127,7 +125,7 @@ class PartitionReader:
                 skip = reached + 1 - first
                 size = max(1, len(payload) // count)
                 most = max(1, (bytes_max - read_bytes) // size)
-                taken = min(count - skip, max(limit, batch_max), most)
+                taken = min(count - skip, limit, most)
                 read_bytes += taken * size
                 limit -= taken
                 reached += taken
@@ -138,7 +136,7 @@ class PartitionReader:
                     for offset, record in enumerate(decoded, first + skip)
                     if passes is None or passes(record)
                 ]
-                if limit <= 0 or read_bytes >= bytes_max or skip + taken < count:
+                if not limit or read_bytes >= bytes_max or skip + taken < count:
                     break
             else:
                 continue

@@ -9,11 +9,17 @@ the last part of the commit's run to its first request. The chain is used if its
 those of the run. It is not if it breaks in between, because the ring's shard was restarted, or if a
 request in between became void in the ring. Then a walk over the whole range of the commit finds the
 batches of all partitions. Long chains and walks are kept for the next reader.
+
+A batch of many records is read in pieces: who takes a page of it copies and decodes little else.
+Where its pieces lie is found once, together with its checksum, and kept.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
 from delivery.reading.followed import Key, TailExtent
 from ledger.types import OffsetRun
@@ -25,12 +31,26 @@ from uploader.l0.records import Record
 from uploader.lru import LruCache
 
 LINKS_MAX = 32_768  # of all chains that are kept, and of all walks; of 4 MiB in 200 B: 20,000
-BYTES_MAX = 2 * LINKS_MAX * 200
 KEPT_MAX = 1_024
 LONG_CHAIN = 64  # a shorter one is followed again
+PIECE_RECORDS = 512  # a page of a router
+PIECE_BYTES = 64 << 10
+# A smaller batch is copied and decoded as a whole.
+LARGE_RECORDS = 2 * PIECE_RECORDS
+LARGE_BYTES = 4 * PIECE_BYTES
+CUTS_MAX = 32_768  # of all large batches that are kept: one body's 16 MiB in two-byte records
+BYTES_MAX = 2 * LINKS_MAX * 200 + CUTS_MAX * 4
 COPIED_TOGETHER = 32  # batches, of up to a quarter of the ring in theory and 32 KiB in practice
 
 Walk = dict[Key, list[Link]]
+
+
+class _Pieces(NamedTuple):
+    """A large batch: its head, and where its pieces begin."""
+
+    head: BatchHead
+    each: int  # records in a piece; the last one has fewer
+    cuts: array[int]
 
 
 class TailReader:
@@ -42,6 +62,10 @@ class TailReader:
         self._walks: LruCache[tuple[int, int], Walk] = LruCache(KEPT_MAX, LINKS_MAX, _links_of)
         self._chains: LruCache[tuple[int, int, Key], list[Link]] = LruCache(
             KEPT_MAX, LINKS_MAX, len
+        )
+        # By commit, shard and place in the ring.
+        self._pieces: LruCache[tuple[int, int, Link], _Pieces] = LruCache(
+            KEPT_MAX, CUTS_MAX, lambda pieces: len(pieces.cuts)
         )
 
     def batches(
@@ -61,7 +85,8 @@ class TailReader:
     def raw_batches(
         self, key: Key, extent: TailExtent, from_offset: int
     ) -> Iterator[tuple[int, BatchHead, bytes] | None]:
-        """The same, with each batch's head and its payload as it is; the checksum was verified."""
+        """The same, with each batch's head and its payload as it is; the checksum was verified. A
+        large batch comes in pieces, each as if it were a batch."""
         voids = extent.void_positions
         for run in extent.runs:
             links = self._links(key, extent, run)
@@ -75,8 +100,19 @@ class TailReader:
             while start < len(links) and offset + links[start].record_count <= from_offset:
                 offset += links[start].record_count
                 start += 1
-            for at_link in range(start, len(links), COPIED_TOGETHER):
-                copies = self._readers[run.shard].copy(links[at_link : at_link + COPIED_TOGETHER])
+            at_link = start
+            while at_link < len(links):
+                if not _is_small(links[at_link]):
+                    for piece in self._in_pieces(extent, run, links[at_link], offset, from_offset):
+                        yield piece
+                        if piece is None:
+                            return
+                    offset += links[at_link].record_count
+                    at_link += 1
+                    continue
+                some = list(takewhile(_is_small, links[at_link : at_link + COPIED_TOGETHER]))
+                at_link += len(some)
+                copies = self._readers[run.shard].copy(some)
                 if copies is None:
                     yield None
                     return
@@ -84,6 +120,37 @@ class TailReader:
                     verify_payload(head, payload)
                     yield offset, head, payload
                     offset += head.record_count
+
+    def _in_pieces(
+        self, extent: TailExtent, run: OffsetRun, link: Link, offset: int, from_offset: int
+    ) -> Iterator[tuple[int, BatchHead, bytes] | None]:
+        """A large batch, which begins at ``offset``, from the piece with ``from_offset`` on."""
+        reader = self._readers[run.shard]
+        identity = (extent.commit_number, run.shard, link)
+        found = self._pieces.get(identity)
+        if found is None:
+            copies = reader.copy([link])
+            if copies is None:
+                yield None
+                return
+            ((head, payload),) = copies
+            verify_payload(head, payload)
+            each = PIECE_BYTES * head.record_count // len(payload)
+            each = max(1, min(PIECE_RECORDS, each))
+            found = _Pieces(head, each, records.cuts(payload, each))
+            del copies, payload
+            self._pieces.keep(identity, found)
+        head, each, cuts = found
+        for piece in range(max(0, from_offset - offset) // each, len(cuts) - 1):
+            first = piece * each
+            rows = reader.copy_part(link, cuts[piece], cuts[piece + 1])
+            if rows is None:
+                yield None
+                return
+            count = min(each, head.record_count - first)
+            payload = records.payload_of(count, rows)
+            part = head._replace(payload_length=len(payload), record_count=count)
+            yield offset + first, part, payload
 
     def _links(self, key: Key, extent: TailExtent, run: OffsetRun) -> Sequence[Link] | None:
         """Where the batches of a run lie, in order; None if they were overwritten."""
@@ -120,6 +187,10 @@ class TailReader:
                 return None
             self._walks.keep(identity, walk)
         return walk
+
+
+def _is_small(link: Link) -> bool:
+    return link.record_count <= LARGE_RECORDS and link.length <= LARGE_BYTES
 
 
 def _links_of(walk: Walk) -> int:

@@ -30,6 +30,7 @@ from delivery.ledger_thread import LedgerThread
 from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.lake import Item
 from delivery.reading.partition import QUARANTINED, PartitionReader
+from delivery.reading.tail import PIECE_RECORDS
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
@@ -50,7 +51,7 @@ from uploader.stores.base import StoreError
 log = logging.getLogger("headgate.routers")
 
 PAGE_BYTES_MAX = 256 << 10
-PAGE_RECORDS = 500  # that a page from the rings looks at: about a millisecond
+PAGE_RECORDS = PIECE_RECORDS  # that a page from the rings looks at: about a millisecond
 PAGE_COST_BYTES = 4 << 10  # of a page in addition to its bytes, as of a write to a watcher
 STORED_PAGE_RECORDS = 10_000
 PAGES_AT_ONCE = 4
@@ -111,9 +112,9 @@ class RunningRouter:
             phase, reason = RowPhase.HELD, gated or plan.held
         stands = self.standing.stands
         return RouterRow(
-            phase, *plan.counts, reason,
-            self.view.router.name, self.view.source.name, self.view.dest.name, self.standing.lag,
+            phase, reason, self.view.router.name, self.view.source.name, self.view.dest.name,
             0 if stands is None else stands.since_ns, "" if stands is None else stands.text,
+            lag=self.standing.lag, **plan.counts._asdict(),
         )  # fmt: skip
 
     def stored(self, partition: int) -> int:
@@ -161,7 +162,7 @@ class Routers:
         self._by_source: dict[int, list[RunningRouter]] = {}
         self._of_topic: dict[int, set[int]] = {}  # ids of routers, by source and by destination
         self._stale: set[int] = set()  # ids of routers of which a topic has changed
-        self._change = 0  # the number of the last change that is known here
+        self.heard = 0  # the number of the last change that is known here
         self._lanes = 0
         self._starved: set[int] = set()  # sources that wait for room in the ring, or for a task
         self._seen = -1
@@ -264,13 +265,13 @@ class Routers:
         stale, self._stale = self._stale, set()
         try:
             change, views = await self._ledger.read(
-                routers.owned, self._shard, self._shards, self._change, stale
+                routers.owned, self._shard, self._shards, self.heard, stale
             )
         except LedgerError as error:
             self._stale |= stale
             log.warning("routers cannot be read, and are looked for again: %s", error)
         else:
-            self._seen, self._change = version, change
+            self._seen, self.heard = version, change
             self._take(views)
         finally:
             self._asking = False

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ledger.delivery.routers import RouterFilter, RouterView, Start
 from ledger.types import Offset
+from shards.boards.figures import RouterCounters, RouterCounts, values_of
 from shards.boards.rowboard import RouterRow, RowPhase
 
 State = Literal["running", "paused", "held", "stopped"]
@@ -52,7 +53,7 @@ class RouterPosition(Struct, frozen=True):
     head_seq: Annotated[Offset, Meta(description="the last offset of the source")]
 
 
-class RouterStatus(Struct, frozen=True):
+class RouterStatus(RouterCounters, frozen=True, kw_only=True):
     """A router and what it is doing. Counts are since the daemon started."""
 
     router: str
@@ -71,12 +72,6 @@ class RouterStatus(Struct, frozen=True):
     ]
     reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]
     positions: list[RouterPosition]
-    lag: Annotated[int, Meta(ge=0, description="offsets of the source that are not dealt with")]
-    copied: Annotated[int, Meta(ge=0, description="records")]
-    filtered: Annotated[int, Meta(ge=0, description="records that the filter left out")]
-    skipped: Annotated[
-        int, Meta(ge=0, description="offsets whose records were evicted before they were copied")
-    ]
     source_id: int
     dest_id: int
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
@@ -130,9 +125,7 @@ def status_of(view: RouterView, row: RouterRow | None) -> RouterStatus:
             for position, state in view.partitions
         ],
         lag=view.lag,
-        copied=told.copied,
-        filtered=told.filtered,
-        skipped=told.skipped,
+        **values_of(RouterCounts, told),
         source_id=router.source_id,
         dest_id=router.dest_id,
         created_ms=router.created_ms,

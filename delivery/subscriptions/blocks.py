@@ -26,6 +26,7 @@ from typing import NamedTuple
 from delivery.reading.followed import Key
 from delivery.reading.lake import Item
 from delivery.reading.partition import QUARANTINED, PartitionReader
+from delivery.reading.tail import LARGE_RECORDS
 from delivery.schemas import Tombstone
 from uploader.l0.records import Record
 
@@ -38,8 +39,7 @@ LOAD_RECORDS = 2_048
 LOAD_RECORDS_MIN = 256
 LOAD_HEADS_BYTES = 400 * LOAD_RECORDS  # of decoded records without their texts
 RING_RECORDS = 1_024  # about a millisecond
-BATCH_RECORDS = 4_096  # of one batch in a ring, however little of it is wanted: see from_rings
-RING_HEADS_BYTES = 400 * BATCH_RECORDS
+RING_HEADS_BYTES = 400 * (RING_RECORDS + LARGE_RECORDS)
 NEAR_RECORDS = 128  # of those around one that is read long after it was admitted
 
 
@@ -134,7 +134,7 @@ class Blocks:
         what will be."""
         block = self._here(key, offset)
         if block is None:
-            self._read(key, offset, offset, RING_RECORDS, BATCH_RECORDS)
+            self._read(key, offset, offset, RING_RECORDS)
             block = self._here(key, offset)
         if block is None:
             return Known((), 0)
@@ -170,9 +170,9 @@ class Blocks:
         self._by_use.move_to_end(there[at])
         return there[at]
 
-    def _read(self, key: Key, start: int, offset: int, count: int, batch_max: int = 0) -> bool:
+    def _read(self, key: Key, start: int, offset: int, count: int) -> bool:
         """Reads from the rings, if they hold what is between the two offsets."""
-        page = self._reader.from_rings(key, start - 1, count, LOAD_BYTES, batch_max=batch_max)
+        page = self._reader.from_rings(key, start - 1, count, LOAD_BYTES)
         if page is None or page.reached < offset:
             return False
         self._add(key, start, page.items, page.reached)

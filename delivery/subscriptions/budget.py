@@ -13,6 +13,8 @@ LOOK_AHEAD_BYTES_MAX = 64 << 20
 # Always there for each, besides what is blocked: with a key each they take 80 KB, and 30 in flight.
 LITTLE_MESSAGES = 256
 LITTLE_MESSAGES_BYTES = LITTLE_MESSAGES * 420
+# Who takes this by itself gets none of it: 50,000 blocked messages, with keys of 64 characters.
+LITTLE_BESIDES_BYTES = 50_000 * 900
 MEMBERS_BYTES_MAX = 64 << 20  # 10,000 consumers without filters, as many as there may be streams
 LITTLE_QUEUED_BYTES = 32 << 10
 

@@ -29,8 +29,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
-from delivery.subscriptions.look_ahead import LookAhead
 from delivery.subscriptions.replay import Lot, replay
+from delivery.subscriptions.window.look_ahead import LookAhead
 from ledger.delivery.progress import SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal, JournalFull
 

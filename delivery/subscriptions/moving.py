@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.lake import Item
 from delivery.routers.outbox import Outbox
-from delivery.subscriptions.batches import DeadLetter
 from delivery.subscriptions.blocks import MISSING, Blocks
 from delivery.subscriptions.running import RunningSubscription, Wanted
-from delivery.subscriptions.windows import SubscriptionWindow
+from delivery.subscriptions.window.batches import DeadLetter
+from delivery.subscriptions.window.windows import SubscriptionWindow
 from ledger.delivery import progress
 from ledger.errors import LedgerError
 from ledger.types import Topic

@@ -193,6 +193,8 @@ def _fields(refusal: _Refusal) -> tuple[int, str, str, dict[str, Any]]:
 
 
 def _told(request: Consume, refused: OwnerRefused) -> bytes:
+    if request.is_sender:
+        return b""
     format_ = next(each for each in FORMATS if each.content_type == request.content_type)
     return chunk(format_.error(refused.code, refused.message, refused.detail))
 

@@ -11,10 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from delivery.filters import compiled
-from delivery.reading.partition import PartitionReader
-from delivery.subscriptions.batches import Blocked, Place
+from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.subscriptions.blocks import MISSING, NEAR_RECORDS, Blocks
-from delivery.subscriptions.inspection import WallMs, shown_blocked
 from delivery.subscriptions.requests import (
     BlockedWhere,
     OwnerRefused,
@@ -23,9 +21,11 @@ from delivery.subscriptions.requests import (
     RetryKey,
     SkipKey,
 )
-from delivery.subscriptions.resent import RESENT_MAX
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.schemas import BlockedKey, RepairedMessages, ResentMessage
+from delivery.subscriptions.shown.inspection import WallMs, shown_blocked
+from delivery.subscriptions.window.batches import Blocked, Place
+from delivery.subscriptions.window.resent import RESENT_MAX
 from uploader.stores.base import StoreError
 
 LOT = 500  # about 2 ms with three patterns
@@ -146,6 +146,25 @@ def _matcher(where: BlockedWhere) -> Callable[[Blocked], bool]:
     return matches
 
 
+def _asked_before(running: RunningSubscription, request: Resend) -> ResentMessage | None:
+    """What has become of a request with the same id; None if there was none. Raises OwnerRefused
+    if retention has removed its message."""
+    known = running.window.resent.named(request.place, request.id)
+    if known is None:
+        return None
+    if known.is_evicted:
+        raise _unreadable(request.place)
+    return ResentMessage(*request.place, known.key, known.is_finished)
+
+
+def _unreadable(place: Place) -> OwnerRefused:
+    partition, seq = place
+    return OwnerRefused(
+        404, "unknown_message", f"message {seq} of partition {partition} cannot be read any more",
+        {"partition": partition, "seq": seq},
+    )  # fmt: skip
+
+
 async def resend(
     running: RunningSubscription, request: Resend, reader: PartitionReader, blocks: Blocks
 ) -> ResentMessage:
@@ -164,8 +183,8 @@ async def resend(
             f" again: its id is {running.view.topic.topic_id}, not {request.topic_id}",
             detail | {"topic_id": running.view.topic.topic_id},
         )  # fmt: skip
-    if (known := running.window.resent.named(request.place, request.id)) is not None:
-        return ResentMessage(partition, seq, known.key, known.is_finished)
+    if (known := _asked_before(running, request)) is not None:
+        return known
     if partition not in running.window.lanes or seq > running.head(partition):
         raise OwnerRefused(404, "unknown_message", f"there is no {named}", detail)
     key = running.view.topic.topic_id, partition
@@ -173,15 +192,20 @@ async def resend(
     found = None if is_evicted else blocks.find(key, seq)
     if found is MISSING:
         try:
-            await blocks.load(key, seq, NEAR_RECORDS, await reader.head(key))
+            gap = (await blocks.load(key, seq, NEAR_RECORDS, await reader.head(key))).tombstone
         except StoreError as error:
             raise OwnerRefused(503, "store_unavailable", str(error)) from error
         found = blocks.find(key, seq)
+        if found is MISSING and gap is not None and gap.reason == QUARANTINED:
+            raise OwnerRefused(
+                409, "quarantined", f"{named} is in quarantine; `headgate quarantine retry` may"
+                " bring it back", detail,
+            )  # fmt: skip
     if found is MISSING or found is None:
-        raise OwnerRefused(404, "unknown_message", f"{named} cannot be read any more", detail)
+        raise _unreadable(request.place)
     window, place = running.window, request.place  # after a seek it is another one
-    if (known := window.resent.named(place, request.id)) is not None:  # it was asked twice
-        return ResentMessage(partition, seq, known.key, known.is_finished)
+    if (known := _asked_before(running, request)) is not None:  # twice, simultaneously
+        return known
     is_resent = window.resent.is_open(place)
     if is_resent or not window.is_finished(partition, seq):
         raise OwnerRefused(
@@ -193,6 +217,6 @@ async def resend(
             429, "too_many_resent", f"{RESENT_MAX} messages are sent once more and not"
             f" finished yet, the limit is {RESENT_MAX}; ask again later", {"limit": RESENT_MAX},
         )  # fmt: skip
-    message_key = found[2].key
+    message_key = running.view.subscription.config.key_of(found[2])
     window.admit_again(window.resent.add(place, message_key, request.id), message_key)
     return ResentMessage(partition, seq, message_key)

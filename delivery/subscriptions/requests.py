@@ -49,24 +49,17 @@ class OwnerRequest(Struct, frozen=True, tag=True, array_like=True):
 
 class Consume(OwnerRequest, frozen=True, tag=True, array_like=True):
     """A stream for a consumer. Asked first, so that it can be refused with a status; then opened
-    with an outlet. ``content_type`` is one of the formats of streams. ``is_sender``: it is one of
-    the daemon's own, of a push subscription."""
+    with an outlet. ``content_type`` is one of the formats of streams; empty: it is a sender, one of
+    the daemon's own, of a push subscription (``handing.py``)."""
 
     consumer: str
     filters: list[str]
     content_type: str
-    is_sender: bool = False
 
-
-SENDER_OPENED = "opened"
-
-
-class SenderOpened(Struct, frozen=True):
-    """The event that begins a sender's stream, at each owner and after each seek: nothing that came
-    before is the sender's any more. What it has delivered counts in the same ``generation`` only.
-    """
-
-    generation: int
+    @property
+    def is_sender(self) -> bool:
+        """Whether it is one of the daemon's own."""
+        return not self.content_type
 
 
 class Poll(OwnerRequest, frozen=True, tag=True, array_like=True):
@@ -87,8 +80,8 @@ class Acknowledge(OwnerRequest, frozen=True, tag=True, array_like=True):
 
 
 class Nack(OwnerRequest, frozen=True, tag=True, array_like=True):
-    """The consumer could not deal with these; they are sent again, not before ``delay_ms``. It
-    counts as a failed delivery unless only the way to a receiver has failed."""
+    """The consumer could not deal with these; they are sent again after a rest, and not before
+    ``delay_ms``. It counts as a failed delivery unless only the way to a receiver has failed."""
 
     consumer: str
     messages: list[MessageRef]

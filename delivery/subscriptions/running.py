@@ -22,25 +22,27 @@ from delivery.reading.followed import Key
 from delivery.reading.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.streams.wire import chunk
-from delivery.subscriptions import encoding
-from delivery.subscriptions.batches import Batch, Outcome, Place
 from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks
-from delivery.subscriptions.budget import LITTLE_MESSAGES, LookAheadBudget, MembersBudget
-from delivery.subscriptions.consumers import Consumers
+from delivery.subscriptions.budget import (
+    LITTLE_BESIDES_BYTES,
+    LITTLE_MESSAGES,
+    LookAheadBudget,
+    MembersBudget,
+)
+from delivery.subscriptions.consumers import encoding
+from delivery.subscriptions.consumers.encoding import Sent
+from delivery.subscriptions.consumers.gaps import Gaps
+from delivery.subscriptions.consumers.handing import PushedBatch, PushedMessage, hand
+from delivery.subscriptions.consumers.presence import Consumers
+from delivery.subscriptions.consumers.sessions import Session
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
-from delivery.subscriptions.encoding import Sent
-from delivery.subscriptions.gaps import Gaps
 from delivery.subscriptions.journaled import TrackedProgress
-from delivery.subscriptions.policy import WindowPolicy
-from delivery.subscriptions.requests import (
-    Acknowledge,
-    MessageRef,
-    Nack,
-)
+from delivery.subscriptions.requests import Acknowledge, MessageRef, Nack
 from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
-from delivery.subscriptions.sessions import Session
-from delivery.subscriptions.windows import SubscriptionWindow
+from delivery.subscriptions.window.batches import Batch, Outcome, Place
+from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.windows import SubscriptionWindow
 from ledger.delivery.subscriptions import (
     PartitionGrowth,
     SubscriptionConfig,
@@ -319,9 +321,17 @@ class RunningSubscription:
         self.unreadable = ""
         session.written_ns = self._now_ns()
         self.window.sent(batch.epoch, session.written_ns)
-        if session.outlet is not None and session.format is not None:
-            told = self.gaps.told(session.format)
-            session.outlet.write(chunk(told + encoding.encoded(session.format, batch.epoch, sent)))
+        if session.is_sender and session.outlet is not None:
+            self.gaps.untold.clear()  # nobody reads them there; they are in the state
+            is_resent = self.window.resent.is_open
+            told = [
+                PushedMessage(part, batch.epoch, attempt, *item, is_resent((part, item[0])))
+                for part, attempt, item in sent
+            ]
+            hand(session.outlet, PushedBatch(told))
+        elif session.outlet is not None and session.format is not None:
+            gaps = self.gaps.told(session.format)
+            session.outlet.write(chunk(gaps + encoding.encoded(session.format, batch.epoch, sent)))
         elif session.poll is not None:
             self.consumers.answer(session, encoding.polled(batch.epoch, sent, self.gaps.take()))
             session.answered = batch.epoch, batch.open
@@ -340,7 +350,8 @@ class RunningSubscription:
         return total
 
     def _admit(self, wanted: list[Wanted]) -> int:
-        """Takes the next records into the window; returns how many, 0 if none are at hand."""
+        """Takes the next records into the window; returns how many, 0 if none are at hand. One that
+        is compared with many patterns now counts as several."""
         window = self.window
         config, subscription_id = (
             self.view.subscription.config,
@@ -374,8 +385,11 @@ class RunningSubscription:
 
     @property
     def _has_little(self) -> bool:
-        """Whether it may have more messages, whatever others take."""
+        """Whether it may have more messages, whatever others take. Not if what is blocked takes
+        much, by long keys."""
         window = self.window
+        if window.memory_bytes >= LITTLE_BESIDES_BYTES:
+            return False
         blocked = len(window.stuck) + len(window.resting)
         return window.unfinished - blocked < LITTLE_MESSAGES
 
@@ -395,7 +409,10 @@ class RunningSubscription:
         count = min(left, lane.room, ADMIT_LOT)
         if count <= 0:
             return 0
-        if self.view.subscription.config.mode != "key_shared":
+        config = self.view.subscription.config
+        if config.mode == "exclusive" and config.reliable and lane.loose_behind >= ADMIT_TURN:
+            return 0  # it goes in its order, so what is known of it waits, too
+        if config.mode != "key_shared":
             window.admit_loose(partition, count)
             return count
         is_far = window.unfinished > FAR_MESSAGES
@@ -404,7 +421,15 @@ class RunningSubscription:
             self._pass_to(partition, lane.end + 1 + min(left, known.gone))
             return 1
         if known.records:
-            window.admit(partition, [record.key for record in known.records])
+            if self.view.subscription.config.takes_nodes:
+                keys = [each.node if each.key is None else each.key for each in known.records]
+            else:
+                keys = [each.key for each in known.records]
+            if not config.reliable:  # its window finds the owner of each key now
+                count, work = window.members.matched_together(keys, ADMIT_LOT)
+                window.admit(partition, keys[:count])
+                return work
+            window.admit(partition, keys)
         elif len(self.loading) < LOADS_EACH:
             self.loading.add(partition)
             wanted.append(Wanted(key, lane.end + 1, LOAD_RECORDS))
@@ -432,7 +457,9 @@ class RunningSubscription:
         """The key of a message whose record is in memory; None: it has none, or is elsewhere."""
         partition, offset = place
         item = self._blocks.find(self._key(partition), offset) if offset else None
-        return None if item is None or item is MISSING else item[2].key
+        if item is None or item is MISSING:
+            return None
+        return self.view.subscription.config.key_of(item[2])
 
     def _key(self, partition: int) -> Key:
         return self.view.topic.topic_id, partition

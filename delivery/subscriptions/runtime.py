@@ -35,11 +35,10 @@ from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.streams.outlet import Outlet
-from delivery.subscriptions import inspection, repairs, unserved
+from delivery.subscriptions import repairs
 from delivery.subscriptions.blocks import Blocks
 from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
 from delivery.subscriptions.dead_letters import DeadLetters
-from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.moving import DeadLetterMover
 from delivery.subscriptions.replay import add
@@ -62,7 +61,6 @@ from delivery.subscriptions.requests import (
     SkipKey,
     TryPush,
 )
-from delivery.subscriptions.rows import OwnedRows, PushedHere
 from delivery.subscriptions.running import RunningSubscription, Wanted
 from delivery.subscriptions.schemas import (
     BlockedKeys,
@@ -70,8 +68,11 @@ from delivery.subscriptions.schemas import (
     PushPaused,
     Sought,
 )
+from delivery.subscriptions.shown import inspection, unserved
+from delivery.subscriptions.shown.inspection import OwnerClocks
+from delivery.subscriptions.shown.rows import OwnedRows, PushedHere
+from delivery.subscriptions.shown.unserved import NotServed, Unserved
 from delivery.subscriptions.starting import Starting, kind_of, moved_over
-from delivery.subscriptions.unserved import NotServed, Unserved
 from ledger.delivery import subscriptions
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import SubscriptionView
@@ -149,7 +150,7 @@ class Subscriptions:
         self._held_pushed: set[int] = set()
         self._by_topic: dict[int, list[RunningSubscription]] = {}
         self._seen_evictions: dict[int, int] = {}
-        self._change = 0
+        self.heard = 0  # the number of the last change that is known here
         self._seen = -1
         self._stale: set[int] = set()
         self._asking: asyncio.Task[None] | None = None
@@ -365,11 +366,11 @@ class Subscriptions:
             stale, self._stale = self._stale, set()
             try:
                 change, views = await self._ledger.read(
-                    subscriptions.owned, self._shard, self._shards, self._change, stale
+                    subscriptions.owned, self._shard, self._shards, self.heard, stale
                 )
                 for view in views:
                     await self._take(view)
-                self._seen, self._change = version, change
+                self._seen, self.heard = version, change
             except LedgerError as error:
                 self._stale |= stale
                 log.warning("subscriptions cannot be read, and are looked for again: %s", error)
@@ -561,9 +562,10 @@ class Subscriptions:
             self._seen_evictions[topic_id] = -1
             return
         for running in self._by_topic.get(topic_id, ()):
-            lane = running.window.lanes[partition]
-            if lane.floor + 1 < readable.earliest_seq:
+            lane, tombstone = running.window.lanes[partition], None
+            if is_ahead := lane.floor + 1 < readable.earliest_seq:
                 _, tombstone = readable.enter(lane.floor)
+            if is_ahead or running.window.resent.lanes(partition):
                 running.evicted(partition, readable.earliest_seq, tombstone)
                 self._record(running)
                 self._wake(running)

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from delivery.schemas import DiffRecord
 from ledger.types import Offset
+from shards.boards.figures import SubscriptionCounts
 
 
 class RefusedMessage(Struct, frozen=True):
@@ -62,7 +63,10 @@ class ConsumerState(Struct, frozen=True):
 class BlockedKey(Struct, frozen=True):
     """A key whose first message nobody gets."""
 
-    key: Annotated[str | None, Meta(description="null for a message without a key")]
+    key: Annotated[
+        str | None,
+        Meta(description="or the node that counts as one; null for a message with neither"),
+    ]
     partition: int
     seq: Offset
     attempts: Annotated[int, Meta(description="deliveries that failed")]
@@ -125,48 +129,6 @@ class PartitionProgress(Struct, frozen=True):
     floor: Annotated[Offset, Meta(description="this offset and all before it are finished")]
     head_seq: Annotated[Offset, Meta(description="the last committed offset; 0 for none")]
     lag: Annotated[int, Meta(description="records that are not finished")]
-
-
-class SubscriptionCounts(Struct, frozen=True, kw_only=True):
-    """What a subscription is doing, in numbers."""
-
-    lag: Annotated[int, Meta(description="records that are not finished")]
-    drainable_lag: Annotated[
-        int, Meta(description="those of them that more consumers would help with")
-    ]
-    in_flight: Annotated[int, Meta(description="messages that consumers have")]
-    waiting: Annotated[
-        int, Meta(description="messages that are read ahead and that nobody has yet")
-    ]
-    blocked_keys: Annotated[
-        int, Meta(description="keys whose first message waits for `retry` or `skip`")
-    ]
-    oldest_unacknowledged_ms: Annotated[
-        int, Meta(description="how long a consumer has had a message, of all the longest; 0: none")
-    ]
-    delivered: Annotated[int, Meta(description="messages sent, each time anew")]
-    acknowledged: int
-    redelivered: Annotated[int, Meta(description="messages sent again")]
-    refused: Annotated[int, Meta(description="messages that acknowledgments named in vain")]
-    dropped: Annotated[
-        int,
-        Meta(
-            description="messages given up by `poison`, or, without `reliable`, because their"
-            " consumer was full"
-        ),
-    ]
-    skipped: Annotated[int, Meta(description="messages given up by an operator")]
-    dead_lettered: int
-    evicted: Annotated[
-        int, Meta(description="records that retention removed before they were finished")
-    ]
-    unmatched: Annotated[
-        int,
-        Meta(
-            description="messages that no consumer's filter matched, and that were skipped; without"
-            " `reliable`, also those that came while there was no consumer"
-        ),
-    ]
 
 
 class SubscriptionState(SubscriptionCounts, frozen=True, kw_only=True):

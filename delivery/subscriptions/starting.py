@@ -3,8 +3,8 @@
     pinned: its partitions are followed, with their heads -> what is finished is read, after the
     heads, so that nothing falls in between -> a window with a lane for each partition
 
-A seek, another mode and the growth of the topic give it another window, or more lanes; consumers
-stay, and what they had is not theirs any more.
+A seek, another mode, other keys and the growth of the topic give it another window, or more lanes;
+consumers stay, and what they had is not theirs any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.journaled import first_epoch
 from delivery.subscriptions.running import policy_of
-from delivery.subscriptions.windows import SubscriptionWindow, window_for
+from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
 from ledger.delivery import progress
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import SubscriptionConfig, SubscriptionView
@@ -96,8 +96,8 @@ def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> Subscripti
 
 
 def kind_of(config: SubscriptionConfig) -> tuple[object, ...]:
-    """What decides which window a subscription has."""
-    return config.mode, config.reliable, config.push is not None
+    """What decides which window a subscription has, and by which keys."""
+    return config.mode, config.takes_nodes, config.reliable, config.push is not None
 
 
 def _window(config: SubscriptionConfig, epoch: int) -> SubscriptionWindow:

@@ -271,14 +271,20 @@ class WatchHub:
         data = b""
         is_behind = False
         reached: list[tuple[Key, int]] = []
-        for key in watcher.keys[topic.topic_id]:
+        keys = watcher.keys[topic.topic_id]
+        filtered_bytes = self._encoder.filtered_bytes
+        for place, key in enumerate(keys):
             head = self._followed.head(key) or 0
             if cursors[key] >= head:
                 continue
+            if self._encoder.filtered_bytes - filtered_bytes >= turn.budget_bytes:
+                is_behind = True
+                keys[:] = keys[place:] + keys[:place]  # the next turn begins here
+                break
             encoded = self._encoder.encode(key, cursors[key], shape, topic.name, coalesced)
             if encoded is None:  # nothing is written, so no cursor has moved
                 self._lagged(watcher)
-                return WRITE_COST_BYTES
+                return WRITE_COST_BYTES + self._encoder.filtered_bytes - filtered_bytes
             reached.append((key, encoded.reached))
             is_behind = is_behind or encoded.reached < head
             data = data + encoded.data if data else encoded.data
@@ -290,7 +296,7 @@ class WatchHub:
             self._delivered(topic.topic_id, watcher.written_ns - turn.published_ns)
         if is_behind:
             topic.waiting[watcher] = None  # blocked, if the outlet has not drained by then
-        return len(data) + WRITE_COST_BYTES
+        return len(data) + WRITE_COST_BYTES + self._encoder.filtered_bytes - filtered_bytes
 
     def _write_shared(self, watcher: Watcher, data: bytes) -> None:
         """Writes framed bytes, which other watchers share, and the position if they lack it."""

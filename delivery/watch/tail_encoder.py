@@ -24,6 +24,7 @@ from uploader.lru import LruCache
 WRITE_BYTES_MAX = 256 << 10  # of records in one write; one larger record goes alone
 CACHE_BYTES_MAX = 8 << 20
 ENTRIES_MAX = 4_096
+COMPARED_PER_BYTE = 8  # characters that a filter compares in the time that a byte takes to encode
 
 
 class Shape(Struct, frozen=True):
@@ -61,6 +62,8 @@ class TailEncoder:
         )
         # What was read last: watchers of one topic differ in shape more often than in place.
         self._last: tuple[Key, int, int, list[Item]] = ((0, 0), 0, 0, [])
+        # What filters have cost so far, as bytes that are encoded in that time.
+        self.filtered_bytes = 0
 
     def encode(
         self, key: Key, cursor: int, shape: Shape, topic: str, coalesced: bool
@@ -89,7 +92,11 @@ class TailEncoder:
         items = self._items(key, cursor)
         if not items:
             return b"", cursor
-        kept = [item for item in items if shape.filter.matches(item[2])] if shape.filter else items
+        kept = items
+        if shape.filter:
+            kept = [item for item in items if shape.filter.matches(item[2])]
+            work = shape.filter.work([item[2] for item in items])
+            self.filtered_bytes += work // COMPARED_PER_BYTE
         return shape.format.records(kept, origin, coalesced and len(kept) > 1), items[-1][0]
 
     def _forwarded(

@@ -18,13 +18,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from ledger import changes, cursors
+from ledger import changes, cursors, notes
 from ledger.decide import CursorKey, OffsetKey
 from ledger.delivery import push_rates
 from ledger.tx import ReadTx, WriteTx
 
 ROW_OFFSETS = 4_096
 ROW_BYTES = ROW_OFFSETS // 8
+# A note: no subscription whose row is not there any more had a batch with a higher number.
+LAST_EPOCH_NOTE = "last_batch_number"
 
 _LIVE_SQL = """SELECT cursor_id FROM subscriptions
     WHERE subscription_id = ? AND deleted_ms IS NULL"""
@@ -95,8 +97,10 @@ def epoch_of(tx: ReadTx, subscription_id: int) -> int:
 
 def number_after_namesakes(tx: WriteTx, subscription_id: int, topic: str, name: str) -> None:
     """A new subscription numbers its batches after those of all former ones of its name, of a topic
-    of this name: consumers that were theirs may still acknowledge batches."""
+    of this name: consumers that were theirs may still acknowledge batches. Of some only the highest
+    number of all is known."""
     (epoch,) = tx.execute(_NAMESAKES_SQL, (topic, name)).fetchone()
+    epoch = max(epoch, notes.number(tx, LAST_EPOCH_NOTE))
     if epoch:
         tx.execute(_EPOCH_SQL, (subscription_id, epoch, changes.following(tx)))
 

@@ -8,9 +8,8 @@ a recovered ledger begins to learn again, which takes minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from msgspec import Struct
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from ledger.tx import ReadTx, WriteTx
 
@@ -21,32 +20,34 @@ _WRITE_SQL = """INSERT INTO push_rates (subscription_id, sender, mode, rate, cei
     DO UPDATE SET mode = excluded.mode, rate = excluded.rate, ceiling = excluded.ceiling"""
 
 
-class PushRate(Struct, frozen=True):
-    """What sender number ``sender`` has learned: the mode of its limiter, attempts a second, and
-    how many the receiver takes (None: nothing failed yet)."""
+class LearnedRate(NamedTuple):
+    """What a sender has learned: the mode of its limiter, attempts a second, and how many the
+    receiver takes (None: nothing failed yet)."""
 
-    subscription_id: int
-    sender: int
     mode: int
     rate: float
     ceiling: float | None
 
 
-def write(tx: WriteTx, rates: Iterable[PushRate]) -> None:
+SenderId = tuple[int, int]
+"""The id of a subscription, and the number of one of its senders."""
+
+
+def write(tx: WriteTx, rates: Mapping[SenderId, LearnedRate]) -> None:
     """Writes these down, but for subscriptions that do not live."""
     tx.executemany(
         _WRITE_SQL,
-        [(each.sender, each.mode, each.rate, each.ceiling, each.subscription_id) for each in rates],
+        [(sender, *rate, subscription_id) for (subscription_id, sender), rate in rates.items()],
     )
 
 
-def of(tx: ReadTx, subscription_id: int) -> dict[int, PushRate]:
+def of(tx: ReadTx, subscription_id: int) -> dict[int, LearnedRate]:
     """What the senders of a subscription had learned, by their numbers."""
     rows = tx.execute(
         "SELECT sender, mode, rate, ceiling FROM push_rates WHERE subscription_id = ?",
         (subscription_id,),
     )
-    return {sender: PushRate(subscription_id, sender, *learned) for sender, *learned in rows}
+    return {sender: LearnedRate(*learned) for sender, *learned in rows}
 
 
 def forget(tx: WriteTx, subscription_id: int) -> None:

@@ -1,8 +1,8 @@
 """Routers: which topics are copied into which, and how far each copy has got.
 
-Lifecycle of a router: created -> changed, any number of times -> deleted. Its row stays, its cursor
-goes with it. It is bound to topic ids: a topic that is created again under the same name is not its
-source. What a router does is decided in ``delivery/routers/``.
+Lifecycle of a router: created -> changed, any number of times -> deleted, and its cursor with it.
+Its row goes later (``space/leftovers.py``). It is bound to topic ids: a topic that is created again
+under the same name is not its source. What a router does is decided in ``delivery/routers/``.
 
 - Each router has a cursor of the kind ``router``; its position in a partition of the source is the
   last offset that was dealt with. ``from`` is resolved to offsets in the transaction that creates
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ledger import changes, cursors, reads, topics
+from ledger import changes, cursors, notes, reads, topics
 from ledger.delivery import copy_paths
 from ledger.errors import (
     RouterBound,
@@ -30,10 +30,10 @@ from ledger.errors import (
     TopicMissing,
 )
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import Offset, PartitionState, Topic
+from ledger.types import ROUTERS_MAX, Offset, PartitionState, Topic
 
-# Each owns 256 bytes of the shared segment, and a copy of its source's records.
-ROUTERS_MAX = 1_024
+# A note: the last id whose row is not there any more (ledger/space/leftovers.py).
+LAST_ID_NOTE = "last_router_id"
 
 Start = Literal["earliest", "now"] | Offset | list[Offset]
 """Before the first record that can be read, after the last one, or after an offset; a list has the
@@ -53,7 +53,7 @@ class RouterFilter(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Router(Struct, frozen=True):
-    """A router. Ids are never used twice; a deleted router's row stays."""
+    """A router. Ids are never used twice."""
 
     router_id: int
     name: str
@@ -112,8 +112,8 @@ def create(
     cursors.set_positions(tx, cursor.name, "router", settings)
     (last,) = tx.execute("SELECT coalesce(max(router_id), 0) FROM routers").fetchone()
     router = Router(
-        last + 1, name, filter_, now_ms, None, source.topic_id, dest.topic_id, cursor.cursor_id,
-        slot, paused,
+        1 + max(last, notes.number(tx, LAST_ID_NOTE)), name, filter_, now_ms, None,
+        source.topic_id, dest.topic_id, cursor.cursor_id, slot, paused,
     )  # fmt: skip
     tx.execute(
         f"INSERT INTO routers ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -210,7 +210,7 @@ def owned(
     tx: ReadTx, shard: int, shards: int, after: int = 0, also: Iterable[int] = ()
 ) -> tuple[int, list[RouterView]]:
     """The routers of a shard that changed after a change number, deleted ones included, and those
-    with the ids ``also``; and the number of the last change.
+    with the ids ``also`` whose rows are there; and the number of the last change.
 
     Ids are given one after the other, so the remainder spreads routers evenly.
     """
@@ -222,8 +222,9 @@ def owned(
     found = {router.router_id: router for router in map(_router, rows.fetchall())}
     for router_id in also:
         sql = f"SELECT {_COLUMNS} FROM routers WHERE router_id = ?"
-        if router_id not in found:
-            found[router_id] = _router(tx.execute(sql, (router_id,)).fetchone())
+        row = None if router_id in found else tx.execute(sql, (router_id,)).fetchone()
+        if row is not None:
+            found[router_id] = _router(row)
     return changes.latest(tx), [_view(tx, router) for router in found.values()]
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
 Mode = Literal["key_shared", "shared", "exclusive"]
 Poison = Literal["block", "drop", "dead_letter"]
 Unmatched = Literal["hold", "skip"]
+KeyFallback = Literal["none", "node"]
 
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
+
+
+class Keyed(Protocol):
+    """What a message is ordered by."""
+
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def node(self) -> str | None: ...
 
 
 class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +81,24 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
             " for a consumer), or `skip` (it counts as finished)"
         ),
     ] = "hold"
+    key_fallback: Annotated[
+        KeyFallback,
+        Meta(
+            description="what counts as the key of a message that has none, with `key_shared`:"
+            " `none` (it has no order), or its `node`"
+        ),
+    ] = "none"
     paused: Annotated[bool, Meta(description="nothing is sent while it is")] = False
     paused_because: Annotated[
         str, Meta(description="why the daemon itself has paused it; empty: it has not")
     ] = ""
+
+    @property
+    def takes_nodes(self) -> bool:
+        """Whether the node of a message without a key counts as its key."""
+        return self.mode == "key_shared" and self.key_fallback == "node"
+
+    def key_of(self, message: Keyed) -> str | None:
+        """What orders a message; None: nothing does."""
+        key = message.key
+        return message.node if key is None and self.takes_nodes else key

@@ -1,8 +1,8 @@
 """Subscriptions: who shares the records of a topic, by which rules, and what is finished.
 
 Lifecycle of a subscription: created -> changed or sought, any number of times -> deleted, by itself
-or with its topic. Its row stays, its cursor goes with it. It is bound to the id of its topic, and
-to that of its topic of dead letters.
+or with its topic, and its cursor with it. Its row goes later (``space/leftovers.py``). It is bound
+to the id of its topic, and to that of its topic of dead letters.
 
 - Each subscription has a cursor of the kind ``subscription``. Its position in a partition is the
   *floor*: this offset and all before it are finished (``progress.py``).
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledger import changes, cursors, reads, topics
+from ledger import changes, cursors, notes, reads, topics
 from ledger.delivery import copy_paths, progress, start_offsets
 from ledger.delivery.push_settings import PushSettings, problem_of
 from ledger.delivery.start_offsets import SubscriptionStart
@@ -33,10 +33,11 @@ from ledger.delivery.subscription_errors import (
 from ledger.delivery.subscription_rules import SubscriptionRules
 from ledger.errors import TopicMissing
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import PartitionState, Topic
+from ledger.types import SUBSCRIPTIONS_MAX, PartitionState, Topic
 
-SUBSCRIPTIONS_MAX = 1_024  # of a daemon; each has a row of the shared segment
 CONSUMERS_MAX = 1_000  # of a subscription
+# A note: the last id whose row is not there any more (ledger/space/leftovers.py).
+LAST_ID_NOTE = "last_subscription_id"
 
 
 class SubscriptionConfig(SubscriptionRules, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class SubscriptionConfig(SubscriptionRules, frozen=True, forbid_unknown_fields=T
 
 
 class Subscription(Struct, frozen=True):
-    """A subscription. Ids are never used twice; a deleted one's row stays."""
+    """A subscription. Ids are never used twice."""
 
     subscription_id: int
     name: str
@@ -118,8 +119,9 @@ def create(
     )
     (last,) = tx.execute("SELECT coalesce(max(subscription_id), 0) FROM subscriptions").fetchone()
     made = Subscription(
-        last + 1, name, topic.topic_id, config, now_ms, None, cursor.cursor_id, slot, dead_letter_id
-    )
+        1 + max(last, notes.number(tx, LAST_ID_NOTE)), name, topic.topic_id, config, now_ms, None,
+        cursor.cursor_id, slot, dead_letter_id,
+    )  # fmt: skip
     tx.execute(
         f"INSERT INTO subscriptions ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -246,7 +248,7 @@ def owned(
     tx: ReadTx, shard: int, shards: int, after: int = 0, also: Iterable[int] = ()
 ) -> tuple[int, list[SubscriptionView]]:
     """The subscriptions of a shard that changed after a change number, deleted ones included, and
-    those with the ids ``also`` that ever were; and the number of the last change.
+    those with the ids ``also`` whose rows are there; and the number of the last change.
 
     Ids are given one after the other, so the remainder spreads subscriptions evenly. A flush is not
     a change.

@@ -7,6 +7,7 @@ compaction is as old, and the catalog no longer has it (``compaction/``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from ledger import reads
 from ledger.lake.types import FileRange, LakeFile, LakeRange
@@ -20,6 +21,12 @@ _RANGES_SQL = """SELECT f.file_id, f.path, f.size_bytes, r.partition, r.first_of
     FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id
     WHERE r.topic_id = ? AND r.partition = ? AND r.last_offset >= ? AND f.dropped_ms IS NULL
     ORDER BY r.first_offset, r.last_offset, f.file_id LIMIT ?"""
+# SQLite keeps the order of a CROSS JOIN: files one by one, so that a page ends early.
+_PAGE_SQL = """SELECT r.file_id, r.partition, r.first_offset, r.last_offset, r.rows, r.bytes,
+    r.first_timestamp_ms, r.last_timestamp_ms
+    FROM lake_files AS f CROSS JOIN lake_ranges AS r
+    WHERE f.topic_id = ? AND f.file_id > ? AND f.dropped_ms IS NULL AND r.file_id = f.file_id
+    ORDER BY f.file_id, r.partition, r.first_offset"""
 
 
 def remove(tx: WriteTx, paths: Sequence[str]) -> None:
@@ -41,18 +48,19 @@ def of_topic(tx: ReadTx, topic_id: int, with_dropped: bool = False) -> list[Lake
     return [LakeFile(*row) for row in rows]
 
 
-def ranges(tx: ReadTx, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
-    """The ranges of each live file of a topic by its ``file_id``, ordered by partition."""
+def ranges(
+    tx: ReadTx, topic_id: int, after_file_id: int = 0, limit: int = 1_000
+) -> dict[int, tuple[LakeRange, ...]]:
+    """The ranges of live files of a topic by their ``file_id``, in its order, those of a file by
+    partition. A page has files until they have ``limit`` ranges, and the next one begins after its
+    last file; an empty page is the end."""
     found: dict[int, list[LakeRange]] = {}
-    for file_id, *columns in tx.execute(
-        "SELECT r.file_id, r.partition, r.first_offset, r.last_offset, r.rows, r.bytes,"
-        " r.first_timestamp_ms, r.last_timestamp_ms"
-        " FROM lake_ranges AS r JOIN lake_files AS f ON f.file_id = r.file_id"
-        " WHERE r.topic_id = ? AND f.dropped_ms IS NULL"
-        " ORDER BY r.partition, r.first_offset",
-        (topic_id,),
-    ):
-        found.setdefault(file_id, []).append(LakeRange(*columns))
+    # Closed early: an unfinished statement keeps its view of the ledger.
+    with closing(tx.execute(_PAGE_SQL, (topic_id, after_file_id))) as rows:
+        for count, (file_id, *columns) in enumerate(rows):
+            if count >= limit and file_id not in found:
+                break
+            found.setdefault(file_id, []).append(LakeRange(*columns))
     return {file_id: tuple(ranges) for file_id, ranges in found.items()}
 
 

@@ -10,12 +10,13 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from ledger import table_names, topics
 from ledger.errors import SwitchRefused
 from ledger.lake import quarantine, runs
+from ledger.lake.catalog import is_below
 from ledger.lake.types import (
     Hole,
     LakeTable,
@@ -93,6 +94,23 @@ def compacted_seqs(tx: ReadTx, topic_id: int) -> dict[int, int]:
             (topic_id,),
         )
     )
+
+
+def check_below(lake: str, table: str, locations: Iterable[str]) -> None:
+    """Checks that files are in the lake: readers read them, and collections remove them. Raises
+    SwitchRefused."""
+    for location in locations:
+        if not is_below(location, lake):
+            raise SwitchRefused(
+                table,
+                f"its file {location[:300]!r} is not below {lake}/",
+                "no compaction wrote it; look at the table, and at who reaches the admin API",
+            )
+
+
+def files_of(switch: TableSwitch) -> list[str]:
+    """All files that a switch names."""
+    return [switch.metadata_location, *(file.path for file in switch.added), *switch.dropped]
 
 
 def switch(tx: WriteTx, run: str, switches: list[TableSwitch], now_ms: int) -> None:

@@ -93,7 +93,11 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
          "accepted_ms"),
         3,
     ),
-    "cursors": (("cursor_id", "name", "kind", "created_ms", "deleted_ms", "changed"), 1),
+    "cursors": (
+        ("cursor_id", "name", "kind", "created_ms", "deleted_ms", "changed", "source",
+         "source_topic_id", "source_bytes", "told_ms"),
+        1,
+    ),
     "cursor_positions": (
         ("cursor_id", "partition", "seq", "set_change", "set_seq", "changed"),
         2,
@@ -142,6 +146,7 @@ class Mark(Struct, frozen=True):
     lease: LeaseId | None = None
     history: str = ""
     change_number: int = 0
+    last_topic_id: int = 0
 
 
 class Changes(Struct, frozen=True):
@@ -153,8 +158,9 @@ class Changes(Struct, frozen=True):
 
 def mark(tx: ReadTx) -> Mark:
     """Where the ledger is now."""
-    number, version, floor, change_number = tx.execute(
-        "SELECT commit_number, catalog_version, epoch_floor, change_number FROM state WHERE id = 1"
+    number, version, floor, change_number, last_topic_id = tx.execute(
+        "SELECT commit_number, catalog_version, epoch_floor, change_number, last_topic_id"
+        " FROM state WHERE id = 1"
     ).fetchone()
     lease = commits.lease_of(tx, number) if number else None
     return Mark(
@@ -166,6 +172,7 @@ def mark(tx: ReadTx) -> Mark:
         lease=lease,
         history=history(tx),
         change_number=change_number,
+        last_topic_id=last_topic_id,
     )
 
 

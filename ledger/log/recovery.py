@@ -44,19 +44,23 @@ def begin_history(tx: WriteTx, name: str, mark: Mark) -> None:
     """After the entries up to ``mark`` were applied: begins another history."""
     backup.keep_ids_above(tx, mark)
     backup.forget_named(tx)
+    # Carried as a whole, so entries may have brought some of topics that an image lacks.
+    for table in ("gaps", "lost"):
+        tx.execute(f"DELETE FROM {table} WHERE topic_id NOT IN (SELECT topic_id FROM topics)")
     notes.put(tx, "history", name)
 
 
 def prepare(
-    tx: WriteTx, seen: list[TopicSeen], counts: dict[PartitionKey, int], everywhere: int, epoch: int
-) -> tuple[list[str], list[Gap]]:
-    """Before unlisted objects are taken: topics, gaps, the epoch.
+    tx: WriteTx, told: Mark, seen: list[TopicSeen], counts: dict[PartitionKey, int],
+    everywhere: int, epoch: int,
+) -> tuple[list[str], list[Gap]]:  # fmt: skip
+    """Before unlisted objects are taken: topics, gaps, the epoch. ``told`` is what the log has.
 
     Entries may be older than the last ``epoch`` that an object was named by; names of objects
     must not come again.
     """
     epochs.advance_to(tx, epoch)
-    names = restore_topics(tx, seen)
+    names = restore_topics(tx, seen, told.last_topic_id)
     return names, declare_gaps(tx, counts, everywhere)
 
 
@@ -96,9 +100,12 @@ def _with_cursors(tx: WriteTx, draft: CommitDraft) -> CommitDraft:
     return msgspec.structs.replace(draft, conditions=tuple(conditions))
 
 
-def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen]) -> list[str]:
+def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen], told: int) -> list[str]:
     """Creates topics and partitions that no entry lists. Returns the names of the topics that
     changed.
+
+    Of ids up to ``told`` the log has every topic. What is not there was deleted, and its rows have
+    gone: it is not created again, and its records are void.
 
     Settings of such a topic are lost: it gets the defaults. Names of live topics are unique, so of
     two topics with one name the older was deleted before.
@@ -106,7 +113,9 @@ def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen]) -> list[str]:
     topics.decide_tables(tx)  # listed topics get their tables first
     changed: list[str] = []
     for topic in sorted(seen, key=lambda each: each.topic_id):
-        there = topics.by_id(tx, topic.topic_id)
+        there = topics.row_of(tx, topic.topic_id)
+        if there is None and topic.topic_id <= told:
+            continue
         if there is None:
             topics.restore(
                 tx,

@@ -34,14 +34,15 @@ import math
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum, unique
-from typing import NamedTuple
 
 from msgspec import Struct
 
+from ledger.delivery.push_rates import LearnedRate
 from shards import layout as at
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.doubles import double_of, word_of
 from shards.latency import quantile_us
+from shards.rows import whole, writing
 from shards.segment import Segment
 
 GRANT_UNITS = 1_000_000  # a stored 1 is this part of an attempt a second
@@ -53,11 +54,10 @@ _RATE_MASK = (1 << RATE_BITS) - 1
 
 LATENCY_UNIT_NS = 125_000  # bucket b has what took less than 2^b of it; the last one all others
 _LAST = at.PUSH_LATENCIES - 1
-_READS_MAX = 100  # of a row that is being written; then it is taken as it is
 
 
 class Mode(IntEnum):
-    """What a limiter thinks of its receiver (``delivery/push/limiter.py``)."""
+    """What a limiter thinks of its receiver (``delivery/push/rates/limiter.py``)."""
 
     NORMAL = 0
     SLOW = 1
@@ -86,15 +86,7 @@ class PushOutcome(IntEnum):
 assert len(PushOutcome) <= at.OUTCOMES_MAX
 
 
-class PushState(NamedTuple):
-    """What a sender's limiter has learned. ``ceiling`` is None if it has not met one."""
-
-    mode: int
-    rate: float
-    ceiling: float | None
-
-
-NOTHING_LEARNED = PushState(0, 0.0, None)
+NOTHING_LEARNED = LearnedRate(0, 0.0, None)
 USE_UNKNOWN = -1.0
 
 
@@ -116,7 +108,7 @@ class PushSenderRow(Struct, frozen=True, kw_only=True):
     granted: float
     in_use: float
     use: float
-    state: PushState
+    state: LearnedRate
     changed_ns: int
     held_until_ns: int
     next_ns: int
@@ -190,10 +182,10 @@ class PushBoard:
             return
         if present != subscription_id:
             words[index + at.O_SUBSCRIPTION] = 0
-            _fence()
+            keep_order()
             words[index + at.O_RESUMED_NS] = 0
         words[index + at.O_RATE], words[index + at.O_SENDERS] = wanted[1:]
-        _fence()
+        keep_order()
         words[index + at.O_SUBSCRIPTION] = subscription_id
 
     def withdraw(self, slot: int, subscription_id: int) -> None:
@@ -224,9 +216,9 @@ class PushBoard:
     def _offer(self, slot: int) -> PushOffer | None:
         index, words = self._layout.offer(slot), self._words
         subscription_id = words[index + at.O_SUBSCRIPTION]
-        _fence()
+        keep_order()
         rate, senders = words[index + at.O_RATE], words[index + at.O_SENDERS]
-        _fence()
+        keep_order()
         if not subscription_id or words[index + at.O_SUBSCRIPTION] != subscription_id:
             return None
         return PushOffer(slot, subscription_id, rate / GRANT_UNITS, senders)
@@ -281,7 +273,7 @@ class SenderWords:
         self._followed = 0
         self._counts: list[int] = []  # all figures; nobody else changes them
 
-    def join(self, subscription_id: int) -> PushState | None:
+    def join(self, subscription_id: int) -> LearnedRate | None:
         """The sender is there. Returns what a predecessor of this subscription at this shard has
         learned; None: since the daemon started, none has told anything."""
         share, figures = self._share, self._figures
@@ -292,20 +284,17 @@ class SenderWords:
                 state = _state(figures.tolist())
             figures[at.F_VERSION] += figures[at.F_VERSION] & 1  # it may have died in a row
         else:
-            figures[at.F_VERSION] |= 1
-            _fence()
             cleared = [0] * (at.FIGURES_WORDS - 1)
             cleared[at.F_SUBSCRIPTION - 1] = subscription_id
             cleared[at.F_CEILING - 1] = word_of(math.inf)
-            _store(figures, at.F_SUBSCRIPTION, cleared)
-            _fence()
-            figures[at.F_VERSION] += 1
+            with writing(figures, at.F_VERSION):
+                figures[at.F_SUBSCRIPTION :] = array("Q", cleared)
         self._counts = figures.tolist()
         self._counts[at.F_IN_FLIGHT] = figures[at.F_IN_FLIGHT] = 0
         share[at.V_IN_USE] = 0
         share[at.V_USE] = word_of(USE_UNKNOWN)
         share[at.V_SUBSCRIPTION] = subscription_id
-        _fence()
+        keep_order()
         self._joins = share[at.V_JOINS] | 1
         if (
             share[at.V_JOINS] & 1
@@ -327,7 +316,7 @@ class SenderWords:
             return
         self._share[at.V_IN_USE] = 0
         self._figures[at.F_IN_FLIGHT] = self._figures[at.F_HELD_UNTIL_NS] = 0
-        _fence()
+        keep_order()
         self._share[at.V_JOINS] += 1
 
     def follow(self) -> float:
@@ -348,7 +337,7 @@ class SenderWords:
             if not is_for(word, self._joins):
                 return 0.0
             self._share[at.V_IN_USE] = self._followed = word
-            _fence()
+            keep_order()
         return rate_granted(word)
 
     @property
@@ -364,19 +353,16 @@ class SenderWords:
         if self._is_mine:
             self._share[at.V_USE] = word_of(use)
 
-    def tell(self, state: PushState, now_ns: int) -> None:
+    def tell(self, state: LearnedRate, now_ns: int) -> None:
         """What the limiter has learned. To be called when that has changed."""
         if not self._is_mine:
             return
         figures = self._figures
-        figures[at.F_VERSION] |= 1
-        _fence()
-        figures[at.F_MODE] = state.mode
-        figures[at.F_RATE] = word_of(state.rate)
-        figures[at.F_CEILING] = word_of(math.inf if state.ceiling is None else state.ceiling)
-        figures[at.F_CHANGED_NS] = now_ns
-        _fence()
-        figures[at.F_VERSION] += 1
+        with writing(figures, at.F_VERSION):
+            figures[at.F_MODE] = state.mode
+            figures[at.F_RATE] = word_of(state.rate)
+            figures[at.F_CEILING] = word_of(math.inf if state.ceiling is None else state.ceiling)
+            figures[at.F_CHANGED_NS] = now_ns
 
     def tell_next(self, next_ns: int, held_until_ns: int) -> None:
         """When the next attempt may begin, and until when the receiver asked to wait."""
@@ -405,29 +391,13 @@ class SenderWords:
             self._figures[index] = self._counts[index] = self._counts[index] + count
 
 
-def _fence() -> None:
-    if fence is not None:
-        fence()
-
-
-def _state(figures: Sequence[int]) -> PushState:
+def _state(figures: Sequence[int]) -> LearnedRate:
     ceiling = double_of(figures[at.F_CEILING])
-    return PushState(
+    return LearnedRate(
         figures[at.F_MODE], double_of(figures[at.F_RATE]), None if ceiling == math.inf else ceiling
     )
 
 
 def _figures(sparse: memoryview, index: int) -> list[int]:
     """A row of figures, whole; if its writer died in it, as it is."""
-    for _ in range(_READS_MAX):
-        version = sparse[index]
-        _fence()
-        found = sparse[index : index + at.FIGURES_WORDS].tolist()
-        _fence()
-        if not version & 1 and sparse[index] == version:
-            break
-    return found
-
-
-def _store(words: memoryview, index: int, values: list[int]) -> None:
-    words[index : index + len(values)] = array("Q", values)
+    return whole(sparse, index, lambda: sparse[index : index + at.FIGURES_WORDS].tolist())

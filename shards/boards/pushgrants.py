@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shards import layout as at
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.boards.pushboard import GRANT_UNITS, grant_word, is_for, units_granted, units_of
 from shards.doubles import double_of
 from shards.segment import Segment
@@ -93,8 +93,7 @@ class SlotGrants:
         self._number += 1
         sender.word = grant_word(units, self._number, sender.joins)
         sender.held_units = max(sender.held_units, units)
-        if fence is not None:
-            fence()
+        keep_order()
         self._words[shard * at.SHARE_WORDS + at.V_GRANTED] = sender.word
 
     def withdraw(self) -> None:

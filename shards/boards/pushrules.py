@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shards import layout as at
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.segment import Segment
 
 Lists = tuple[Sequence[str], Sequence[str]]  # push_allow and push_deny
@@ -42,8 +42,7 @@ class PushRules:
         first = (number & 1) * at.PUSH_RULES_BYTES
         written = len(text).to_bytes(at.WORD_BYTES, "little") + text
         self._data[first : first + len(written)] = written
-        if fence is not None:
-            fence()
+        keep_order()
         self._words[at.G_PUSH_RULES] = number
 
     def read(self, number: int) -> Lists | None:
@@ -52,8 +51,7 @@ class PushRules:
         start = first + at.WORD_BYTES
         size = int.from_bytes(self._data[first:start], "little")
         text = bytes(self._data[start : min(start + size, first + at.PUSH_RULES_BYTES)])
-        if fence is not None:
-            fence()
+        keep_order()
         return _decoder.decode(text) if self.number == number else None
 
 

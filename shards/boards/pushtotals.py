@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from shards import layout as at
-from shards.boards.pushboard import GRANT_UNITS, PushBoard, PushOffer, PushOutcome, units_granted
+from shards.boards.pushboard import (
+    GRANT_UNITS,
+    PushBoard,
+    PushOffer,
+    PushOutcome,
+    latency_ms,
+    units_granted,
+)
 from shards.latency import Counted
 from shards.segment import Segment
 
@@ -21,6 +28,7 @@ _FIRST, _STOP = at.F_OUTCOMES, at.F_LATENCIES + at.PUSH_LATENCIES
 _WORDS = _STOP - _FIRST
 _FIRST_BYTE, _STOP_BYTE = _FIRST * at.WORD_BYTES, _STOP * at.WORD_BYTES
 _MODE_MAX = 2
+_SUMS = ("rate_max", "senders", "granted", "rate", "used", "in_flight", "attempts", "records")
 # What comes before them: to the mode, two doubles, to the sum of latencies. And of a share: joins,
 # subscription, in use, use. Native, so a word is loaded whole.
 _HEAD = struct.Struct("3Q2d7Q")
@@ -55,6 +63,22 @@ class PushTotal(Struct, frozen=True, kw_only=True):
     def failures(self) -> int:
         """Attempts that ended, but neither delivered nor were asked to wait."""
         return sum(self.outcomes) - self.outcomes[0] - self.outcomes[PushOutcome.HELD]
+
+    @property
+    def by_outcome(self) -> dict[str, int]:
+        """How attempts ended, where not 0."""
+        counts = zip(PushOutcome, self.outcomes, strict=True)
+        return {outcome.name.lower(): count for outcome, count in counts if count}
+
+    @property
+    def p50_ms(self) -> float | None:
+        """Half of the attempts took less."""
+        return latency_ms(self.latency.buckets, 0.5)
+
+    @property
+    def p99_ms(self) -> float | None:
+        """99 % of them took less."""
+        return latency_ms(self.latency.buckets, 0.99)
 
 
 def totals(segment: Segment) -> Iterator[PushTotal]:
@@ -124,14 +148,7 @@ def together(some: Iterable[PushTotal]) -> PushTotal:
             _columns([each.latency.buckets for each in all_]),
             sum(each.latency.sum_ns for each in all_),
         ),
-        rate_max=sum(each.rate_max for each in all_),
-        senders=sum(each.senders for each in all_),
-        granted=sum(each.granted for each in all_),
-        rate=sum(each.rate for each in all_),
-        used=sum(each.used for each in all_),
-        in_flight=sum(each.in_flight for each in all_),
-        attempts=sum(each.attempts for each in all_),
-        records=sum(each.records for each in all_),
+        **{name: sum(getattr(each, name) for each in all_) for name in _SUMS},
     )
 
 

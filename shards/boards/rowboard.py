@@ -21,13 +21,11 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
-
 from shards import layout as at
-from shards.barrier import fence
+from shards.boards.figures import RouterCounters, SubscriptionCounters
+from shards.rows import whole, writing
 from shards.segment import Segment
 
-_READS_MAX = 100  # of a row that is being written; then it is taken as it is
 _SHORT_BYTES = 255  # of all texts but the last one, which has what is left
 
 
@@ -40,8 +38,8 @@ class RowPhase(IntEnum):
     STOPPED = 3  # it cannot go on
 
 
-class SubscriptionRow(Struct, frozen=True):
-    """What a subscription does. The counts from ``delivered`` on only grow."""
+class SubscriptionRow(SubscriptionCounters, frozen=True):
+    """What a subscription does, with its figures. The counts only grow."""
 
     topic: str = ""
     subscription: str = ""
@@ -50,41 +48,17 @@ class SubscriptionRow(Struct, frozen=True):
     stands: str = ""  # which message it stands still at, and why (delivery/standstill.py)
     stands_since_ns: int = 0  # since when; 0: it does not
     is_pushed: int = 0
-    lag: int = 0  # records that are not finished
-    drainable_lag: int = 0  # those of them that more consumers would help with
-    in_flight: int = 0
-    waiting: int = 0
-    blocked_keys: int = 0
-    consumers: int = 0
     consumer_max: int = 0  # messages that each of them may have
-    oldest_unacknowledged_ms: int = 0  # the age, as of the heartbeat
-    oldest_unfinished_ms: int = 0  # likewise, since the record was stored
-    delivered: int = 0
-    acknowledged: int = 0
-    redelivered: int = 0
-    refused: int = 0
-    dropped: int = 0
-    skipped: int = 0
-    dead_lettered: int = 0
-    evicted: int = 0
-    unmatched: int = 0
 
 
-SUBSCRIPTION_NUMBERS = SubscriptionRow.__struct_fields__[7:]  # what is shown as it is
-
-
-class RouterRow(Struct, frozen=True):
-    """What a router does: counts of the source's records, and why it does not run, if so."""
+class RouterRow(RouterCounters, frozen=True):
+    """What a router does, with its figures, and why it does not run, if so."""
 
     phase: RowPhase = RowPhase.RUNNING
-    copied: int = 0
-    filtered: int = 0
-    skipped: int = 0
     reason: str = ""
     router: str = ""
     source: str = ""
     dest: str = ""
-    lag: int = 0  # offsets of the source that are not dealt with, as of the last look
     stands_since_ns: int = 0  # since when it stands still; 0: it does not
     stands: str = ""  # at which record, and why (delivery/standstill.py)
 
@@ -128,14 +102,11 @@ class Board(Generic[Row]):
         text = b"".join(encoded)
         numbers = [*self._numbers_of(row)]
         numbers += [0] * (at.B_NUMBERS_MAX - len(numbers))
-        words[start + at.B_VERSION] |= 1
-        _fence()
         head = array("Q", [id_, *numbers, *map(len, encoded)])
-        words[start + at.B_ID : start + at.B_ID + len(head)] = head
         first = (start + at.B_TEXT) * at.WORD_BYTES
-        self._data[first : first + len(text)] = text
-        _fence()
-        words[start + at.B_VERSION] += 1
+        with writing(words, start + at.B_VERSION):
+            words[start + at.B_ID : start + at.B_ID + len(head)] = head
+            self._data[first : first + len(text)] = text
 
     def is_of(self, slot: int, id_: int) -> bool:
         """Whether a row has this id."""
@@ -174,14 +145,12 @@ class Board(Generic[Row]):
         """A row and its id, whole; if its writer died in it, as it is."""
         start, words = self._start(slot), self._words
         first = (start + at.B_TEXT) * at.WORD_BYTES
-        for _ in range(_READS_MAX):
-            version = words[start + at.B_VERSION]
-            _fence()
-            found = words[start : start + at.B_TEXT].tolist()
+
+        def copy() -> tuple[list[int], bytes]:
             text = bytes(self._data[first : first + at.B_TEXT_BYTES])
-            _fence()
-            if not version & 1 and words[start + at.B_VERSION] == version:
-                break
+            return words[start : start + at.B_TEXT].tolist(), text
+
+        found, text = whole(words, start + at.B_VERSION, copy)
         fields: dict[str, Any] = dict(zip(self._numbers, found[at.B_NUMBERS :], strict=False))
         fields["phase"] = RowPhase(fields["phase"] & 3)
         begin = 0
@@ -209,8 +178,3 @@ def subscription_board(segment: Segment) -> Board[SubscriptionRow]:
 def router_board(segment: Segment) -> Board[RouterRow]:
     """The rows of all routers."""
     return Board(segment, segment.layout.router(0), at.ROUTER_SLOTS, RouterRow)
-
-
-def _fence() -> None:
-    if fence is not None:
-        fence()

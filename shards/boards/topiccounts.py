@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shards import layout as at
 from shards import rows
-from shards.barrier import fence
+from shards.barrier import keep_order
 from shards.segment import Segment
 
 OTHER = 0  # the place of all topics without a slot; slot n has place n + 1
@@ -144,8 +144,7 @@ def write_name(segment: Segment, slot: int, name: str) -> None:
         raise ValueError(f"the name has {len(encoded)} bytes; a slot holds {at.M_TEXT_BYTES}")
     start = (row + at.M_TEXT) * at.WORD_BYTES
     segment.data[start : start + len(encoded)] = encoded
-    if fence is not None:
-        fence()
+    keep_order()
     segment.words[row + at.M_LENGTH] = len(encoded)
 
 
@@ -154,8 +153,7 @@ def names(segment: Segment) -> list[str]:
     first, last = segment.layout.topic_slot(0), segment.layout.topic_slot(at.TOPIC_SLOTS)
     found = []
     lengths = segment.words[first + at.M_LENGTH : last : at.TOPIC_SLOT_WORDS].tolist()
-    if fence is not None:
-        fence()
+    keep_order()
     for slot, length in enumerate(lengths):
         if not length:
             break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 import cli
@@ -12,10 +11,10 @@ from tests.e2e.daemon import running, wait_until
 from tests.e2e.subscribing import Subscription
 
 
-@pytest.mark.parametrize("key", ["a\0b", "k" * 200_000], ids=["with NUL", "long"])
 def test_a_message_whose_key_no_command_can_be_told_is_poison_and_others_go_on(
-    tmp_path: Path, key: str
+    tmp_path: Path,
 ) -> None:
+    key = "a\0b"
     seen = tmp_path / "seen"
     with running(tmp_path / "data") as daemon:
         assert daemon.json("PUT", "/v0/topics/orders", {}).status == 201

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -11,12 +12,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from compaction.access.http_calls import DaemonRefused, socket_address
+from compaction.access.operations import NOW
 from compaction.access.via_daemon import ViaDaemon
 from compaction.run.java import find_java
-from ledger.lake import catalog
+from compaction.run.run import new_run
+from ledger import topics
+from ledger.errors import SwitchRefused
+from ledger.lake import catalog, lake_files, lake_tables, runs
+from ledger.lake.types import LakeTable, NewFile, TableSwitch
 from tests.e2e.daemon import ROOT, Daemon, running
 
 CODE = """import os
@@ -56,6 +63,53 @@ def test_a_pointer_never_leaves_the_lake(daemon: Daemon, operation: str, locatio
     with pytest.raises(DaemonRefused, match="400"):
         access.catalog(*OPERATIONS[operation](good, bad))
     assert access.catalog(catalog.pointers, "headgate") == {"victim": good}
+
+
+OUTSIDE = [
+    "file:///etc/passwd",
+    "{lake}/../x.parquet",
+    "{lake}",
+    "{lake}-2/x",
+    "/tmp/x",
+    "s3://b/x",
+    "",
+]
+FILES: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "added": lambda good, bad: {"added": (NewFile(good, 9, 0, ()), NewFile(bad, 9, 0, ()))},
+    "dropped": lambda good, bad: {"dropped": (good, bad)},
+    "metadata": lambda good, bad: {"metadata_location": bad},
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("location", OUTSIDE)
+def test_no_file_that_readers_and_collections_use_is_outside_the_lake(
+    daemon: Daemon, kind: str, location: str
+) -> None:
+    """A reader would read it, and a collection would remove it."""
+    assert daemon.json("PUT", "/v0/topics/victim").status in (200, 201)
+    access = ViaDaemon(socket_address(str(daemon.data)))
+    topic = access.read(topics.page)[0]
+    good, bad = f"{lake(daemon)}/victim-1/data/x", location.replace("{lake}", lake(daemon))
+    switch = TableSwitch(topic.topic_id, "headgate.victim", good, {})
+    planted = msgspec.structs.replace(switch, **FILES[kind](good, bad))
+    run, said = new_run(), f"{bad!r} is not below {lake(daemon)}/"
+    access.write(runs.begin, run, "a stranger", NOW)
+    try:
+        with pytest.raises(SwitchRefused, match=re.escape(said)):
+            access.write(lake_tables.switch, run, [planted], NOW)
+        assert access.read(lake_files.of_topic, topic.topic_id, with_dropped=True) == []
+        assert access.read(lake_tables.find, topic.topic_id) is None
+    finally:
+        access.write(runs.end, run, NOW)
+
+
+@pytest.mark.parametrize("location", OUTSIDE)
+def test_a_table_is_not_moved_out_of_the_lake(daemon: Daemon, location: str) -> None:
+    access = ViaDaemon(socket_address(str(daemon.data)))
+    table = LakeTable(1, "headgate.victim", f"{lake(daemon)}/victim-1/metadata/1.json", 1)
+    with pytest.raises(SwitchRefused, match="is not below"):
+        access.write(lake_tables.move, table, location.replace("{lake}", lake(daemon)))
 
 
 @pytest.mark.spark

@@ -8,7 +8,6 @@ and repeats requests that fail.
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import select
@@ -20,7 +19,8 @@ from typing import Any, NamedTuple
 
 from shards.clock import monotonic_ns
 from tests.chaos.history import Answered, History, Page, Place, Sent, fields_of
-from tests.e2e.daemon import HANG_S, wait_until
+from tests.e2e import daemon
+from tests.e2e.daemon import HANG_S, UNANSWERED, Answer, wait_until
 from tests.e2e.load import HalfAnswer, read_answer
 
 RETRY_S = 0.02
@@ -209,7 +209,7 @@ class Reader(Client):
         while not self.stopping.is_set():
             try:
                 page = ask_page(self._port(), self._place, self.name, from_seq, wait_ms=500)
-            except (OSError, http.client.HTTPException):
+            except UNANSWERED:
                 page = None
             if page is None:
                 self.stopping.wait(RETRY_S)
@@ -236,7 +236,7 @@ class Rereader(Client):
         while not self.stopping.is_set():
             try:
                 page = ask_page(self._port(), self._place, self.name, from_seq)
-            except (OSError, http.client.HTTPException):
+            except UNANSWERED:
                 page = None
             if page is None or page.next_from_seq == from_seq:
                 self.times += page is not None
@@ -255,30 +255,24 @@ def can_read(sock: socket.socket, wait_s: float) -> bool:
 
 
 def ask(port: int, method: str, path: str, document: object = None) -> Any:
-    """The JSON answer to a request on a connection of its own; None if it was not 2xx."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    body = None if document is None else json.dumps(document)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        found = answer.read()
-    finally:
-        connection.close()
-    return json.loads(found) if 200 <= answer.status < 300 else None
+    """The JSON answer; None if it was not 2xx. Raises one of UNANSWERED."""
+    answer = ask_json(port, method, path, document)
+    return answer.json if 200 <= answer.status < 300 else None
+
+
+def ask_json(port: int, method: str, path: str, document: object = None) -> Answer:
+    """The answer to a request with a JSON body, none for None."""
+    body = None if document is None else json.dumps(document).encode()
+    return daemon.ask(port, method, path, body, {"Content-Type": "application/json"}, PATIENCE_S)
 
 
 def answer_of(port: int, method: str, path: str, document: object) -> tuple[int, Any]:
     """The status and the JSON of an answer; the status 0 if there is none."""
-    body = None if document is None else json.dumps(document)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read() or b"null")
-    except (OSError, http.client.HTTPException):
+        answer = ask_json(port, method, path, document)
+    except UNANSWERED:
         return 0, None
-    finally:
-        connection.close()
+    return answer.status, json.loads(answer.body or b"null")
 
 
 def until_answered(

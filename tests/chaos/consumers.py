@@ -9,7 +9,6 @@ one name. Streams and requests go to whatever shard the kernel gives them.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import random
 import socket
@@ -22,7 +21,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from shards.clock import monotonic_ns
-from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port, can_read
+from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port, ask_json, can_read
 from tests.chaos.history import (
     Consuming,
     Handed,
@@ -38,6 +37,7 @@ from tests.chaos.lives import Lives
 from tests.chaos.sse import ChunkDecoder
 from tests.chaos.taking import PASSING
 from tests.chaos.watchers import Form, StreamParser, after_head, connected
+from tests.e2e.daemon import UNANSWERED
 
 POLL_S = 0.1
 POLL_MESSAGES = 50
@@ -215,7 +215,7 @@ class Consumer(Client):
 
     def _ask(self, port: int, method: str, path: str, document: object = None) -> Any:
         """The answer, if there is one now."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        with contextlib.suppress(*UNANSWERED):
             return ask_consumer(port, method, path, document, may_be_gone=self._lives.ends)
         return None
 
@@ -375,7 +375,7 @@ class Operator(Client):
         while not self.stopping.wait(0.2):
             with (
                 self._lives.present(self._subscription) as judged,
-                contextlib.suppress(OSError, http.client.HTTPException),
+                contextlib.suppress(*UNANSWERED),
             ):
                 found = ask_consumer(self._port(), "GET", f"{self._path}/keys?limit=20")
                 for blocked in (found or {}).get("keys", ()):
@@ -392,23 +392,17 @@ def ask_consumer(
 ) -> Any:
     """The JSON answer on a connection of its own; None if the daemon cannot serve it now. Raises
     BadAnswer for anything else but 200; ``may_be_gone``: or 404."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    body = None if document is None else json.dumps(document)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        found = answer.read()
-    finally:
-        connection.close()
+    answer = ask_json(port, method, path, document)
     if answer.status in PASSING_STATUSES:
         return None
     if answer.status == 409:  # nothing of an acknowledgment was accepted
-        return json.loads(found)["error"]["detail"]
+        return answer.json["error"]["detail"]
     if answer.status == 404 and (may_be_gone or path.endswith("/skip")):
         return None  # it was deleted, or is not blocked any more
     if answer.status != 200:
-        raise BadAnswer(f"{method} {path} {body} was answered {answer.status}: {found[:1000]!r}")
-    return json.loads(found)
+        said = f"{answer.status}: {answer.body[:1000]!r}"
+        raise BadAnswer(f"{method} {path} {document} was answered {said}")
+    return answer.json
 
 
 def now_ms() -> int:

@@ -33,13 +33,21 @@ def fields_of(record: str) -> dict[str, str]:
     return fields
 
 
+def key_of(record: str, key_fallback: str) -> str | None:
+    """What a subscription orders a record by."""
+    fields = fields_of(record)
+    return fields.get("key", fields["node"] if key_fallback == "node" else None)
+
+
 def passes(filters: Filters, record: str) -> bool:
     """Whether a record passes all filters; one without the field does not."""
     fields = fields_of(record) if filters else {}
-    return all(
-        name in fields and re.fullmatch(_expression(glob), fields[name])
-        for name, glob in filters.items()
-    )
+    return all(matches(glob, fields.get(name)) for name, glob in filters.items())
+
+
+def matches(glob: str, field: str | None) -> bool:
+    """Whether a field is there and matches."""
+    return field is not None and re.fullmatch(_expression(glob), field) is not None
 
 
 def _expression(glob: str) -> str:
@@ -137,6 +145,7 @@ class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
     reliable: bool = True
     dead_letters: str = ""
     starts: tuple[int, ...] = ()
+    key_fallback: str = "none"
 
 
 class Consuming(msgspec.Struct, frozen=True, tag="consuming"):
@@ -253,6 +262,7 @@ class Pushes(msgspec.Struct, frozen=True, tag="pushes"):
     connections_max: int
     timeout_ms: int
     dead_letters: str = ""
+    key_fallback: str = "none"
 
 
 class Pushed(msgspec.Struct, frozen=True, array_like=True):

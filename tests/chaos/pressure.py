@@ -9,11 +9,11 @@ odd seed there is a PUT budget too, which makes windows long and then objects la
 
 from __future__ import annotations
 
-import http.client
 from collections import Counter
 from pathlib import Path
 
 from tests.chaos.clients import Client, Port, ask
+from tests.e2e.daemon import UNANSWERED
 
 SETTINGS: dict[str, object] = {
     "ring_bytes": "256KiB", "object_bytes_target": "32KiB", "body_bytes_max": "64KiB",
@@ -54,7 +54,7 @@ class GovernorWatch(Client):
         while not self.stopping.wait(LOOK_S):
             try:
                 status = ask(self._port(), "GET", "/v0/status")
-            except (OSError, http.client.HTTPException):
+            except UNANSWERED:
                 continue
             if status is not None:
                 self.rungs.update(status["pressure"]["rungs"])

@@ -5,9 +5,9 @@
   often enough for the poison policy, or was evicted. Failures of the receiver end nothing; one of a
   record alone may be the record's if another POST was answered 2xx since the record's last one.
 - renamed: all POSTs of a record have the same ``ce-id``; confused: no other record has it.
-- outrun: with ``key_shared``, a record arrives first when the one before it that has the same key
-  and partition was answered 2xx, or refused often enough. With ``exclusive``, the one before it in
-  its partition.
+- outrun: with ``key_shared``, a record arrives first when the one before it that has the same key,
+  or node if that counts as one, and partition was answered 2xx, or refused often enough. With
+  ``exclusive``, the one before it in its partition.
 - repeated: what was answered 2xx comes again only if the sender may not know the answer, or if
   processes were killed or stopped about then.
 - overtried: while nothing is killed or stopped, no record comes again after its last permitted
@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from tests.chaos.history import Spot, fields_of
+from tests.chaos.history import Spot, key_of
 from tests.chaos.known import Known
 from tests.chaos.posts import Posts
 
@@ -77,7 +77,8 @@ def _outrun(known: Known, posts: Posts) -> Iterator[str]:
         return
     last: dict[tuple[int, str], tuple[Spot, str]] = {}
     for spot, record in _kept(known, posts):
-        key = "" if posts.rules.mode == "exclusive" else fields_of(record).get("key")
+        is_exclusive = posts.rules.mode == "exclusive"
+        key = "" if is_exclusive else key_of(record, posts.rules.key_fallback)
         if key is None:
             continue
         before = last.get((spot[0], key))

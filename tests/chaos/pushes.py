@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import random
 from collections import Counter
@@ -16,7 +15,6 @@ from msgspec import Struct
 
 from shards.clock import monotonic_ns
 from tests.chaos.clients import Client, Port
-from tests.chaos.consumers import ask_consumer
 from tests.chaos.history import (
     Drained,
     History,
@@ -29,6 +27,7 @@ from tests.chaos.history import (
     Unheard,
 )
 from tests.chaos.lives import Lives
+from tests.chaos.subscriptions import lag_of, path_of
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came
@@ -64,7 +63,7 @@ WANTED = [
     Wanted(Pushes("in-order", "orders", "exclusive", "drop", FAILURES_MAX, 200, 1, 4, TIMEOUT_MS),
            "structured"),
     Wanted(Pushes("batched", "orders", "key_shared", "dead_letter", FAILURES_MAX, 50, 2, 8,
-                  TIMEOUT_MS, DEAD_LETTERS),
+                  TIMEOUT_MS, DEAD_LETTERS, key_fallback="node"),
            "batch", {"batch_max": 20, "batch_wait_ms": 50}),
 ]  # fmt: skip
 ALWAYS = Behavior(refused_every=200, faltered_every=60)
@@ -175,6 +174,7 @@ def settings_of(each: Wanted, receiver: ReceiverProcess, judged: str) -> dict[st
     settings: dict[str, object] = {
         "mode": rules.mode, "start": "earliest", "redeliveries_max": rules.failures_max - 1,
         "backoff_ms": [20, 200], "poison": rules.poison, "push": push,
+        "key_fallback": rules.key_fallback,
     }  # fmt: skip
     if rules.dead_letters:
         settings["dead_letter_topic"] = rules.dead_letters
@@ -201,7 +201,7 @@ def wait_until_drained(
 
     def moved() -> bool:
         before = dict(lags)
-        lags.update({each.rules.subscription: _lag(port, each.rules) for each in wanted})
+        lags.update({each.rules.subscription: lag_of(port, each.rules) for each in wanted})
         return lags != before or not any(lags.values())
 
     with contextlib.suppress(AssertionError):
@@ -215,7 +215,7 @@ def wait_until_drained(
 
 def undone(port: Port, wanted: Sequence[Wanted]) -> list[str]:
     """What is to be sent again after the daemon stopped in good order, though all was done."""
-    lags = {each.rules.subscription: _lag(port, each.rules) for each in wanted}
+    lags = {each.rules.subscription: lag_of(port, each.rules) for each in wanted}
     return [
         f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
     ]
@@ -239,16 +239,3 @@ def told(lines: Sequence[Line]) -> Counter[str]:
         elif isinstance(line, Replied):
             found[f"answered {line.status}" if line.whole else "not answered"] += 1
     return +found
-
-
-def path_of(rules: Pushes) -> str:
-    return f"/v0/topics/{rules.topic}/subscriptions/{rules.subscription}"
-
-
-def _lag(port: Port, rules: Pushes) -> int:
-    """Its lag; 1 if it cannot be asked now."""
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        answer = ask_consumer(port(), "GET", path_of(rules))
-        if answer is not None:
-            return int(answer["lag"])
-    return 1

@@ -124,7 +124,7 @@ class Renewer(Client):
             settings = pushes.settings_of(each, self._receiver, following)
             # The judge knows the life before its first POST, whose lines come last of all.
             self._written.add(msgspec.structs.replace(each.rules, subscription=following))
-            self._replace(pushes.path_of(each.rules), settings)
+            self._replace(subscriptions.path_of(each.rules), settings)
 
     def _topic(self) -> None:
         (each,) = (each for each in SUBSCRIPTIONS if each.topic == RENEWED)

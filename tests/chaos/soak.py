@@ -82,6 +82,7 @@ class Soaked:
             name, topic, mode, poison, rng.randint(1, 3), subscriptions.ACK_TIMEOUT_MS,
             reliable=rng.random() < 0.9,
             dead_letters=self._letters(number, LETTERS, rng) if poison == "dead_letter" else "",
+            key_fallback=rng.choice(["none", "node"]),
         )  # fmt: skip
         self.subscribed.append(found)
         is_sought = found.reliable and rng.random() < 0.7

@@ -1,5 +1,7 @@
 """The rules for subscriptions, by the word that a contradiction begins with. Pure.
 
+The key of a message is its node, if it has no key and the subscription has ``key_fallback``.
+
 Of each reliable subscription:
 
 - undrained: in the end it has no lag, unless it was deleted.
@@ -37,7 +39,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from tests.chaos.handings import Handing, Handings, Said
-from tests.chaos.history import Spot, fields_of, passes
+from tests.chaos.history import Spot, key_of, matches
 from tests.chaos.known import EVICTED, Known
 
 FLUSHED_MS = 10_000  # far more than the second after which what is finished is on disk
@@ -120,7 +122,7 @@ def _early(known: Known, served: Handings) -> Iterator[str]:
         return
     last: dict[tuple[int, str], tuple[Spot, str]] = {}
     for spot, record in _kept(known, served):
-        key = fields_of(record).get("key")
+        key = key_of(record, served.rules.key_fallback)
         if key is None:
             continue
         before = last.get((spot[0], key))
@@ -243,7 +245,8 @@ def _unwanted(known: Known, served: Handings) -> Iterator[str]:
     for handing in served.all():
         consuming = served.connections[handing.connection]
         record = handing.message.record
-        if consuming.filters and not any(passes({"key": g}, record) for g in consuming.filters):
+        key = key_of(record, served.rules.key_fallback)
+        if consuming.filters and not any(matches(g, key) for g in consuming.filters):
             yield f"unwanted: {consuming.consumer} of {consuming.filters} got {record}"
 
 
@@ -277,7 +280,7 @@ def _damaged(known: Known, served: Handings) -> Iterator[str]:
 def _unsteady(known: Known, served: Handings) -> Iterator[str]:
     latest: dict[tuple[int, int, str | None], Handing] = {}
     for handing in sorted(served.all(), key=lambda each: (each.line, each.place)):
-        key = fields_of(handing.message.record).get("key")
+        key = key_of(handing.message.record, served.rules.key_fallback)
         if key is None:
             continue
         place = (handing.connection, handing.spot[0], key)
@@ -305,7 +308,7 @@ def _by_key(served: Handings) -> dict[str, list[Handing]]:
     """The handings of each key, in the daemon's order."""
     found: dict[str, list[Handing]] = defaultdict(list)
     for handing in served.all():
-        key = fields_of(handing.message.record).get("key")
+        key = key_of(handing.message.record, served.rules.key_fallback)
         if key is not None:
             found[key].append(handing)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,10 +16,10 @@ from tests.chaos.consumers import (
     StreamConsumer,
     ask_consumer,
 )
-from tests.chaos.history import Drained, History, Place, Subscribed
+from tests.chaos.history import Drained, History, Place, Pushes, Subscribed
 from tests.chaos.lives import Lives
 from tests.chaos.watchers import Form
-from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.daemon import HANG_S, UNANSWERED, Daemon, wait_until
 
 ACK_TIMEOUT_MS = 8_000
 FAILURES_MAX = 3
@@ -35,6 +34,8 @@ SUBSCRIPTIONS = [
     Subscribed("spread", "clicks", "shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
     Subscribed("one", "orders", "exclusive", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
     Subscribed("blocking", "orders", "key_shared", "block", FAILURES_MAX, ACK_TIMEOUT_MS),
+    Subscribed("by-node", "clicks", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS,
+               key_fallback="node"),
     Subscribed("capped", "short", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
     Subscribed("loose", "clicks", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS,
                reliable=False),
@@ -55,6 +56,9 @@ CONSUMES = [
     Consumes("orders", "one", "carl"),
     Consumes("orders", "blocking", "anna", Form.NDJSON),
     Consumes("orders", "blocking", "bert", Form.MSGPACK, wanders=True),
+    Consumes("clicks", "by-node", "anna", Form.NDJSON),
+    Consumes("clicks", "by-node", "bert", filters=("producer-*", "key-1*"), wanders=True),
+    Consumes("clicks", "by-node", "carl", Form.MSGPACK, wanders=True),
     Consumes("short", "capped", "anna", Form.NDJSON, wanders=True),
     Consumes("short", "capped", "bert"),
     Consumes("clicks", "loose", "anna", Form.NDJSON, mute=True),
@@ -67,7 +71,7 @@ def settings_of(each: Subscribed) -> dict[str, object]:
     settings: dict[str, object] = {
         "mode": each.mode, "reliable": each.reliable, "start": "earliest",
         "ack_timeout_ms": each.ack_timeout_ms, "redeliveries_max": each.failures_max - 1,
-        "backoff_ms": [20, 200], "poison": each.poison,
+        "backoff_ms": [20, 200], "poison": each.poison, "key_fallback": each.key_fallback,
     }  # fmt: skip
     if each.dead_letters:
         settings["dead_letter_topic"] = each.dead_letters
@@ -109,7 +113,7 @@ def wait_until_drained(
 
     def moved() -> bool:
         before = dict(lags)
-        lags.update({each.subscription: _lag(port, each) for each in reliable})
+        lags.update({each.subscription: lag_of(port, each) for each in reliable})
         return lags != before or not any(lags.values())
 
     with contextlib.suppress(AssertionError):
@@ -122,7 +126,7 @@ def wait_until_drained(
 
 def undone(port: Port, wanted: Sequence[Subscribed]) -> list[str]:
     """What is to be sent again after the daemon stopped in good order, though all was done."""
-    lags = {each.subscription: _lag(port, each) for each in wanted if each.reliable}
+    lags = {each.subscription: lag_of(port, each) for each in wanted if each.reliable}
     return [
         f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
     ]
@@ -144,13 +148,13 @@ def told(made: Sequence[Consumer | Operator]) -> Counter[str]:
     return found
 
 
-def path_of(each: Subscribed) -> str:
+def path_of(each: Subscribed | Pushes) -> str:
     return f"/v0/topics/{each.topic}/subscriptions/{each.subscription}"
 
 
-def _lag(port: Port, each: Subscribed) -> int:
+def lag_of(port: Port, each: Subscribed | Pushes) -> int:
     """Its lag; 1 if it cannot be asked now."""
-    with contextlib.suppress(OSError, http.client.HTTPException):
+    with contextlib.suppress(*UNANSWERED):
         answer = ask_consumer(port(), "GET", path_of(each))
         if answer is not None:
             return int(answer["lag"])

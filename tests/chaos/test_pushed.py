@@ -72,6 +72,17 @@ def test_a_record_that_did_not_come_is_undelivered() -> None:
     ]
 
 
+def test_a_node_counts_as_a_key_if_the_subscription_says_so() -> None:
+    records = ("2.1.0", "2.1.1")  # producer 2 has no keys
+    for key_fallback, found in (("none", set()), ("node", {"outrun"})):
+        lines: list[Line] = [replace(RULES, key_fallback=key_fallback), Sent(1, 1, T, records)]
+        for number, record in reversed([*enumerate(records, 1)]):
+            pushed = (Pushed(f"id-{number}", record),)
+            lines += [Posted("p", number, pushed, AT_MS), Replied("p", number, 200, AT_MS + 1)]
+        page = Page(COLD, T, 0, len(records), tuple(enumerate(records, 1)))
+        assert names([*lines, Drained("p", 0), page]) == found
+
+
 def test_failures_of_the_receiver_end_nothing() -> None:
     lines = [*posted(1), *posted(2), *(line for _ in range(9) for line in posted(3, status=503))]
     assert names(world(*lines, *REST)) == {"undelivered"}

@@ -183,6 +183,28 @@ def test_keys_are_locked_across_partitions() -> None:
     assert names(world(gap, *lines, *rest)) == {"evicted"}, "an evicted one is given up"
 
 
+def test_a_node_counts_as_a_key_if_the_subscription_says_so() -> None:
+    records = ("2.1.0", "2.1.1")  # producer 2 has no keys
+
+    def judged(key_fallback: str, *filters: str) -> set[str]:
+        rules = Subscribed("s", "t", "key_shared", "drop", 3, ACK_TIMEOUT_MS,
+                           key_fallback=key_fallback)  # fmt: skip
+
+        def sent(epoch: int, seq: int) -> Handed:
+            message = Message(0, seq, records[seq - 1])
+            return Handed("s", A, epoch, (message,), 100_000, 100_000)
+
+        lines = [rules, Sent(1, 1, T, records), Consuming("s", "a", A, 0, filters), sent(1, 1),
+                 sent(2, 2), *said(1, 1), *said(2, 2), Drained("s", 0)]  # fmt: skip
+        return names([*lines, Page(COLD, T, 0, 2, tuple(enumerate(records, 1)))])
+
+    assert judged("none") == set()
+    assert judged("node") == {"early", "locked"}
+    assert judged("none", "producer-*") == {"unwanted"}
+    assert judged("node", "producer-*") == {"early", "locked"}
+    assert judged("node", "key-*") == {"early", "locked", "unwanted"}
+
+
 def test_other_modes_do_not_order_keys() -> None:
     lines = [got(A, 1, 2, 1), *said(1, 1, 2), *served(A, 3, 3), *REST]
     shared = Subscribed("s", "t", "shared", "drop", 3, ACK_TIMEOUT_MS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from tests.chaos import pressure
 from tests.chaos.history import Did, Harmed, History
 from tests.chaos.keeper import Keeper
 from tests.chaos.plan import Act, Step
-from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.daemon import HANG_S, UNANSWERED, Daemon, wait_until
 
 SPEC = (
     "latency=1ms..300ms@0.05,busy=1s/15s,reset_before=0.01,reset_after=0.02,timeout_after=0.002,"
@@ -201,7 +200,7 @@ class World:
     def _is_ready(self) -> bool:
         daemon = self.daemon
         assert daemon is not None and daemon.process.poll() is None, "the daemon ended by itself"
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        with contextlib.suppress(*UNANSWERED):
             return daemon.get("/readyz").status == 200
         return False
 

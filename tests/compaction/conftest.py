@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from compaction.tables.lake import Lake
+from compaction.tables.lake_listing import LakeListing
 from tests.compaction.lakes import Book, catalog_properties, place_in
 
 
@@ -22,3 +23,11 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
 def book() -> Book:
     """What the ledger knows of the lake: nothing yet."""
     return Book()
+
+
+@pytest.fixture
+def listing(lake: Lake) -> Iterator[LakeListing]:
+    """What is in the lake's folder."""
+    listing = LakeListing(lake.place)
+    yield listing
+    listing.close()

@@ -72,8 +72,9 @@ class Book:
     def _holes(self, topic_id: int) -> list[Hole]:
         return [hole for hole in self.quarantine if hole.topic_id == topic_id]
 
-    def _ranges(self, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
-        return {file.file_id: self.ranges[file.file_id] for file in self.live_files(topic_id)}
+    def _ranges(self, topic_id: int, after: int) -> dict[int, tuple[LakeRange, ...]]:
+        files = [file.file_id for file in self.live_files(topic_id) if file.file_id > after]
+        return {file_id: self.ranges[file_id] for file_id in files[:2]}
 
     def switch(self, switch: TableSwitch, run: str) -> None:
         """As ``lake_tables.switch``."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delivery import filters
 from delivery.filters import PATTERN_CHARACTERS_MAX, Filter, FilterError, compiled
 from uploader.l0.records import Record
 
@@ -80,6 +84,33 @@ def test_no_pattern_is_expensive(pattern: str) -> None:
     text = "a" * 1_000
     for _ in range(20):
         assert compiled(pattern)(text) is (pattern == "a*" * 512)
+
+
+@given(
+    st.text("ab", min_size=990, max_size=1_060).map(lambda text: text * 2),
+    st.lists(st.text("ab?", max_size=6), min_size=1, max_size=4).map("*".join),
+)
+@example("a" * 1_023 + "bab", "*?b?b*")
+@example("a" * 1_024 + "bab", "*?bab")
+def test_long_texts_match_as_the_same_expression_does(text: str, pattern: str) -> None:
+    expression = pattern.replace("?", ".").replace("*", ".*?")
+    assert compiled(f"*{pattern}*")(text) is (re.search(expression, text) is not None)
+
+
+def test_a_text_is_read_once_for_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+
+    class Counting(filters._Places):
+        def __missing__(self, character: str) -> int:
+            searched.append(character)
+            return super().__missing__(character)
+
+    monkeypatch.setattr(filters, "_places", lru_cache(1)(Counting))
+    matchers = [compiled(f"*y?y{n}{m}*") for n in range(10) for m in range(10)]
+    for key in ("y" * 1_010, "x" + "y" * 1_010):
+        assert not any(matches(key) for matches in matchers)
+        assert len(searched) <= 11, "y and ten digits"
+        searched.clear()
 
 
 def test_a_record_without_the_field_does_not_match() -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from delivery.schemas import DiffAnswer, Tombstone
 from ledger.log import recovery
+from ledger.log.backup import Mark
 from tests.delivery.node import ARRIVAL_MS, Node, node_in
 from tests.delivery.reading.test_diff import rec, told_reader
 
 
 def gap(node: Node, length: int) -> None:
     """What a recovery declares, before the readers begin."""
-    node.ledger.write(recovery.prepare, [], {node.key(): length}, 0, 1)
+    node.ledger.write(recovery.prepare, Mark(), [], {node.key(): length}, 0, 1)
 
 
 def commit(node: Node, *texts: str) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,8 @@ from shards.clock import monotonic_ns
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 60.0
+# What a request raises that gets no complete answer.
+UNANSWERED = (OSError, http.client.HTTPException)
 T = TypeVar("T")
 
 
@@ -54,6 +56,40 @@ class Answer(NamedTuple):
     def code(self) -> str:
         """The error's code."""
         return str(self.json["error"]["code"])
+
+
+@contextlib.contextmanager
+def stream(
+    port: int,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = HANG_S,
+) -> Iterator[http.client.HTTPResponse]:
+    """An answer whose body is read as it comes, on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers or {})
+        with connection.getresponse() as answer:  # it has the socket
+            yield answer
+
+
+def ask(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = HANG_S,
+) -> Answer:
+    """One request on a connection of its own. Raises one of UNANSWERED."""
+    with stream(
+        port, path, method=method, body=body, headers=headers, timeout_s=timeout_s
+    ) as answer:
+        names = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(answer.status, names, answer.read())
 
 
 class Daemon:
@@ -115,13 +151,8 @@ class Daemon:
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        with contextlib.closing(connection):
-            fields = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, fields)
-            answer = connection.getresponse()
-            names = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, names, answer.read())
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return ask(self.port, method, path, body, fields)
 
     def get(self, path: str) -> Answer:
         return self.ask("GET", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delivery.push.pacer import BURST_S
+from delivery.push.rates.pacer import BURST_S
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, wait_until
 from tools.receiver.behavior import SERIES_MS

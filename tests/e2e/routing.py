@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import json
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from delivery.partitioner import partition_of
-from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.daemon import UNANSWERED, Daemon, wait_until
 
 
 def add_router(daemon: Daemon, name: str, source: str, dest: str, **more: Any) -> Any:
@@ -108,18 +107,11 @@ class Feeder(threading.Thread):
                 return
             records = [self._record(batch, n) for n in range(1 + batch % 4)]
             body = json.dumps({"records": records}).encode()
-            connection = http.client.HTTPConnection(
-                "127.0.0.1", self.from_daemon.port, timeout=HANG_S
-            )
-            with (
-                contextlib.closing(connection),
-                contextlib.suppress(OSError, http.client.HTTPException),
-            ):
-                connection.request(
-                    "POST", f"/v0/topics/{self.topic}", body, {"content-type": "application/json"}
+            with contextlib.suppress(*UNANSWERED):
+                answer = self.from_daemon.ask(
+                    "POST", f"/v0/topics/{self.topic}", body, content_type="application/json"
                 )
-                if connection.getresponse().status == 200:
-                    self.acknowledged += 1
+                self.acknowledged += answer.status == 200
             self.stopping.wait(0.002)
 
     def _record(self, batch: int, n: int) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.e2e.daemon import HANG_S, Daemon
+from tests.e2e.daemon import UNANSWERED, Daemon, stream
 
 Event = dict[str, Any]
 
@@ -17,12 +16,11 @@ class WatchLine:
     """An open stream. ``events`` are all that it has told but positions and heartbeats."""
 
     def __init__(self, daemon: Daemon, path: str, position: str = "") -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=HANG_S)
         headers = {"Accept": "application/x-ndjson"}
         if position:
             headers["Last-Event-ID"] = position
-        self._connection.request("GET", path, headers=headers)
-        self.answer = self._connection.getresponse()
+        self._opened = contextlib.ExitStack()
+        self.answer = self._opened.enter_context(stream(daemon.port, path, headers=headers))
         self.events: list[Event] = []
         self.position = position
         self.is_over = False
@@ -31,7 +29,7 @@ class WatchLine:
     def read(self) -> None:
         """Waits for the next line; ``is_over`` if there is none."""
         line = b""
-        with contextlib.suppress(http.client.IncompleteRead, ConnectionResetError):
+        with contextlib.suppress(*UNANSWERED):
             line = self.answer.readline()
         if not line.endswith(b"\n"):
             self.is_over = True
@@ -65,8 +63,7 @@ class WatchLine:
         return [event["event"] for event in self.events if "event" in event]
 
     def close(self) -> None:
-        self.answer.close()  # it has the socket
-        self._connection.close()
+        self._opened.close()
 
     def __enter__(self) -> WatchLine:
         return self

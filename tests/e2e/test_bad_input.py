@@ -210,7 +210,7 @@ BOMB = b"[" + b" " * (8 << 20) + b"1]"
 TOO_LARGE = {
     "a record": post(b'[1,"%s"]' % (b"x" * RECORD_MAX)),
     "a record in bytes, not characters": post(b'["%s"]' % ("é" * (RECORD_MAX // 2)).encode()),
-    "a record of an object": post(record(b'{"data":1,"key":"%s"}' % (b"x" * RECORD_MAX))),
+    "a record of an object": post(record(b'{"data":"%s"}' % (b"x" * RECORD_MAX))),
     "a record of bytes": post(b"x" * (RECORD_MAX + 1), OCTETS),
     "a line": post(b'1\n"%s"' % (b"x" * RECORD_MAX), NDJSON),
     "msgpack: a record": post(pack({"records": [{"data": "x" * RECORD_MAX}]}), MSGPACK),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from click.testing import CliRunner
 import cli
 from commands.client.events import EventParser
 from tests.e2e.consuming import acknowledgment, subscribe
-from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.daemon import Daemon, stream, wait_until
 
 RECORDS = [
     {"data": {"n": 1}, "key": "a", "tag": "t", "node": "n", "meta": {"m": [1]}, "ts": 5},
@@ -68,10 +67,8 @@ def path(shared_daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[str]
 
 def streamed(daemon: Daemon, path: str, accept: str, count: int) -> list[Any]:
     """The first messages of a stream that is left then."""
-    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=HANG_S)
-    with contextlib.closing(connection):
-        connection.request("GET", f"{path}/consume?consumer=c", headers={"Accept": accept})
-        answer = connection.getresponse()
+    headers = {"Accept": accept}
+    with stream(daemon.port, f"{path}/consume?consumer=c", headers=headers) as answer:
         assert (answer.status, answer.getheader("Content-Type")) == (200, accept)
         read = b""
         while len(FORMATS[accept](read)) < count:
@@ -160,10 +157,7 @@ def test_a_seek_sends_again_what_was_finished_and_refuses_what_was_in_flight(
 def test_a_stream_ends_with_the_reason_when_its_subscription_is_deleted(
     shared_daemon: Daemon, path: str
 ) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", shared_daemon.port, timeout=HANG_S)
-    with contextlib.closing(connection):
-        connection.request("GET", f"{path}/consume?consumer=c")
-        answer = connection.getresponse()
+    with stream(shared_daemon.port, f"{path}/consume?consumer=c") as answer:
         assert answer.readline()
         assert shared_daemon.ask("DELETE", path).status == 200
         *_, last = of_lines(answer.read())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -26,11 +27,16 @@ POLICY: dict[str, Any] = {
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path / "data", shards=2) as made:
-        for topic in ("orders", "dead"):
-            assert made.json("PUT", f"/v0/topics/{topic}", {}).status == 201
-        yield made
+def daemon(shared_daemon: Daemon) -> Daemon:
+    """The shared one, with both topics new."""
+    return with_topics(shared_daemon)
+
+
+def with_topics(daemon: Daemon) -> Daemon:
+    for topic in ("orders", "dead"):
+        daemon.ask("DELETE", f"/v0/topics/{topic}?force=true")
+        assert daemon.json("PUT", f"/v0/topics/{topic}", {}).status == 201
+    return daemon
 
 
 def headgate(daemon: Daemon, *arguments: str) -> Result:
@@ -123,7 +129,7 @@ def test_letters_are_listed_with_their_origins_and_redriven_once(daemon: Daemon)
     assert code == 0, err
     assert json.loads(out)["origins"] == [
         {"topic": "orders", "subscription": "s", "letters": 3, "redriven": 3, "unfinished": 0,
-         "evicted": 0, "left": 0, "reason": "", "evicted_letters": []}
+         "evicted": 0, "left": 0, "reason": "", "evicted_letters": [], "quarantined_letters": []}
     ]  # fmt: skip
     assert [each["redriven"] for each in listed(daemon)] == [True] * 3 + [False] * 2
     with redriving(daemon) as run:
@@ -158,28 +164,30 @@ def test_a_message_that_fails_again_is_another_letter_for_the_next_run(daemon: D
 
 
 def test_killed_anywhere_each_letter_is_delivered_and_none_that_is_done_once_more(
-    daemon: Daemon, tmp_path: Path
+    data: Path,
 ) -> None:
-    found = dead(daemon, *"abcdefgh")
-    with redriving(daemon) as run:
-        sent = found.take("c", 8)
-        found.ack("c", sent[2:5])
-        wait_until(
-            lambda: [each["redriven"] for each in listed(daemon)].count(True) == 3,
-            "what is done to be noted",
-        )
-        run.killed()
-    with redriving(daemon) as run:
-        assert found.gets_nothing("c"), "the owner knows what it was asked for"
-        shard = found.state["owner_shard"]
-        kill_shards(daemon, shard)
-        again = found.take("c", 5)
-        assert seqs(again) == [1, 2, 6, 7, 8]
-        found.ack("c", again[:1])
-        wait_until(lambda: listed(daemon)[0]["redriven"], "the first one to be noted")
-        run.killed(signal.SIGTERM)
-    daemon.kill_everything()
-    with running(tmp_path / "data", shards=2) as restarted:
+    with running(data, shards=2) as daemon:
+        with_topics(daemon)
+        found = dead(daemon, *"abcdefgh")
+        with redriving(daemon) as run:
+            sent = found.take("c", 8)
+            found.ack("c", sent[2:5])
+            wait_until(
+                lambda: [each["redriven"] for each in listed(daemon)].count(True) == 3,
+                "what is done to be noted",
+            )
+            run.killed()
+        with redriving(daemon) as run:
+            assert found.gets_nothing("c"), "the owner knows what it was asked for"
+            shard = found.state["owner_shard"]
+            kill_shards(daemon, shard)
+            again = found.take("c", 5)
+            assert seqs(again) == [1, 2, 6, 7, 8]
+            found.ack("c", again[:1])
+            wait_until(lambda: listed(daemon)[0]["redriven"], "the first one to be noted")
+            run.killed(signal.SIGTERM)
+        daemon.kill_everything()
+    with running(data, shards=2) as restarted:
         found.daemon = restarted
         last: list[Message] = []
         with redriving(restarted, "--parallel", "1") as run:
@@ -224,6 +232,10 @@ def test_letters_whose_messages_retention_removed_are_named_and_counted_once(
     assert done.exit_code == 1
     assert "letter 1 of partition 0: its message was evicted" in done.stdout
     assert "1 letter could not be sent back" in done.stderr
+    (hint,) = re.findall("`headgate (.*)`", done.stderr)
+    asked = [*hint.split(), "-n", "1", "--url", daemon.url]
+    shown = CliRunner().invoke(cli.headgate, asked, catch_exceptions=False)
+    assert json.loads(shown.stdout)["meta"]["headgate"]["reason"] == "status 503"
 
 
 def test_ctrl_c_notes_what_is_done_and_says_what_is_left(daemon: Daemon) -> None:
@@ -271,16 +283,31 @@ def test_bad_input_is_named(shared_daemon: Daemon, arguments: list[str], says: s
     assert done.exit_code in (1, 2) and says in done.stderr
 
 
-def test_what_only_looks_like_a_letter_is_none(daemon: Daemon) -> None:
+def test_what_only_looks_like_a_letter_is_none_and_keeps_none_from_being_redriven(
+    daemon: Daemon,
+) -> None:
+    topic_id = daemon.ask("GET", "/v0/topics/orders").json["topic_id"]
+    real: dict[str, Any] = {
+        "topic": "orders", "topic_id": topic_id, "partition": 0, "seq": 1, "subscription": "s",
+        "attempts": 1, "reason": "\x1b[2J",
+    }  # fmt: skip
+    forged: list[dict[str, Any]] = [
+        {"topic": ".."}, {"topic": "a/../admin"}, {"subscription": ""}, {"topic_id": -1},
+        {"subscription": "s/../../x\x1b"}, {"subscription": "x" * 256}, {"partition": -1},
+        {"seq": 0}, {"seq": 1 << 63}, {"seq": 1 << 70}, {"attempts": -1}, {"attempts": "1"},
+    ]  # fmt: skip
     metas: list[Any] = [{}, {"headgate": 1}, {"headgate": {"topic": "orders"}}]
-    for meta in metas:
-        body = {"records": [{"data": 1, "meta": meta}]}
-        assert daemon.json("POST", "/v0/topics/dead", body).status == 200
-    origin = {"topic": "orders", "topic_id": 10**12, "partition": 0, "seq": 1,
-              "subscription": "s/../../x\x1b", "attempts": 1, "reason": "\x1b[2J"}  # fmt: skip
-    body = {"records": [{"data": 1, "meta": {"headgate": origin}}]}
-    assert daemon.json("POST", "/v0/topics/dead", body).status == 200
+    metas += [{"headgate": real | each} for each in forged]
+    records = [{"data": 1, "meta": meta} for meta in metas]
+    assert daemon.json("POST", "/v0/topics/dead", {"records": records}).status == 200
+    found = dead(daemon, "a")
+    letter = {"data": 1, "meta": {"headgate": real | {"subscription": "none"}}}
+    assert daemon.json("POST", "/v0/topics/dead", {"records": [letter]}).status == 200
     shown = headgate(daemon, "ls", "dead")
     assert shown.exit_code == 0 and "\x1b" not in shown.stdout
-    report = redriven(daemon, code=1)
-    assert (report["others"], report["left"], report["redriven"]) == (3, 1, 0)
+    with redriving(daemon) as run:
+        found.ack("c", found.take("c", 1))
+        code, out, err = run.ends()
+    report = json.loads(out)
+    assert code == 1 and "left in dead: 1 letter" in err
+    assert (report["others"], report["left"], report["redriven"]) == (len(metas), 1, 1)

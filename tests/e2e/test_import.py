@@ -200,6 +200,45 @@ def test_a_topic_that_is_created_anew_gets_everything_again(daemon: Daemon, tmp_
         assert daemon.json("DELETE", "/v0/topics/anew").status == 200
 
 
+def test_cursors_ls_names_the_file_of_an_import_also_after_it_was_rotated(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    def sources() -> list[tuple[str, Any]]:
+        found = [(each["cursor"], each["source"]) for each in json.loads(listed("-o", "json"))]
+        return [each for each in found if each[1] and str(tmp_path) in each[1]["name"]]
+
+    def listed(*options: str) -> str:
+        environ = {"HEADGATE_URL": daemon.url}
+        return CliRunner().invoke(cli.headgate, ["cursors", "ls", *options], env=environ).stdout
+
+    def imports() -> list[Any]:
+        found = daemon.get("/v0/scaling").json["imports"]
+        return [each for each in found if each["topic"] == "named"]
+
+    path = tmp_path / "app log"
+    path.write_bytes(b"1\n2\n{\n3\n")
+    assert imported(daemon, "named", str(path)).exit_code == 1, "the third line is bad"
+    ((cursor, told),) = sources()
+    assert (told["name"], told["size_bytes"], told["lag_bytes"]) == (str(path), 8, 4)
+    (line,) = (line for line in listed().splitlines() if f"  {path} " in line)
+    assert line.rstrip().endswith(" 4 B")
+    (behind,) = imports()
+    assert 0 <= behind.pop("told_age_ms") < 3_600_000
+    assert behind == {"topic": "named", "sources": 1, "unknown": 0, "lag_bytes": 4}
+    # It is repaired and lies elsewhere; its former path is a link.
+    (tmp_path / "logs").mkdir()
+    rotated = tmp_path / "logs" / "app log.1"
+    path.rename(rotated)
+    path.symlink_to(rotated)
+    with open(rotated, "r+b") as file:
+        file.write(b"1\n2\n4\n3\n")
+    assert imported(daemon, "named", str(path)).exit_code == 0
+    ((same, told),) = sources()
+    assert (told["name"], told["size_bytes"], told["lag_bytes"]) == (str(rotated), 8, 0)
+    assert imports() == []
+    assert same == cursor and data_of(daemon, "named") == [1, 2, 3, 4]
+
+
 def test_stdin_is_imported_and_leaves_no_cursor(daemon: Daemon) -> None:
     before = daemon.get("/v0/cursors?limit=1000").json["cursors"]
     piped = subprocess.run(

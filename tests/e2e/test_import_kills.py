@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import http.client
 import json
 import os
 import random
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import zstandard
 
-from tests.e2e.daemon import HANG_S, ROOT, Answer, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Answer, Daemon, running, wait_until
 from tests.e2e.processes import kill_shards
 from tests.e2e.stores import on_s3
 from tests.e2e.test_cli import command
@@ -227,7 +226,7 @@ class RotatingWriter(threading.Thread):
     def _stay_near(self) -> None:
         self._stops.wait(0.02)
         while len(self.written) > self._seen + self.AHEAD and not self._stops.wait(0.02):
-            with contextlib.suppress(OSError, http.client.HTTPException):  # the daemon is killed
+            with contextlib.suppress(*UNANSWERED):  # the daemon is killed
                 answer = self._daemon.get("/v0/topics/t")
                 if answer.status == 200:
                     self._seen = heads(answer)
@@ -332,3 +331,36 @@ def test_an_import_outlives_daemons_and_shards_that_are_killed(
                 assert process.returncode == 0, stderr
                 assert json.loads(stdout)["totals"]["retries"] > 0
                 check(daemon, Sources(folder, writer.written, Counter()))
+
+
+@pytest.mark.slow
+def test_the_lag_of_a_killed_import_stays_in_the_scaling_signal_until_another_run_ends(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    def imports() -> Any:
+        return daemon.get("/v0/scaling").json["imports"]
+
+    def run(*options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command("import", "t", str(path), "-o", "json", *options),
+            cwd=ROOT, env={**os.environ, "HEADGATE_URL": daemon.url}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    # Each line has 100 bytes, so the records that are stored say what is left.
+    path, line_bytes = tmp_path / "lines", 100
+    path.write_text("".join(f'"{n:0{line_bytes - 3}}"\n' for n in range(200_000)))
+    size = path.stat().st_size
+    assert daemon.json("PUT", "/v0/topics/t", {}).status == 201
+    assert imports() == []
+    assert kill_after(daemon, run("--batch", "100"), records=1_000), "it ended before it was killed"
+    # What was on its way when it was killed may still be stored.
+    wait_until(
+        lambda: imports()[0]["lag_bytes"] == size - line_bytes * stored(daemon), "the lag to settle"
+    )
+    (left,) = imports()
+    assert 0 < left["lag_bytes"] <= size - 1_000 * line_bytes
+    assert (left["topic"], left["sources"], left["unknown"]) == ("t", 1, 0)
+    assert 0 <= left["told_age_ms"] < 3_600_000
+    assert finished(run())["totals"]["records"] == left["lag_bytes"] // line_bytes
+    assert imports() == []

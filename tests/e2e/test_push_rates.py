@@ -93,4 +93,7 @@ def test_a_backlog_uses_the_whole_rate_and_never_more(data: Path, shards: int) -
         )
         pushing.fill(6_000)
         pushing.wait_until_settled(rate, 10)
+        # That is 90 % on the way up: only at its whole rate a sender shows whether it goes beyond.
+        most = receiver.counts("whole").posts + 20 * rate
+        wait_until(lambda: receiver.counts("whole").posts > most, "POSTs at the whole rate")
         assert pushing.oversteps(rate) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ import zstandard
 
 from delivery.push.secrets import FILE_NAME
 from delivery.push.signatures import secret_of, signature
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Daemon, running, wait_until
 from tests.e2e.pushing import TIMES
 from tests.e2e.test_recovery import recovered
 
@@ -264,7 +263,7 @@ class Changing:
         self.last = 0
 
     def run(self, daemon: Daemon) -> None:
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        with contextlib.suppress(*UNANSWERED):
             while put(daemon, **numbered(self.last + 1)).status == 200:
                 self.last += 1
 
@@ -320,10 +319,12 @@ def test_after_a_recovery_nothing_is_sent_until_the_secrets_are_there_again(
 
     with running(data, settings=TIMES, **options) as daemon:
         produce(daemon, "after")
-        state = wait_until(
-            lambda: (state := daemon.get(PATH).json)["held"] and state["lag"] and state,
-            "the subscription to be held",
-        )
+
+        def held() -> Any:
+            state = daemon.get(PATH).json
+            return state if "secret_missing" in state["held"] and state["lag"] else None
+
+        state = wait_until(held, "the subscription to be held for its secret")
         for each in ("secret_missing", "signing secret", "authorization"):
             assert each in state["held"]
         assert state["drainable_lag"] == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from delivery.subscriptions.hash_ring import HashRing
+from delivery.subscriptions.window.hash_ring import HashRing
 from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.subscribing import Message, Subscription, keys, seqs
 

@@ -34,6 +34,8 @@ def test_what_stands_still_is_an_alarm_until_it_goes_on(tmp_path: Path) -> None:
         page = daemon.get("/metrics").body.decode()
         assert 'headgate_alarm_active{alarm="stands_still"} 1.0' in page
         assert daemon.json("POST", f"{found.path}/skip", {"key": "a"}).status == 200
+        is_held = "router r from topic source to topic full is held"
+        wait_until(lambda: is_held in daemon.text, "a line that it is held")
         assert daemon.ask("DELETE", "/v0/routers/r").status == 200
         wait_until(lambda: not standing(daemon.status()), "nothing to stand still")
         assert_nothing_stands(daemon.status())
@@ -49,7 +51,7 @@ def test_what_stands_still_is_an_alarm_until_it_goes_on(tmp_path: Path) -> None:
             "topic source was deleted (id",
             "subscription s of topic source stands still",
             "router r of topic source stands still",
-            "router r from topic source to topic full is held",
+            is_held,
         ):
             wait_until(partial(_is_told, daemon, line), f"a line: {line}")
             assert daemon.text.count(line) == 1, (line, daemon.text)

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.daemon import HANG_S, ROOT
 from tests.minio import Bucket, Minio
 from tests.uploader.stores.http_stores import Answer, Request, error, scripted_store
@@ -115,44 +113,9 @@ def test_a_damaged_ledger_is_reported_and_left_unchanged(data: Path) -> None:
 
 
 def test_a_host_that_does_not_exist_is_reported(data: Path) -> None:
-    code, said = serve("--data", str(data), "--listen", "no-such-host.invalid:7440")
+    code, said = serve(
+        "--data", str(data), "--listen", "no-such-host.invalid:7440", "--set", "insecure_open=true"
+    )
     assert code == 1
     assert "listen = no-such-host.invalid:7440 cannot be used: " in said
     assert "Unknown error" not in said
-
-
-def test_a_wrong_value_is_named_with_its_key_and_origin(data: Path) -> None:
-    code, said = serve("--data", str(data), "--set", "ring_bytes=1MiB", "--set", "records_max=no")
-    assert code == 2
-    assert "records_max must be an integer, got 'no' (--set)" in said
-    assert not data.exists()
-
-
-def test_values_that_do_not_fit_each_other_are_named_together(data: Path) -> None:
-    code, said = serve("--data", str(data), "--set", "ring_bytes=1MiB")
-    assert code == 2
-    assert (
-        "ring_bytes must be at least 4 x object_bytes_target (4MiB, default), got 1MiB (--set)"
-        in said
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("shard = 3\n", "'shard' (file {file}) is not a configuration key; did you mean shards?"),
-        ("shards = 0\n", "shards must be at least 1, got 0 (file {file})"),
-        ("shards = = 3\n", "the configuration file {file} is not valid TOML"),
-        (None, "the configuration file {file} cannot be read: No such file or directory"),
-    ],
-)
-def test_a_wrong_file_exits_2_and_says_what_is_wrong(
-    data: Path, tmp_path: Path, text: str | None, sentence: str
-) -> None:
-    file = tmp_path / "headgate.toml"
-    if text is not None:
-        file.write_text(text)
-    code, said = serve("--data", str(data), "--config", str(file))
-    assert code == 2
-    assert sentence.format(file=file) in said
-    assert not data.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ from daemon.config import load
 from daemon.memory import layout_of
 from shards.leases import LIVE, Lease, LeaseTable
 from shards.segment import Segment
-from tests.e2e.daemon import Answer, Daemon, running, wait_until
+from tests.e2e.daemon import UNANSWERED, Answer, Daemon, running, wait_until
 from tests.e2e.processes import Line, shard_pids
 from tests.e2e.proxy import store_proxy
 from tests.e2e.stores import on_s3
@@ -51,7 +50,7 @@ def asked(daemon: Daemon, path: str) -> Answer:
     """The answer, by a shard that did not end meanwhile: here they end on their own."""
 
     def answers() -> list[Answer]:
-        with contextlib.suppress(ConnectionError, http.client.HTTPException):
+        with contextlib.suppress(*UNANSWERED):
             return [daemon.get(path)]
         return []
 

@@ -139,6 +139,27 @@ def test_keys_that_nobody_wants_are_skipped_when_that_becomes_the_rule(
     assert found.state["unmatched"] == 3
 
 
+def test_messages_without_a_key_are_in_order_when_their_node_begins_to_count_as_one(
+    daemon: Daemon, topic: str
+) -> None:
+    found = Subscription(daemon, topic, redeliveries_max=0)
+    records = [{"data": number, "node": node} for number, node in enumerate("nnm")]
+    answer = daemon.json("POST", f"/v0/topics/{topic}", {"records": records})
+    assert answer.status == 200, answer.body
+    before = found.take("c", 3)
+    changed(found, key_fallback="node")
+    sent = found.take("c", 2)
+    assert found.settle("ack", "c", before).status == 409, "it was given back"
+    assert seqs(sent) == [1, 3] and found.gets_nothing("c")
+    assert [(each["node"], "key" in each) for each in sent] == [("n", False), ("m", False)]
+    found.nack("c", sent[:1])
+    found.ack("c", sent[1:])
+    assert found.gets_nothing("c") and found.key("n")["state"] == "stuck"
+    assert daemon.json("POST", f"{found.path}/skip", {"key": "n"}).json["seq"] == 1
+    assert found.gets_nothing("d", filters="m*")
+    assert seqs(found.take("c", 1, filters="n*")) == [2]
+
+
 def test_a_paused_subscription_sends_nothing_and_takes_acknowledgments(
     daemon: Daemon, topic: str
 ) -> None:

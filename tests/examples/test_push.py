@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 from delivery.push.events import EventSource, request_of
-from delivery.push.messages import PushedMessage
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
+from delivery.subscriptions.consumers.handing import PushedMessage
 from ledger.delivery.push_settings import PushFormat, PushSettings
 from shards.clock import wall_ms
 from tests.e2e.daemon import HANG_S, ROOT, running, wait_until
 from tests.e2e.pushing import TIMES
+from uploader.l0.records import Record
 
 PROGRAM = ROOT / "examples" / "push" / "receive.py"
 SOURCE = EventSource("orders", 1, 1_700_000_000_000, "")
@@ -76,7 +77,8 @@ def receiver(tmp_path: Path) -> Iterator[Running]:
 
 
 def message(seq: int, attempt: int = 1) -> PushedMessage:
-    return PushedMessage(0, 1, attempt, seq, 1_700_000_000_000, f'{{"n": {seq}}}', f"é {seq}")
+    record = Record(f'{{"n": {seq}}}', key=f"é {seq}")
+    return PushedMessage(0, 1, attempt, seq, 1_700_000_000_000, record)
 
 
 def request(
@@ -105,7 +107,7 @@ def test_a_record_is_kept_once_however_often_and_in_whatever_format_it_comes(
 def test_bytes_are_kept_as_they_were(receiver: Running) -> None:
     data = bytes(range(256))
     for seq, format_ in enumerate(FORMATS, 1):
-        sent = PushedMessage(0, 1, 1, seq, 0, data)
+        sent = PushedMessage(0, 1, 1, seq, 0, Record(data))
         assert receiver.post(*request(format_, [sent])) == 204
     assert receiver.rows() == [(None, str(seq), data) for seq in (1, 2, 3)]
 

@@ -6,7 +6,7 @@ the header Last-Event-ID, and no second attempt after an answer other than 200.
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
 import re
 import subprocess
@@ -18,7 +18,7 @@ import pytest
 
 from commands.client.events import EventParser, StreamEvent
 from delivery.streams import events
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import ROOT, Daemon, running, stream, wait_until
 
 PAGE = (ROOT / "examples" / "watch" / "index.html").read_text()
 ORIGIN = "http://pages.example"
@@ -44,14 +44,12 @@ class EventSource:
         self.connect()
 
     def connect(self) -> None:
-        self._connection = http.client.HTTPConnection(
-            "127.0.0.1", self._daemon.port, timeout=HANG_S
-        )
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache", "Origin": ORIGIN}
         if self.last_event_id:
             headers["Last-Event-ID"] = self.last_event_id
-        self._connection.request("GET", self._path, headers=headers)
-        self.answer = self._connection.getresponse()
+        self._opened = contextlib.ExitStack()
+        opening = stream(self._daemon.port, self._path, headers=headers)
+        self.answer = self._opened.enter_context(opening)
         self._parser = EventParser(self.last_event_id)
 
     def events(self) -> list[StreamEvent]:
@@ -75,8 +73,7 @@ class EventSource:
         return found
 
     def lose(self) -> None:
-        self._connection.close()
-        self.answer.close()
+        self._opened.close()
 
 
 def test_the_page_listens_to_every_event_that_is_sent() -> None:

@@ -56,6 +56,10 @@ class LakeMachine(BackupMachine):
         self.named_files: list[str] = []
         self.collected: set[str] = set()
 
+    def leave(self, key: tuple[int, int]) -> None:
+        """Its records were collected; after a recovery its row may be there again, and go again."""
+        self.model.partitions.pop(key, None)
+
     @initialize()
     def start(self) -> None:
         super().start()

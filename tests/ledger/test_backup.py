@@ -21,7 +21,8 @@ from ledger.ledger import Ledger
 from ledger.log import backup, recovery
 from ledger.log.backup import TABLES, Mark
 from ledger.log.entry import VERSION, Entry, Owner, decode, encode, entry_key
-from ledger.space import deletions, marking, orphans, retention, unreferenced
+from ledger.space import deletions, leftovers, marking, orphans, retention, unreferenced
+from ledger.space.leftovers import Heard
 from ledger.types import CursorMove, Topic, TopicConfig
 from tests.ledger.images import image_of
 from tests.ledger.lakes import compact
@@ -112,6 +113,13 @@ class BackupMachine(LedgerMachine):
     def opened(self) -> Ledger:
         return unsynced(super().opened())
 
+    def heard(self) -> Heard:
+        """What all chains were told."""
+        told = [chain.told for chain in self.chains]
+        return Heard(
+            min(each.catalog_version for each in told), min(each.change_number for each in told)
+        )
+
     @rule()
     def tell(self) -> None:
         for chain in self.chains:
@@ -128,11 +136,15 @@ class BackupMachine(LedgerMachine):
     def teardown(self) -> None:
         try:
             self.tell()
+            while leftovers.remove_some(self.ledger, self.heard()):
+                pass
             for at, chain in enumerate(self.chains):
                 for repeats in (1, 2):
                     path = Path(self.directory.name) / f"copy-{at}-{repeats}.db"
                     with closing(chain.applied(path, repeats)) as copy:
                         copy.read(invariants.check)
+                        while leftovers.remove_some(copy, self.heard()):
+                            pass
                         assert_same(self.ledger.path, path)
         finally:
             super().teardown()

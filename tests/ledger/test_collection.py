@@ -120,7 +120,9 @@ def test_a_place_that_is_unsound_is_named(
 
 def test_a_declared_gap_is_sound(ledger: Ledger, topic: Topic) -> None:
     commit(ledger, topic, lease(1, epoch=1))
-    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 5}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [], {(topic.topic_id, 0): 5}, 0, 1)
     commit(ledger, topic, lease(2, epoch=1))
-    assert [(gap.gap_from, gap.gap_to) for gap in ledger.read(reads.gaps)] == [(2, 6)]
+    assert [(gap.gap_from, gap.gap_to) for gap in ledger.read(reads.gaps, topic.topic_id, 0)] == [
+        (2, 6)
+    ]
     assert ledger.read(soundness.problems, 10) == []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from ledger import changes, cursors, topics
-from ledger.cursors import Setting
+from ledger.cursors import SOURCE_KNOWN_MS, ImportLag, Setting, SourceTold
 from ledger.errors import CursorMissing, CursorMoved, CursorOwned, CursorsFull
 from ledger.ledger import Ledger
-from ledger.types import Advance, CursorMove, CursorPosition, Topic
+from ledger.log import backup
+from ledger.types import Advance, CursorMove, CursorPosition, Topic, TopicConfig
 from tests.ledger.requests import Answer, Request, answers, draft_of, lease
 
 
@@ -142,3 +147,74 @@ def test_more_cursors_than_one_statement_looks_up_are_found(ledger: Ledger) -> N
     keys = [(cursor, partition) for partition in range(partitions)]
     there = ledger.read(cursors.positions_of, [*keys, (cursor + 1, 0)])
     assert there == {key: key[1] + 1 for key in keys}
+
+
+def told(ledger: Ledger, name: str, topic: Topic, size: int | None, at_ms: int = 1_000) -> None:
+    ledger.write(cursors.create, name, "client", 1)
+    source = SourceTold(f"/{name}", topic.topic_id, size)
+    ledger.write(cursors.tell, name, "client", source, at_ms)
+
+
+def test_what_a_cursor_follows_stays_until_it_is_told_anew_or_the_cursor_is_deleted(
+    ledger: Ledger, topic: Topic
+) -> None:
+    told(ledger, "c", topic, 9)
+    cursor = ledger.read(cursors.find, "c")
+    assert cursor is not None
+    assert (cursor.source, cursor.source_topic_id) == ("/c", topic.topic_id)
+    assert (cursor.source_bytes, cursor.told_ms) == (9, 1_000)
+    ledger.write(cursors.set_positions, "c", "client", [Setting(0, 5)])
+    told(ledger, "c", topic, None, at_ms=2_000)
+    assert ledger.read(cursors.page) == [
+        msgspec.structs.replace(cursor, source_bytes=None, told_ms=2_000)
+    ]
+    ledger.write(cursors.delete, "c", "client", 5)
+    deleted = ledger.read(cursors.by_id, cursor.cursor_id)
+    assert deleted is not None and (deleted.source, deleted.told_ms) == (None, None)
+    with pytest.raises(CursorMissing):
+        ledger.write(cursors.tell, "c", "client", SourceTold("", 1, 1), 1)
+
+
+def test_the_owners_log_carries_what_cursors_follow_and_older_rows_are_read(
+    ledger: Ledger, topic: Topic, tmp_path: Path
+) -> None:
+    told(ledger, "c", topic, 9)
+    _, found = ledger.read(backup.changes_since, backup.Mark())
+    older = msgspec.structs.replace(
+        found, rows={**found.rows, "cursors": [row[:6] for row in found.rows["cursors"]]}
+    )
+    for changes_, source in ((found, "/c"), (older, None)):
+        with closing(Ledger(tmp_path / f"{source is None}.db", nullcontext())) as other:
+            other.write(backup.apply, changes_)
+            cursor = other.read(cursors.find, "c")
+            assert cursor is not None and cursor.source == source
+
+
+def test_the_lag_of_imports_is_what_is_left_of_sizes_that_were_told_lately(
+    ledger: Ledger, topic: Topic
+) -> None:
+    now = 10 * SOURCE_KNOWN_MS
+    assert ledger.read(cursors.imports, now) == []
+    for name, size, at, told_ms in (
+        ("half", 100, 60, now - 5),
+        ("begun", 30, 0, now),
+        ("finished", 7, 7, now),
+        ("further", 7, 9, now),
+        ("packed", None, 3, now),
+        ("old", 50, 1, now - SOURCE_KNOWN_MS - 1),
+        ("deleted", 50, 1, now),
+    ):
+        told(ledger, name, topic, size, told_ms)
+        ledger.write(cursors.set_positions, name, "client", [Setting(0, at), Setting(1, 99)])
+    ledger.write(cursors.delete, "deleted", "client", now)
+    created(ledger, "silent")
+    other = ledger.write(topics.create, "other", TopicConfig(), 1)[0]
+    told(ledger, "elsewhere", other, 1, now)
+    name = topic.name
+    assert sorted(ledger.read(cursors.imports, now)) == sorted(
+        [ImportLag(name, 4, 2, 70, now - 5), ImportLag("other", 1, 0, 1, now)]
+    )
+    ledger.write(topics.delete, "other", now)
+    assert ledger.read(cursors.imports, now + SOURCE_KNOWN_MS + 9) == [
+        ImportLag(name, 4, 4, 0, None)
+    ]

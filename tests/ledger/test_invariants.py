@@ -16,6 +16,7 @@ from ledger.checks.invariants import InvariantBroken
 from ledger.cursors import Setting
 from ledger.ledger import Ledger
 from ledger.log import recovery
+from ledger.log.backup import Mark
 from ledger.space import marking, retention, unreferenced
 from ledger.types import TopicConfig
 from tests.ledger.lakes import commit, compact
@@ -35,7 +36,7 @@ def rich(tmp_path: Path) -> Iterator[Ledger]:
         compact(ledger, "a", now_ms=20, to_commit=3)
         compact(ledger, "b", now_ms=30, bad_keys={key_of(lease(4))})
         retention.trim(ledger, "orders", 0, 3)
-        ledger.write(recovery.prepare, [], {(t, 0): 3}, 0, 1)
+        ledger.write(recovery.prepare, Mark(), [], {(t, 0): 3}, 0, 1)
         commit(ledger, 5, Request(t, ((0, 2), (1, 2)), key="k"), Request(t, ((1, 1),), key="k"))
         commit(ledger, 6, Request(t, ((0, 2),)))
         ledger.write(unreferenced.forget, [key_of(lease(2))], "m")

@@ -126,6 +126,30 @@ def test_a_switch_is_what_readers_and_the_next_plan_see(ledger: Ledger, topic: T
     assert free(ledger) == [1, 2]
 
 
+def test_ranges_come_in_pages_of_whole_files(ledger: Ledger, topic: Topic) -> None:
+    t = topic.topic_id
+    for run in ("r1", "r2", "r3", "r4"):
+        commit(ledger, int(run[1]), Request(t, ((0, 4), (1, 2))))
+        compact(ledger, run)
+    first, second, third, fourth = (file.file_id for file in ledger.read(lake_files.of_topic, t))
+    whole = ledger.read(lake_files.ranges, t)
+    assert [len(found) for found in whole.values()] == [2, 2, 2, 2]
+
+    def pages(limit: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        after = 0
+        while page := ledger.read(lake_files.ranges, t, after, limit):
+            assert page.items() <= whole.items()
+            found.append(list(page))
+            after = max(page)
+        return found
+
+    assert pages(8) == [[first, second, third, fourth]]
+    assert pages(4) == [[first, second], [third, fourth]]
+    assert pages(3) == [[first, second], [third, fourth]], "a file is not divided"
+    assert pages(1) == [[first], [second], [third], [fourth]]
+
+
 def test_a_repeated_switch_does_no_harm(ledger: Ledger, topic: Topic) -> None:
     commit(ledger, 1, Request(topic.topic_id, ((0, 4),)))
     switches = switches_of(plan_all(ledger), "r")

@@ -18,6 +18,7 @@ from ledger.lake import lake_files
 from ledger.lake.types import TableSwitch
 from ledger.ledger import Ledger
 from ledger.log import recovery
+from ledger.log.backup import Mark
 from ledger.types import Commit, CommitDraft
 from tests.ledger.lake_machine import LakeMachine, Table
 from tests.ledger.model import Record
@@ -89,7 +90,7 @@ class RecoveringMachine(LakeMachine):
                 counts[extent.topic_id, extent.partition] += extent.record_count
         self.lose(ledger, counts)
         self.lose_cursors(ledger)
-        ledger.write(recovery.prepare, [], dict(counts), 0, self.epoch)
+        ledger.write(recovery.prepare, Mark(), [], dict(counts), 0, self.epoch)
         commits: list[Commit | DraftInvalid] = []
         ledger.write(recovery.take, unlisted, commits.append, ledger.dedupe_limits)
         del self.history[told.commit_number :]
@@ -150,9 +151,9 @@ class RecoveringMachine(LakeMachine):
 
 TestLakeOfHistories = LakeMachine.TestCase
 TestLakeOfHistories.settings = settings(
-    max_examples=examples(50), stateful_step_count=40, deadline=None
+    max_examples=examples(50, fast=4), stateful_step_count=40, deadline=None
 )
 TestLakeAfterRecoveries = RecoveringMachine.TestCase
 TestLakeAfterRecoveries.settings = settings(
-    max_examples=examples(50), stateful_step_count=40, deadline=None
+    max_examples=examples(50, fast=4), stateful_step_count=40, deadline=None
 )

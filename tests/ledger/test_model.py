@@ -16,6 +16,9 @@ from ledger.checks import invariants
 from ledger.cursors import Setting
 from ledger.dedupe import DedupeLimits
 from ledger.ledger import Ledger
+from ledger.log import backup
+from ledger.space import leftovers
+from ledger.space.leftovers import Heard
 from ledger.types import Advance, Commit, CommitDraft, CursorMove, CursorPosition, TopicConfig
 from tests.ledger.model import Model, Record
 from tests.ledger.requests import Request, answers, draft_of, lease
@@ -95,6 +98,22 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.write(topics.delete, name, self.now_ms)
             self.model.deleted.add(self.live.pop(name))
 
+    def heard(self) -> Heard:
+        """All that was done."""
+        mark = self.ledger.read(backup.mark)
+        return Heard(mark.catalog_version, mark.change_number)
+
+    @rule()
+    def remove_leftovers(self) -> None:
+        for topic_id in self.ledger.write(leftovers.remove, self.heard()).topics:
+            assert topic_id in self.model.deleted
+            for partition in range(self.config[topic_id].partitions):
+                self.leave((topic_id, partition))
+
+    def leave(self, key: tuple[int, int]) -> None:
+        """The row of a partition has gone: here nothing but an empty one can."""
+        assert not self.model.partitions.pop(key)
+
     @rule(name=st.sampled_from(NAMES), more=st.integers(0, 1))
     def grow(self, name: str, more: int) -> None:
         if name in self.live:
@@ -170,7 +189,9 @@ class LedgerMachine(RuleBasedStateMachine):
         expected_seq = None
         if shape.expected_delta is not None:
             partitions = partitions[:1]
-            expected_seq = max(0, self.model.head(topic_id, partitions[0]) + shape.expected_delta)
+            there = (topic_id, partitions[0])
+            head = self.model.head(*there) if there in self.model.partitions else 0
+            expected_seq = max(0, head + shape.expected_delta)
         parts = tuple((partition, shape.count) for partition in partitions)
         advance = None
         if shape.cursor is not None:

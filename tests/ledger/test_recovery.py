@@ -13,6 +13,7 @@ from ledger.checks.invariants import InvariantBroken
 from ledger.errors import DraftInvalid
 from ledger.ledger import Ledger
 from ledger.log import backup, recovery
+from ledger.log.backup import Mark
 from ledger.log.recovery import IDS_SKIPPED, TopicSeen
 from ledger.types import Commit, Gap, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
@@ -31,8 +32,10 @@ def extents(ledger: Ledger, topic: Topic, offset: int = 1) -> list[tuple[int, in
 def test_records_after_a_gap_have_offsets_after_all_of_it(ledger: Ledger, topic: Topic) -> None:
     key = (topic.topic_id, 0)
     commit(ledger, 1, Request(*key[:1], ((0, 3),)))
-    changed, gaps = ledger.write(recovery.prepare, [], {key: 5}, 0, 1)
-    assert changed == [] and gaps == [Gap(*key, 4, 8, "recovery")] == ledger.read(reads.gaps)
+    changed, gaps = ledger.write(recovery.prepare, Mark(), [], {key: 5}, 0, 1)
+    assert changed == [] and gaps == [Gap(*key, 4, 8, "recovery")] == ledger.read(
+        reads.gaps, topic.topic_id, 0
+    )
     commit(ledger, 2, Request(topic.topic_id, ((0, 2), (1, 1))))
     assert extents(ledger, topic) == [(1, 3), (9, 10)]
     assert extents(ledger, topic, 5) == [(9, 10)]
@@ -45,11 +48,11 @@ def test_gaps_may_follow_each_other_and_stand_around_void_commits(
     ledger: Ledger, topic: Topic
 ) -> None:
     key = (topic.topic_id, 0)
-    ledger.write(recovery.prepare, [], {key: 2}, 0, 1)
-    ledger.write(recovery.prepare, [], {key: 3}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [], {key: 2}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [], {key: 3}, 0, 1)
     commit(ledger, 1, Request(topic.topic_id, expected_seq=99))  # void
-    ledger.write(recovery.prepare, [], {key: 1}, 0, 1)
-    assert [(gap.gap_from, gap.gap_to) for gap in ledger.read(reads.gaps)] == [
+    ledger.write(recovery.prepare, Mark(), [], {key: 1}, 0, 1)
+    assert [(gap.gap_from, gap.gap_to) for gap in ledger.read(reads.gaps, topic.topic_id, 0)] == [
         (1, 2),
         (3, 5),
         (6, 6),
@@ -61,7 +64,7 @@ def test_gaps_may_follow_each_other_and_stand_around_void_commits(
 
 def test_a_gap_is_news_for_the_log_though_no_record_follows(ledger: Ledger, topic: Topic) -> None:
     told = ledger.read(backup.mark)
-    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 5}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [], {(topic.topic_id, 0): 5}, 0, 1)
     assert ledger.read(backup.mark) != told
     _, changes = ledger.read(backup.changes_since, told)
     assert [row[:4] for row in changes.rows["partitions"] if row[1] == 0] == [[1, 0, 6, 1]]
@@ -71,14 +74,14 @@ def test_a_gap_is_news_for_the_log_though_no_record_follows(ledger: Ledger, topi
 def test_damage_skips_offsets_everywhere_and_topic_ids(ledger: Ledger, topic: Topic) -> None:
     dead, _ = ledger.write(topics.create, "dead", TopicConfig(), 1)
     ledger.write(topics.delete, "dead", 2)
-    _, gaps = ledger.write(recovery.prepare, [], {(topic.topic_id, 1): 3}, 10, 1)
+    _, gaps = ledger.write(recovery.prepare, Mark(), [], {(topic.topic_id, 1): 3}, 10, 1)
     assert gaps == [Gap(1, 0, 1, 10, "recovery"), Gap(1, 1, 1, 13, "recovery")]
     later, _ = ledger.write(topics.create, "later", TopicConfig(), 3)
     assert later.topic_id == dead.topic_id + IDS_SKIPPED + 1
 
 
 def test_topics_are_restored_and_a_newer_id_has_the_name(ledger: Ledger, topic: Topic) -> None:
-    changed, _ = ledger.write(recovery.prepare,
+    changed, _ = ledger.write(recovery.prepare, Mark(),
         [
             TopicSeen(topic.topic_id, "orders", 4, 1),  # grew after the last entry
             TopicSeen(9, "orders", 2, 50),  # was created again after it
@@ -105,7 +108,7 @@ def test_an_older_id_does_not_take_the_name_back(ledger: Ledger) -> None:
     with closing(sqlite3.connect(ledger.path)) as connection, connection:
         connection.execute("DELETE FROM topics WHERE topic_id = 1")
         connection.execute("DELETE FROM partitions WHERE topic_id = 1")
-    ledger.write(recovery.prepare, [TopicSeen(1, "orders", 1, 1)], {}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [TopicSeen(1, "orders", 1, 1)], {}, 0, 1)
     assert ledger.read(topics.find, "orders") == newer
     older = ledger.read(topics.by_id, 1)
     assert older is not None and older.deleted_ms is not None
@@ -114,9 +117,9 @@ def test_an_older_id_does_not_take_the_name_back(ledger: Ledger) -> None:
 
 
 def test_epochs_go_on_above_all_that_were_seen(ledger: Ledger) -> None:
-    ledger.write(recovery.prepare, [], {}, 0, 40)
+    ledger.write(recovery.prepare, Mark(), [], {}, 0, 40)
     assert ledger.write(epochs.begin_incarnation, 2, 1) == (2, 41)
-    ledger.write(recovery.prepare, [], {}, 0, 3)
+    ledger.write(recovery.prepare, Mark(), [], {}, 0, 3)
     assert ledger.read(epochs.current) == ledger.read(epochs.floor) == 41
 
 
@@ -156,7 +159,7 @@ def test_missing_offsets_without_a_declared_gap_break_the_invariants(
     ledger: Ledger, topic: Topic
 ) -> None:
     commit(ledger, 1, Request(topic.topic_id))
-    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 2}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [], {(topic.topic_id, 0): 2}, 0, 1)
     with closing(sqlite3.connect(ledger.path)) as connection:
         with connection:
             connection.execute("UPDATE gaps SET gap_to = 2")

@@ -181,7 +181,7 @@ def test_limits_are_of_each_partition(ledger: Ledger) -> None:
 def test_gaps_are_no_records(ledger: Ledger) -> None:
     topic = topic_of(ledger, cap_records=4)
     write(ledger, topic, 3)
-    ledger.write(recovery.prepare, [], {(topic.topic_id, 0): 5}, 0, 1)
+    ledger.write(recovery.prepare, Mark(), [], {(topic.topic_id, 0): 5}, 0, 1)
     write(ledger, topic, 3)
     evict_all(ledger, NOW_MS)
     now = state(ledger, topic)
@@ -318,7 +318,7 @@ class History:
             )
             compact(self.ledger, f"r{self.runs}", bad_keys=bad, days=first)
         elif action == "gap":
-            self.ledger.write(recovery.prepare, [], {(self.topic.topic_id, 0): first}, 0, 1)
+            self.ledger.write(recovery.prepare, Mark(), [], {(self.topic.topic_id, 0): first}, 0, 1)
         elif action == "trim":
             retention.trim(self.ledger, "t", 0, min(first, before.next_seq))
         elif action == "evict":

@@ -13,6 +13,7 @@ from ledger.checks import invariants
 from ledger.errors import TableNameTaken
 from ledger.ledger import Ledger
 from ledger.log import backup, recovery
+from ledger.log.backup import Mark
 from ledger.log.recovery import TopicSeen
 from ledger.table_names import TABLE_NAME_MAX, table_name
 from ledger.types import Topic, TopicConfig
@@ -71,7 +72,7 @@ def test_topics_of_a_former_version_that_clash_go_on_with_a_table_each(tmp_path:
         first, *_ = (made(ledger, name) for name in names)
         for number, name in enumerate(("web_logs", "Web.Logs"), 10):
             # As a recovery does, which refuses no topic.
-            ledger.write(recovery.prepare, [TopicSeen(number, name, 1, 1)], {}, 0, 1)
+            ledger.write(recovery.prepare, Mark(), [TopicSeen(number, name, 1, 1)], {}, 0, 1)
     forget_tables(path)
     with closing(Ledger(path, nullcontext())) as ledger:
         tables = {topic.name: topic.table for topic in ledger.read(topics.page)}
@@ -90,7 +91,7 @@ def test_what_is_compacted_already_keeps_its_table(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     with closing(Ledger(path, nullcontext())) as ledger:
         made(ledger, "a-b")
-        ledger.write(recovery.prepare, [TopicSeen(9, "a_b", 1, 1)], {}, 0, 1)
+        ledger.write(recovery.prepare, Mark(), [TopicSeen(9, "a_b", 1, 1)], {}, 0, 1)
     forget_tables(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO lake_tables VALUES (9, 'headgate.a_b', 'm.json', 1, 1)")

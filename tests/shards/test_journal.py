@@ -21,6 +21,7 @@ from shards.journal import (
 )
 from shards.layout import Layout
 from shards.segment import Segment
+from tests.long import examples
 from tests.shards.conftest import MakeSegment
 from tests.shards.peer import shape, started
 
@@ -214,7 +215,7 @@ class Owners(RuleBasedStateMachine):
 
 
 TestOwners = Owners.TestCase
-TestOwners.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestOwners.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 def test_a_process_that_is_killed_anywhere_leaves_entries_from_the_first_to_the_last_one(

@@ -47,6 +47,9 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for kind in range(at.ALARM_KINDS_MAX):
             row = layout.alarm(process, kind)
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
+    for router_slot in (0, at.ROUTER_SLOTS - 1):
+        first = layout.router(router_slot)
+        found += [("B_", first + word) for word in range(at.BOARD_ROW_WORDS)]
     for subscription_slot in (0, at.SUBSCRIPTION_SLOTS - 1):
         first = layout.subscription(subscription_slot)
         found += [("B_", first + word) for word in range(at.BOARD_ROW_WORDS)]

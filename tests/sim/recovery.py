@@ -86,7 +86,7 @@ class Backup:
         with closing(Ledger(self._recovered, nullcontext())) as ledger:
             ledger.write(backup.forget_named)
             report = RecoveryReport()
-            take_unlisted(ledger, store, 1, report, lambda _: None)
+            take_unlisted(ledger, store, 1, self._mark, report, lambda _: None)
             require(report.sound, "every object is whole and there", report.corrupt, report.missing)
             ledger.read(invariants.check)
             stored = self._stored(ledger, store)

@@ -37,7 +37,9 @@ pytestmark = pytest.mark.sim
 STEPS = 4_000
 
 
-@pytest.mark.parametrize("seed", [1, 3, 11, 14])
+@pytest.mark.parametrize(
+    "seed", [1, 11, *(pytest.param(s, marks=pytest.mark.slow) for s in (3, 14))]
+)
 def test_nothing_is_lost_doubled_or_stuck_whatever_dies_between_two_stores(seed: int) -> None:
     outcome = simulate(seed, STEPS)
     assert outcome.steps >= STEPS

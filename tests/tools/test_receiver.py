@@ -3,8 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import random
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.daemon import UNANSWERED, ask
 from tools.receiver.behavior import Behavior, Endpoint, Way
 from tools.receiver.log import Came, Event, Went
 from tools.receiver.process import ReceiverProcess
@@ -73,16 +72,11 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReceiverProce
 
 def post(receiver: ReceiverProcess, name: str, body: bytes, **headers: str) -> int:
     """The status of a POST; 0 for an answer that did not come whole."""
-    connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=60)
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
-    with contextlib.closing(connection):
-        try:
-            connection.request("POST", f"/{name}", body, fields)
-            answer = connection.getresponse()
-            answer.read()
-        except (http.client.HTTPException, ConnectionError):
-            return 0
-        return answer.status
+    try:
+        return ask(receiver.port, "POST", f"/{name}", body, fields).status
+    except UNANSWERED:
+        return 0
 
 
 def test_all_modes_of_events_are_noted_with_their_answers(receiver: ReceiverProcess) -> None:

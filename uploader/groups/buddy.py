@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from shards.barrier import fence
+from shards.barrier import keep_order
 
 
 class SizeWords(Protocol):
@@ -63,8 +63,7 @@ class BuddyMap:
             if self._sizes[slot] >= size:
                 return Group(slot, size)
             size >>= 1
-            if fence is not None:
-                fence()  # the upper slot of a split was filled before its lower one shrank
+            keep_order()  # the upper slot of a split was filled before its lower one shrank
         raise ValueError(f"shard {shard} is in no group: the map was never started")
 
     def members(self, group: Group) -> range:
@@ -98,8 +97,7 @@ class BuddyMap:
         """Halves a group; the caller holds its lock. Returns the lower and the upper half."""
         lower, upper = self.halves(group)
         self._sizes[upper.group] = upper.size
-        if fence is not None:
-            fence()
+        keep_order()
         self._sizes[lower.group] = lower.size
         return lower, upper
 

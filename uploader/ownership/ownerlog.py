@@ -85,6 +85,11 @@ class SealedLog(Struct, frozen=True):
     last: Entry | None
     former: Former = Former.NONE
 
+    @property
+    def told(self) -> Mark:
+        """What the log has of the ledger."""
+        return Mark() if self.last is None else self.last.mark
+
 
 class OwnerLog:
     """The log under one prefix.

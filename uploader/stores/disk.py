@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from ledger.private_files import make_folders
+from ledger.private_files import FILE, make_folders
 from uploader.stores.base import StoreError, StoreRefused
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -18,6 +21,32 @@ def sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Replaces a file that only this user may read: after a kill or a loss of power it is the old
+    one or the new one. Callers that read it first hold ``locked``. Raises OSError."""
+    unfinished = path.with_name(f"{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(unfinished, flags, FILE)
+    with open(fd, "wb") as file:
+        os.fchmod(fd, FILE)
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+    unfinished.replace(path)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of this file, alone on this machine. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, FILE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(fd)
 

@@ -88,6 +88,9 @@ class S3Object:
         self._ahead = memoryview(b"")
         self._retry = Retry(BULK, random.Random(), time.sleep)
 
+    def location(self) -> str:
+        return self.name
+
     def size(self) -> int | None:
         return self._listed.size_bytes
 

@@ -39,6 +39,10 @@ class RawSource(Protocol):
     may_grow: bool  # and otherwise change
     position: int  # how much was read or passed
 
+    def location(self) -> str:
+        """Where it lies now: the path of a file, also after it was renamed, or a URL."""
+        ...
+
     def size(self) -> int | None:
         """How many bytes there are now; None if that is not known."""
         ...
@@ -82,6 +86,12 @@ class LocalFile:
         )
         self.position = 0
         self._head = b""
+
+    def location(self) -> str:
+        try:
+            return shown(os.readlink(f"/proc/self/fd/{self._file}"))
+        except OSError:
+            return self.name  # without /proc
 
     def size(self) -> int | None:
         return self._status().st_size
@@ -137,6 +147,9 @@ class Pipe:
         self.position = 0
         self._descriptor = descriptor
         self._linger_s = linger_s
+
+    def location(self) -> str:
+        return self.name
 
     def size(self) -> int | None:
         return None

@@ -192,13 +192,14 @@ class DocumentReader:
         self._problem: SourceProblem | None = None
 
     def read(self, block_bytes: int) -> SourceRead:
+        if self._problem is not None:
+            return SourceRead(problem=self._problem)
         try:
             if self._document is None:
                 self._document = self._parsed()
         except SourceProblem as error:
+            self._problem = error  # its text is read, and a second look would find none
             return SourceRead(problem=error)
-        if self._problem is not None:
-            return SourceRead(problem=self._problem)
         records: list[SourceRecord] = []
         size = 0
         while self._next < len(self._ends) and size < block_bytes:

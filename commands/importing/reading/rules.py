@@ -14,6 +14,7 @@ from commands.importing.reading.blocks import SourceRecord
 from commands.importing.reading.problems import InvalidRecord
 from daemon.intake.formats.limits import NESTED_CHARACTERS_MIN
 from daemon.intake.formats.nesting import nested_deeper
+from daemon.schemas.api import LABEL_CHARACTERS_MAX
 from daemon.schemas.decoding import NESTING_MAX, UNREADABLE
 from delivery.filters import PATTERN_CHARACTERS_MAX, Matcher, compiled
 
@@ -163,18 +164,16 @@ def _text_of(value: Any) -> str | None:
 
 
 def _key_of(value: Any, field: str) -> str | None:
-    match value:
-        case str():
-            return value
-        case bool():
-            pass
-        case int():
-            return str(value)
-        case None:
-            return None
-    if value is _ABSENT:
+    if value is None or value is _ABSENT:
         return None
-    raise Invalid(f"has a key {field!r} that is neither a string nor an integer")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Invalid(f"has a key {field!r} that is neither a string nor an integer")
+    key = str(value)
+    if len(key) > LABEL_CHARACTERS_MAX:
+        raise Invalid(
+            f"has a key {field!r} of {len(key):,} characters, more than {LABEL_CHARACTERS_MAX:,}"
+        )
+    return key
 
 
 def _dead_letter(

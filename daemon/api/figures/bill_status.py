@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from daemon.config import Config
 from daemon.governor.costs.bill import Usage
-from daemon.schemas.status import BillStatus, BudgetStatus, StoreCost
+from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost
 from shards import layout as at
 from shards.doubles import double_of
 from shards.segment import Segment

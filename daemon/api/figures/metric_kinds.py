@@ -1,24 +1,21 @@
-"""What a metric is, and the values that several metrics get in the same way."""
+"""What a metric is, and the metrics of all declared figures (``shards/boards/figures.py``).
+
+Whatever a scrape reaches is looked through once, at import: a figure with a metric is a sample of
+it. What is in a list has its labels, and so have the figures that a Struct inherits; without labels
+these are sums, which get no series.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
-from daemon.alarms.alarms import NAMES
-from daemon.governor.ladder import RUNGS
-from daemon.schemas.status import (
-    BillStatus,
-    BudgetStatus,
-    GateStatus,
-    GroupStatus,
-    ShardStatus,
-    Status,
-    StoreCost,
-)
+from msgspec import Struct, inspect
+
+from daemon.schemas.status import PushCounters, Status
+from shards.boards.figures import Figure, figure, figures_of
 from shards.boards.pushtotals import PushTotal
 from shards.boards.rowboard import RouterRow, SubscriptionRow
-from shards.boards.topiccounts import TopicCount
 from shards.latency import Counted, Stage
 
 
@@ -35,7 +32,27 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 OTHERS = "_other"  # no name of a topic begins so
 
 
-class PushSeries(NamedTuple):
+class TopicSeries(Struct, frozen=True):
+    """A topic with series of its own, or the others together."""
+
+    topic: str
+    records: Annotated[
+        int,
+        figure(
+            "records that were acknowledged, of the first 128 topics and of all others together",
+            "headgate_topic_acked_records_total",
+        ),
+    ]
+    bytes: Annotated[
+        int,
+        figure(
+            "bytes of the bodies that were acknowledged, likewise",
+            "headgate_topic_acked_bytes_total",
+        ),
+    ]
+
+
+class PushSeries(PushCounters, frozen=True, kw_only=True):
     """A push subscription with series of its own, or the others together."""
 
     topic: str
@@ -43,15 +60,15 @@ class PushSeries(NamedTuple):
     total: PushTotal
 
 
-class Scrape(NamedTuple):
+class Scrape(Struct, frozen=True):
     """What the values are of: one moment of the daemon."""
 
     status: Status
     stages: Mapping[Stage, Counted]
-    topics: Sequence[TopicCount]
-    subscriptions: Sequence[SubscriptionRow]
-    push: Sequence[PushSeries]
-    routers: Sequence[RouterRow]
+    topics: Annotated[list[TopicSeries], figure(by="topic")]
+    subscriptions: Annotated[list[SubscriptionRow], figure(by="topic subscription")]
+    push: Annotated[list[PushSeries], figure(by="topic subscription")]
+    routers: Annotated[list[RouterRow], figure(by="router source dest")]
 
 
 class Metric(NamedTuple):
@@ -64,153 +81,86 @@ class Metric(NamedTuple):
     samples: Callable[[Scrape], Iterable[Sample]]
 
 
-def one(
-    name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[Status], float]
-) -> Metric:
-    """One value of the status."""
-    return Metric(name, kind, says, (), lambda scrape: [((), value(scrape.status))])
+class _Place(NamedTuple):
+    """Structs of a scrape: their labels, and each of them with the values of these."""
+
+    labels: tuple[str, ...]
+    rows: Callable[[Scrape], Iterable[tuple[tuple[str, ...], Any]]]
+
+    def struct(self, name: str, labels: Mapping[str, str]) -> _Place:
+        """The Structs in a field; null: there is none."""
+        more = tuple(labels.values())
+
+        def rows(scrape: Scrape) -> Iterable[tuple[tuple[str, ...], Any]]:
+            for values, row in self.rows(scrape):
+                if (inner := getattr(row, name)) is not None:
+                    yield (*values, *more), inner
+
+        return _Place((*self.labels, *labels), rows)
+
+    def listed(self, name: str, by: tuple[str, ...]) -> _Place:
+        """Those of a list in a field."""
+
+        def rows(scrape: Scrape) -> Iterable[tuple[tuple[str, ...], Any]]:
+            for values, row in self.rows(scrape):
+                for each in getattr(row, name):
+                    yield (*values, *(str(getattr(each, label)) for label in by)), each
+
+        return _Place((*self.labels, *by), rows)
+
+    def metric(self, name: str, figure: Figure) -> Metric:
+        """The metric of a field, or a part of it."""
+        assert figure.metric is not None
+        (by, *_), more, per = figure.by or ("",), tuple(figure.labels.values()), figure.per
+
+        def samples(scrape: Scrape) -> Iterable[Sample]:
+            for values, row in self.rows(scrape):
+                value = getattr(row, name)
+                if not by:
+                    yield (*values, *more), (value or 0) / per
+                    continue
+                pairs = value.items() if isinstance(value, dict) else enumerate(value)
+                for key, one in pairs:
+                    yield (*values, str(key)), one / per
+
+        labels = (*self.labels, *figure.labels, *figure.by)
+        kind: Kind = "counter" if figure.metric.name.endswith("_total") else "gauge"
+        return Metric(figure.metric.name, kind, figure.metric.says, labels, samples)
 
 
-def by_shard(
-    name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[ShardStatus], float]
-) -> Metric:
-    """A value of each shard."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [((str(shard.shard),), value(shard)) for shard in scrape.status.shards]
-
-    return Metric(name, kind, says, ("shard",), samples)
+def declared(kind: type = Scrape) -> list[Metric]:
+    """The metrics of all figures that a scrape reaches."""
+    found: dict[str, Metric] = {}
+    for part in _parts(kind, _Place((), lambda scrape: [((), scrape)])):
+        known = found.get(part.name)
+        found[part.name] = part if known is None else _joined(known, part)
+    return [*found.values()]
 
 
-def by_group(name: str, says: str, value: Callable[[GroupStatus], float]) -> Metric:
-    """A value of each upload group."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [((str(group.group),), value(group)) for group in scrape.status.groups]
-
-    return Metric(name, "gauge", says, ("group",), samples)
-
-
-def by_operation(name: str, says: str, values: dict[str, Callable[[BillStatus], float]]) -> Metric:
-    """A value of each kind of request to the store."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        bill = scrape.status.bill
-        return [((operation,), value(bill)) for operation, value in values.items()]
-
-    return Metric(name, "counter", says, ("operation",), samples)
-
-
-def alternatives(name: str, says: str, value: Callable[[StoreCost], float]) -> Metric:
-    """A value of each other way to upload."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        bill = scrape.status.bill
-        per_shard, single_stream = value(bill.per_shard), value(bill.single_stream)
-        return [(("per_shard",), per_shard), (("single_stream",), single_stream)]
-
-    return Metric(name, "counter", says, ("uploading",), samples)
-
-
-def budget(name: str, says: str, value: Callable[[BudgetStatus], float]) -> Metric:
-    """A value of the PUT budget; none without one."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        budget = scrape.status.bill.budget
-        return [] if budget is None else [((), value(budget))]
-
-    return Metric(name, "gauge", says, (), samples)
-
-
-def alarms(scrape: Scrape) -> Iterable[Sample]:
-    """Each kind always has a value, so that a rule finds a series before the first alarm."""
-    raised = {alarm.alarm for alarm in scrape.status.alarms}
-    return [((name,), float(name in raised)) for name in NAMES]
-
-
-def sensors(scrape: Scrape) -> Iterable[Sample]:
-    """The pressure of each sensor."""
-    return [((name,), pressure) for name, pressure in scrape.status.pressure.inputs.items()]
-
-
-def rungs(scrape: Scrape) -> Iterable[Sample]:
-    """Whether each rung is in force."""
-    in_force = scrape.status.pressure.rungs
-    return [((rung.name,), float(rung.name in in_force)) for rung in RUNGS]
-
-
-def by_gate(
-    name: str, kind: Literal["counter", "gauge"], says: str, value: Callable[[GateStatus], float]
-) -> Metric:
-    """A value of each kind of gate."""
+def _joined(first: Metric, second: Metric) -> Metric:
+    assert first.labels == second.labels, f"{first.name} has one set of labels"
 
     def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [((gate.gate,), value(gate)) for gate in scrape.status.gates]
+        yield from first.samples(scrape)
+        yield from second.samples(scrape)
 
-    return Metric(name, kind, says, ("gate",), samples)
-
-
-def changes(scrape: Scrape) -> Iterable[Sample]:
-    """Splits and merges."""
-    totals = scrape.status.totals
-    return [(("split",), totals.splits), (("merge",), totals.merges)]
+    return first._replace(samples=samples)
 
 
-def by_topic(name: str, says: str, value: Callable[[TopicCount], int]) -> Metric:
-    """A count of each topic with a slot, and of the others together."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [((topic.name or OTHERS,), value(topic)) for topic in scrape.topics]
-
-    return Metric(name, "counter", says, ("topic",), samples)
-
-
-def by_subscription(
-    name: str,
-    says: str,
-    value: Callable[[SubscriptionRow], float],
-    kind: Kind = "gauge",
-    *,
-    others: bool = True,
-) -> Metric:
-    """A value of each subscription with series of its own, and of the others together, unless
-    their sums say nothing."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [
-            ((row.topic, row.subscription), value(row))
-            for row in scrape.subscriptions
-            if others or row.subscription != OTHERS
-        ]
-
-    return Metric(name, kind, says, ("topic", "subscription"), samples)
-
-
-def by_router(
-    name: str, says: str, value: Callable[[RouterRow], float], kind: Kind = "gauge"
-) -> Metric:
-    """A value of each router with series of its own, and of the others together."""
-
-    def samples(scrape: Scrape) -> Iterable[Sample]:
-        return [((row.router, row.source, row.dest), value(row)) for row in scrape.routers]
-
-    return Metric(name, kind, says, ("router", "source", "dest"), samples)
-
-
-_OUTCOMES = (
-    "acknowledged", "redelivered", "dropped", "skipped", "dead_lettered", "evicted", "unmatched",
-)  # fmt: skip
-
-
-def outcomes(scrape: Scrape) -> Iterable[Sample]:
-    """The counts of what came of messages."""
-    return [
-        ((row.topic, row.subscription, outcome), getattr(row, outcome))
-        for row in scrape.subscriptions
-        for outcome in _OUTCOMES
-    ]
-
-
-def stages(scrape: Scrape) -> Iterable[Sample]:
-    """The histogram of each stage."""
-    return [((stage.name.lower(),), counted) for stage, counted in scrape.stages.items()]
+def _parts(kind: type, place: _Place) -> Iterator[Metric]:
+    figures, info = figures_of(kind), inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    for field in info.fields:
+        if not place.labels and field.name not in kind.__annotations__:
+            continue
+        found, type_ = figures.get(field.name, (None, field.type))
+        if found is not None and found.metric is not None:
+            yield place.metric(field.name, found)
+        for each in type_.types if isinstance(type_, inspect.UnionType) else [type_]:
+            if isinstance(each, inspect.StructType):
+                inner = place.struct(field.name, {} if found is None else found.labels)
+                yield from _parts(each.cls, inner)
+            if not isinstance(each, inspect.ListType) or found is None or not found.by:
+                continue
+            if isinstance(each.item_type, inspect.StructType):
+                yield from _parts(each.item_type.cls, place.listed(field.name, found.by))

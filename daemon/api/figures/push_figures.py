@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from daemon.api.figures.metric_kinds import OTHERS, PushSeries
 from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
-from daemon.schemas.status import PushFigures, PushStatus
+from daemon.schemas.status import PushCounters, PushFigures, PushStatus
 from delivery.dispatch import SLICE_NS
-from shards.boards.pushboard import Mode, PushOutcome, latency_ms
+from shards.boards.figures import values_of
+from shards.boards.pushboard import Mode
 from shards.boards.pushtotals import PushTotal, together, totals
 from shards.boards.rowboard import Placed, SubscriptionRow
 from shards.segment import Segment
@@ -42,10 +42,15 @@ def push_series(
     for total in found:
         topic, subscription = names.get(total.subscription_id, ("", ""))
         if total.slot < SERIES_MAX and topic:
-            own.append(PushSeries(topic, subscription, total))
+            own.append(_series(topic, subscription, total))
         else:
             others.append(total)
-    return [PushSeries(OTHERS, OTHERS, together(others)), *own]
+    return [_series(OTHERS, OTHERS, together(others)), *own]
+
+
+def _series(topic: str, subscription: str, total: PushTotal) -> PushSeries:
+    figures = values_of(PushCounters, total)
+    return PushSeries(topic=topic, subscription=subscription, total=total, **figures)
 
 
 def status_of(
@@ -58,31 +63,20 @@ def status_of(
         count=len(found),
         slow=sum(each.mode > Mode.NORMAL for each in found),
         first=[_figures(each, names, now_ns) for each in first],
-        **_counters(together(found)),
+        **values_of(PushCounters, together(found)),
     )
 
 
 def _figures(total: PushTotal, names: Names, now_ns: int) -> PushFigures:
     topic, subscription = names.get(total.subscription_id, ("", ""))
-    counts = zip(PushOutcome, total.outcomes, strict=True)
     return PushFigures(
         topic=topic,
         subscription=subscription,
         mode=Mode(total.mode).name.lower(),
         held_ms=max(0, total.held_until_ns - now_ns) // 1_000_000,
-        outcomes={outcome.name.lower(): count for outcome, count in counts if count},
-        **_counters(total),
+        outcomes=total.by_outcome,
+        **values_of(PushCounters, total),
     )
-
-
-def _counters(total: PushTotal) -> dict[str, Any]:
-    return {
-        "rate_max": total.rate_max, "granted": total.granted, "rate": total.rate,
-        "use": total.use, "senders": total.senders, "in_flight": total.in_flight,
-        "attempts": total.attempts, "records": total.records, "failures": total.failures,
-        "p50_ms": latency_ms(total.latency.buckets, 0.5),
-        "p99_ms": latency_ms(total.latency.buckets, 0.99),
-    }  # fmt: skip
 
 
 def _names(rows: Sequence[Placed[SubscriptionRow]]) -> Names:

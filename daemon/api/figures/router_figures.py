@@ -12,9 +12,8 @@ from typing import Any
 from daemon.api.figures.metric_kinds import OTHERS
 from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import RouterFigures, RoutersStatus
+from shards.boards.figures import RouterCounters, values_of
 from shards.boards.rowboard import Placed, RouterRow, RowPhase
-
-_SUMS = ("lag", "copied", "filtered", "skipped")
 
 
 def router_series(rows: Iterable[Placed[RouterRow]]) -> list[RouterRow]:
@@ -38,7 +37,7 @@ def status_of(rows: Sequence[Placed[RouterRow]]) -> RoutersStatus:
         first=[
             RouterFigures(
                 router=row.router, source=row.source, dest=row.dest,
-                state=row.phase.name.lower(), reason=row.reason, **_sums([row]),
+                state=row.phase.name.lower(), reason=row.reason, **values_of(RouterCounters, row),
             )
             for row in sorted(all_, key=_rank)[:SHOWN_MAX]
         ],
@@ -51,4 +50,5 @@ def _rank(row: RouterRow) -> tuple[bool, int, str]:
 
 
 def _sums(rows: Sequence[RouterRow]) -> dict[str, Any]:
-    return {name: sum(getattr(row, name) for row in rows) for name in _SUMS}
+    names = RouterCounters.__struct_fields__
+    return {name: sum(getattr(row, name) for row in rows) for name in names}

@@ -15,6 +15,7 @@ from daemon.alarms import alarms
 from daemon.alarms import standing as standstills
 from daemon.api.figures import push_figures, router_figures, subscription_figures
 from daemon.api.figures.bill_status import bill_of
+from daemon.api.figures.metric_kinds import OTHERS, TopicSeries
 from daemon.config import Config
 from daemon.config.sensors import SENSORS
 from daemon.governor import board, ladder
@@ -25,6 +26,7 @@ from delivery.subscriptions.drainable import consumers_wanted
 from shards import latency
 from shards import layout as at
 from shards.boards import pushtotals, topiccounts
+from shards.boards.figures import words_of
 from shards.boards.pushtotals import PushTotal
 from shards.boards.rowboard import (
     Placed,
@@ -34,32 +36,14 @@ from shards.boards.rowboard import (
     router_board,
     subscription_board,
 )
-from shards.boards.topiccounts import TopicCount
 from shards.latency import Counted, Stage
 from shards.segment import Segment
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
 
 STANDING_SHOWN = 100
-_TOTALS = {
-    "requests_acked": at.S_REQUESTS_ACKED,
-    "records_acked": at.S_RECORDS_ACKED,
-    "bytes_acked": at.S_BYTES_ACKED,
-    "rejected": at.S_REJECTED,
-    "objects_committed": at.S_OBJECTS_COMMITTED,
-    "orphans_adopted": at.S_ORPHANS_ADOPTED,
-}
 _REFUSED = {code: at.S_REFUSED + reason for code, reason in BY_CODE.items()}
 _GROUP_TOTALS = {"splits": at.P_SPLITS, "merges": at.P_MERGES}
-_WATCHERS = {"lagged_watchers": at.S_LAGGED, "lags": at.S_LAGS}
-_STORE = {
-    "puts": at.S_PUTS,
-    "put_bytes": at.S_PUT_BYTES,
-    "put_failures": at.S_PUT_FAILURES,
-    "gets": at.S_GETS,
-    "get_bytes": at.S_GET_BYTES,
-    "lists": at.S_LISTS,
-}
 
 
 def version() -> str:
@@ -121,7 +105,9 @@ class StatusBuilder:
             incarnation=words[at.G_INCARNATION],
             epoch=words[at.G_EPOCH],
             commits=words[at.G_COMMITS],
-            store=schemas.StoreStatus(self._config.store_url, **self._sums(_STORE)),
+            store=schemas.StoreStatus(
+                self._config.store_url, **self._sums(words_of(schemas.StoreStatus))
+            ),
             window_ms=words[at.G_WINDOW_NS] / 1e6,
             object_bytes_target=words[at.G_TARGET_BYTES],
             pressure=self._pressure(),
@@ -134,7 +120,7 @@ class StatusBuilder:
                 took["delivered"].count,
                 took["delivered"].p50_ms,
                 took["delivered"].p99_ms,
-                **self._sums(_WATCHERS),
+                **self._sums(words_of(schemas.DeliveryStatus)),
             ),
             subscriptions=subscription_figures.status_of(rows),
             push=push_figures.status_of(totals, rows, now_ns),
@@ -143,7 +129,7 @@ class StatusBuilder:
             shards=[self._shard(s, now_ns) for s in range(self._layout.shards)],
             groups=[self._group(group, now_ns) for group in self._groups.map.groups()],
             totals=schemas.Totals(
-                **self._sums(_TOTALS),
+                **self._sums(words_of(schemas.Totals)),
                 **self._group_sums(_GROUP_TOTALS),
                 rejected_by=self._sums(_REFUSED),
             ),
@@ -182,7 +168,7 @@ class StatusBuilder:
             },
         )
 
-    def scaling(self) -> schemas.Scaling:
+    def scaling(self, imports: list[schemas.ImportScaling] | None) -> schemas.Scaling:
         """How much more CPU and more consumers would help, and what that follows from."""
         pressure, names = self._pressure(), {each.name for each in SENSORS if each.by_cpu}
         counted = {name: each for name, each in pressure.inputs.items() if name in names}
@@ -190,7 +176,7 @@ class StatusBuilder:
         subscriptions = [_subscription_scaling(each.row) for each in self.subscriptions()]
         subscriptions.sort(key=lambda each: (each.topic, each.subscription))
         return schemas.Scaling(
-            pressure.scaling, counted, left_out, self._layout.shards, subscriptions
+            pressure.scaling, counted, left_out, self._layout.shards, subscriptions, imports
         )
 
     def _producers_gate(self, now_ns: int) -> schemas.GateStatus:
@@ -217,8 +203,8 @@ class StatusBuilder:
 
     def _scheduler(self) -> schemas.SchedulerStatus:
         bands = self._sums({str(band): at.S_BANDS + band for band in range(at.BANDS)})
-        deferred = self._sums({"deferred": at.S_DEFERRED})
-        return schemas.SchedulerStatus([*bands.values()], deferred["deferred"])
+        deferred = self._sums(words_of(schemas.SchedulerStatus))
+        return schemas.SchedulerStatus([*bands.values()], **deferred)
 
     def stages(self) -> dict[Stage, Counted]:
         """How long each stage took, over all shards."""
@@ -236,9 +222,10 @@ class StatusBuilder:
         """What senders of push subscriptions do, read in slices."""
         return await push_figures.in_slices(self._segment, clock_ns)
 
-    def topics(self) -> list[TopicCount]:
+    def topics(self) -> list[TopicSeries]:
         """What topics' producers were acknowledged, over all shards."""
-        return topiccounts.counted(self._segment)
+        found = topiccounts.counted(self._segment)
+        return [TopicSeries(each.name or OTHERS, each.records, each.bytes) for each in found]
 
     def _clock_jump_ms(self) -> int | None:
         """How far the wall clock jumped, back is negative; None while its time is trusted."""
@@ -254,7 +241,7 @@ class StatusBuilder:
         first, stop = self._layout.shard(0), self._layout.shard(self._layout.shards)
         return self._words[first + word : stop : at.SHARD_WORDS]
 
-    def _sums(self, names: dict[str, int]) -> dict[str, int]:
+    def _sums(self, names: Mapping[str, int]) -> dict[str, int]:
         return {name: sum(self._column(word)) for name, word in names.items()}
 
     def _group_sums(self, names: dict[str, int]) -> dict[str, int]:
@@ -272,26 +259,21 @@ class StatusBuilder:
             shard=shard,
             pid=pid or None,
             ready=bool(self._shard_word(shard, at.S_READY)),
-            cpu=self._shard_word(shard, at.S_CPU),
             group=self._groups.map.group_of(shard).group,
-            restarts=self._shard_word(shard, at.S_RESTARTS),
             heartbeat_age_ms=_age_ms(self._shard_word(shard, at.S_HEARTBEAT_NS), now_ns),
             cpu_ms=self._shard_word(shard, at.S_CPU_NS) // 1_000_000,
             ring_bytes=self._layout.ring_bytes,
             ring_used_bytes=head - self._shard_word(shard, at.S_COMMITTED),
-            connections=self._shard_word(shard, at.S_CONNECTIONS),
-            streams=self._shard_word(shard, at.S_STREAMS),
-            requests_queued=self._shard_word(shard, at.S_QUEUED),
-            requests_acked=self._shard_word(shard, at.S_REQUESTS_ACKED),
-            records_acked=self._shard_word(shard, at.S_RECORDS_ACKED),
-            bytes_acked=self._shard_word(shard, at.S_BYTES_ACKED),
             journal_bytes=self._layout.journal_bytes,
             journal_used_bytes=max(
                 0,
                 self._shard_word(shard, at.S_JOURNAL_HEAD)
                 - self._shard_word(shard, at.S_JOURNAL_TAIL),
             ),
-            journal_waits=self._shard_word(shard, at.S_JOURNAL_WAITS),
+            **{
+                name: self._shard_word(shard, word)
+                for name, word in words_of(schemas.ShardStatus).items()
+            },
         )
 
     def _group(self, group: Group, now_ns: int) -> schemas.GroupStatus:

@@ -11,12 +11,13 @@ from typing import Any
 
 from daemon.api.figures.metric_kinds import OTHERS
 from daemon.schemas.status import SubscriptionFigures, SubscriptionsStatus
-from shards.boards.rowboard import SUBSCRIPTION_NUMBERS, Placed, RowPhase, SubscriptionRow
+from shards.boards.figures import SubscriptionCounters, values_of
+from shards.boards.rowboard import Placed, RowPhase, SubscriptionRow
 
 SERIES_MAX = 128  # with 18 series each, and 22 more that push: 35 ms of a scrape, in slices
 SHOWN_MAX = 20  # in the status
 _AGES = ("oldest_unacknowledged_ms", "oldest_unfinished_ms")
-_SUMS = [name for name in SUBSCRIPTION_NUMBERS if name not in _AGES]
+_SUMS = [*set(SubscriptionCounters.__struct_fields__).difference(_AGES), "consumer_max"]
 
 
 def series(rows: Iterable[Placed[SubscriptionRow]]) -> list[SubscriptionRow]:
@@ -52,18 +53,14 @@ def status_of(rows: Sequence[Placed[SubscriptionRow]]) -> SubscriptionsStatus:
                 subscription=row.subscription,
                 state=row.phase.name.lower(),
                 reason=row.reason,
-                **_figures(row),
+                **values_of(SubscriptionCounters, row),
             )
             for row in first
         ],
-        **_figures(of_all),
+        **values_of(SubscriptionCounters, of_all),
     )
 
 
 def _rank(row: SubscriptionRow) -> tuple[bool, bool, int, str, str]:
     stands = row.phase in (RowPhase.HELD, RowPhase.STOPPED)
     return not stands, not row.blocked_keys, -row.lag, row.topic, row.subscription
-
-
-def _figures(row: SubscriptionRow) -> dict[str, int]:
-    return {name: getattr(row, name) for name in SUBSCRIPTION_NUMBERS if name != "consumer_max"}

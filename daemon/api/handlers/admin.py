@@ -77,7 +77,7 @@ _READS: tuple[Callable[..., Any], ...] = (
     reads.committed_keys,
     reads.extents_from,
     reads.extents_of_commit,
-    reads.gaps,
+    reads.gap_count,
     reads.object_by_key,
     reads.objects,
     reads.objects_by_key,
@@ -197,6 +197,7 @@ class AdminRoutes:
         asked = _found(_LEDGER, name)
 
         def run(tx: ReadTx, named: dict[str, Any]) -> Any:
+            asked.check_lake(named, default_catalog(self._config)[1])
             return asked.function(tx, **named)
 
         ask = self._ledger.write if name in _WRITING else self._ledger.read

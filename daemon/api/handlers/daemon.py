@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from daemon.access.rights import Rights
 from daemon.api.figures import metrics
 from daemon.api.figures.metric_kinds import Scrape
 from daemon.api.figures.push_figures import push_series
@@ -13,17 +16,27 @@ from daemon.api.figures.router_figures import router_series
 from daemon.api.figures.status import StatusBuilder
 from daemon.api.figures.subscription_figures import series
 from daemon.api.streaming import Text
-from daemon.schemas.api import Live, MetricsHeaders, Ready, Scaling, Status
+from daemon.schemas.api import ImportScaling, Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.schemas.errors import ApiError
-from shards.clock import monotonic_ns
+from delivery.ledger_thread import LedgerThread
+from ledger import cursors
+from ledger.errors import LedgerError
+from shards.clock import monotonic_ns, wall_ms
+
+# KEDA gives up after 3 s, `headgate scaler` after 2.
+IMPORTS_WAIT_S = 1.0
 
 
 class DaemonRoutes:
     """The daemon, as one of its shards knows it."""
 
-    def __init__(self, status: StatusBuilder, openapi: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, status: StatusBuilder, ledger: LedgerThread, openapi: Callable[[], dict[str, Any]]
+    ) -> None:
         self._status = status
+        self._ledger = ledger
         self._openapi = openapi
+        self._imports: asyncio.Task[list[ImportScaling] | None] | None = None
 
     async def live(self) -> Live:
         """This shard's loop turns, or it would not answer."""
@@ -41,9 +54,33 @@ class DaemonRoutes:
         push = await self._status.push(monotonic_ns)
         return self._status.document(monotonic_ns(), push=push)
 
-    async def scaling(self) -> Scaling:
-        """How much more CPU would help."""
-        return self._status.scaling()
+    async def scaling(self, rights: Rights) -> Scaling:
+        """How much more CPU would help, consumers of what the sender may see, and the lag of
+        imports into it. A ledger that hangs does not keep the answer back."""
+        asked = self._imports
+        if asked is None or asked.done():
+            asked = self._imports = asyncio.create_task(self._read_imports())
+        await asyncio.wait([asked], timeout=IMPORTS_WAIT_S)
+        imports = asked.result() if asked.done() else None
+        if imports is not None:
+            imports = [each for each in imports if rights.covers(each.topic)]
+        scaling = self._status.scaling(imports)
+        shown = [each for each in scaling.subscriptions if rights.covers(each.topic)]
+        return msgspec.structs.replace(scaling, subscriptions=shown)
+
+    async def _read_imports(self) -> list[ImportScaling] | None:
+        now_ms = wall_ms()
+        try:
+            found = await self._ledger.read(cursors.imports, now_ms)
+        except LedgerError:
+            return None
+        return [
+            ImportScaling(
+                each.topic, each.sources, each.unknown, each.lag_bytes,
+                None if each.oldest_ms is None else max(0, now_ms - each.oldest_ms),
+            )
+            for each in found
+        ]  # fmt: skip
 
     async def metrics(self, headers: MetricsHeaders) -> Text:
         """The status as a page for Prometheus."""

@@ -21,7 +21,6 @@ from daemon.schemas.api import Plan, PlanEnded, PlanRenewed, PlanRequest
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.names import check_topic_name
 from delivery.ledger_thread import LedgerThread
-from ledger import reads
 from ledger.errors import ReadLeasesFull
 from ledger.lake import readleases
 from shards.clock import wall_ms
@@ -55,12 +54,11 @@ class PlanRoutes:
         lease, expires_ms = await self._lease(asked)
         try:
             page = Page(asked.limit)
-            gaps = await self._ledger.read(reads.gaps)
             for topic in topics:
                 states = await self._topics.states(topic.topic_id)
                 starts = asked.from_.get(topic.name, {})
                 for part in source_plan.wanted(topic, states, starts, asked.to.get(topic.name, {})):
-                    await self._ledger.read(source_plan.fill, page, part, gaps)
+                    await self._ledger.read(source_plan.fill, page, part)
         except PlanInvalid as error:
             if asked.plan is None:
                 await self._ledger.write(readleases.end, lease)

@@ -8,9 +8,11 @@ for each sender of one that is shown.
 from __future__ import annotations
 
 from daemon.schemas.push import PushActivity, PushSenderActivity
-from delivery.push.limiter import NEVER_NS
+from daemon.schemas.status import PushCounters
+from delivery.push.rates.limiter import NEVER_NS
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import Mode, PushBoard, PushOutcome, PushSenderRow, latency_ms
+from shards.boards.figures import values_of
+from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, latency_ms
 from shards.boards.pushtotals import total_of
 from shards.clock import monotonic_ns, wall_ms
 from shards.segment import Segment
@@ -29,22 +31,11 @@ class PushActivities:
         if subscription.config.push is None or offer is None:
             return None
         total = total_of(self._segment, offer)
-        counts = zip(PushOutcome, total.outcomes, strict=True)
         return PushActivity(
             mode=Mode(total.mode).name.lower(),
             held_until_ms=_wall_ms(total.held_until_ns, monotonic_ns()),
-            rate_max=total.rate_max,
-            granted=total.granted,
-            rate=total.rate,
-            use=total.use,
-            senders=total.senders,
-            in_flight=total.in_flight,
-            attempts=total.attempts,
-            records=total.records,
-            failures=total.failures,
-            outcomes={outcome.name.lower(): count for outcome, count in counts if count},
-            p50_ms=latency_ms(total.latency.buckets, 0.5),
-            p99_ms=latency_ms(total.latency.buckets, 0.99),
+            outcomes=total.by_outcome,
+            **values_of(PushCounters, total),
         )
 
     def senders_of(self, subscription: Subscription) -> list[PushSenderActivity]:

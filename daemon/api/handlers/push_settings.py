@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.push import ShownConfig
 from delivery.ledger_thread import LedgerThread
-from delivery.push.addresses import AllowList, BadEndpoint, ForbiddenEndpoint, check_endpoint
+from delivery.push.posts.addresses import AllowList, BadEndpoint, ForbiddenEndpoint, check_endpoint
 from delivery.push.secrets import (
     PushSecrets,
     SecretsFile,

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from msgspec import UNSET
 
+from daemon.access.rights import Rights
 from daemon.api.handlers.topics import Created
 from daemon.intake.topic_cache import unknown_topic
 from daemon.schemas.errors import ApiError, invalid
@@ -61,13 +62,17 @@ class RouterRoutes:
         self._ledger = ledger
         self._changes = changes
 
-    async def put(self, name: str, asked: RouterSettings) -> RouterStatus | Created:
+    async def put(self, name: str, rights: Rights, asked: RouterSettings) -> RouterStatus | Created:
         """Creates a router, or changes what is given. Raises ApiError."""
         check_router_name(name)
         wanted = _filter(asked)
+        rights.check_topics(*(end for end in (asked.source, asked.dest) if end is not UNSET))
 
         def change(tx: WriteTx) -> tuple[RouterView | None, bool]:
-            creates = routers.find(tx, name) is None
+            present = routers.view(tx, name)
+            creates = present is None
+            if present is not None:
+                rights.check_topics(present.source.name, present.dest.name)
             if creates:
                 if asked.source is UNSET or asked.dest is UNSET:
                     raise RouterMissing(name)
@@ -117,24 +122,32 @@ class RouterRoutes:
                  view.dest.name)  # fmt: skip
         return Created(self._status(view))
 
-    async def get(self, name: str) -> RouterStatus:
+    async def get(self, name: str, rights: Rights) -> RouterStatus:
         """One router. Raises ApiError 404."""
         view = await self._ledger.read(routers.view, check_router_name(name))
-        if view is None:
+        if view is None or not _covers(rights, view):
             raise _unknown(RouterMissing(name))
         return self._status(view)
 
-    async def list(self, query: RoutersQuery) -> RouterPage:
+    async def list(self, query: RoutersQuery, rights: Rights) -> RouterPage:
         """A page of routers, by name."""
         views = await self._ledger.read(routers.views, query.after, query.limit + 1)
-        shown = [self._status(view) for view in views[: query.limit]]
-        return RouterPage(shown, shown[-1].router if len(views) > query.limit else None)
+        page = views[: query.limit]
+        shown = [self._status(view) for view in page if _covers(rights, view)]
+        return RouterPage(shown, page[-1].router.name if len(views) > query.limit else None)
 
-    async def delete(self, name: str) -> RouterDeleted:
+    async def delete(self, name: str, rights: Rights) -> RouterDeleted:
         """Deletes a router; its copies stay. Raises ApiError 404."""
+
+        def delete(tx: WriteTx) -> None:
+            view = routers.view(tx, name)
+            if view is not None and not _covers(rights, view):
+                raise RouterMissing(name)
+            routers.delete(tx, name, wall_ms())
+
         try:
             check_router_name(name)
-            await self._changes.make(lambda tx: routers.delete(tx, name, wall_ms()))
+            await self._changes.make(delete)
         except RouterMissing as error:
             raise _unknown(error) from error
         log.info("router %s was deleted", name)
@@ -154,6 +167,11 @@ def _filter(asked: RouterSettings) -> RouterFilter | None:
     except FilterError as error:
         raise invalid(f"filter.{error}", field=f"filter.{error.field}") from error
     return wanted
+
+
+def _covers(rights: Rights, view: RouterView) -> bool:
+    """Whether both ends are among the topics of the sender."""
+    return rights.covers(view.source.name) and rights.covers(view.dest.name)
 
 
 def _unknown(error: RouterMissing) -> ApiError:

@@ -11,7 +11,7 @@ from daemon.schemas.errors import ApiError
 from daemon.schemas.names import check_subscription_name
 from delivery.ledger_thread import LedgerThread
 from ledger.delivery import subscriptions
-from ledger.delivery.subscriptions import SUBSCRIPTIONS_MAX
+from ledger.types import SUBSCRIPTIONS_MAX
 from shards import layout as at
 from shards.segment import Segment
 

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from daemon.access.rights import Rights
+from daemon.access.token_file import Scope
 from daemon.api.handlers.push_activity import PushActivities
 from daemon.api.handlers.push_settings import (
     PushChange,
@@ -54,7 +56,7 @@ from daemon.schemas.subscriptions import (
 from delivery.changes import DeliveryChanges
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
-from delivery.push.addresses import AllowList
+from delivery.push.posts.addresses import AllowList
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import SecretsFile
 from delivery.reading.partition import PartitionReader
@@ -62,10 +64,9 @@ from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek, TryPush
 from delivery.subscriptions.schemas import (
     Sought,
-    SubscriptionCounts,
     SubscriptionState,
 )
-from delivery.subscriptions.unserved import stored_progress
+from delivery.subscriptions.shown.unserved import stored_progress
 from ledger.delivery import start_offsets, subscriptions
 from ledger.delivery.start_offsets import AtTime, SubscriptionStart
 from ledger.delivery.subscription_errors import (
@@ -81,6 +82,7 @@ from ledger.delivery.subscriptions import (
 )
 from ledger.errors import CursorsFull, TopicMissing
 from ledger.tx import WriteTx
+from shards.boards.figures import SubscriptionCounts, values_of
 from shards.boards.pushboard import PushBoard
 from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.clock import monotonic_ns, wall_ms
@@ -119,10 +121,16 @@ class SubscriptionRoutes:
         self._directory = directory
         self._owners = owners
 
-    async def put(self, topic: str, name: str, asked: Struct) -> SubscriptionSummary | Created:
+    async def put(
+        self, topic: str, name: str, rights: Rights, asked: Struct
+    ) -> SubscriptionSummary | Created:
         """Creates a subscription, or changes what is given. Raises ApiError."""
         check_subscription_name(name)
         given = given_fields(asked)
+        if given.get("dead_letter_topic") is not None:
+            rights.check_topics(given["dead_letter_topic"])
+        if isinstance(given.get("push"), Struct):
+            rights.check_scope(Scope.PUSH)
         asked_push: Struct | UnsetType | None = given.pop("push", UNSET)
         push = (
             change_of(name, asked_push, self._allow)
@@ -221,12 +229,16 @@ class SubscriptionRoutes:
         more = len(views) > query.limit
         return SubscriptionPage(shown, shown[-1].subscription if more else None)
 
-    async def list_all(self, query: EverySubscriptionQuery) -> EverySubscription:
-        """A page of all subscriptions, by id."""
+    async def list_all(self, query: EverySubscriptionQuery, rights: Rights) -> EverySubscription:
+        """A page of all subscriptions, by id; those of topics that the sender may not see are left
+        out of it."""
         views = await self._ledger.read(subscriptions.all_views, query.after, query.limit + 1)
-        shown = await in_slices(self._summary, views[: query.limit])
+        page = views[: query.limit]
+        shown = await in_slices(
+            self._summary, [view for view in page if rights.covers(view.topic.name)]
+        )
         more = len(views) > query.limit
-        return EverySubscription(shown, shown[-1].subscription_id if more else None)
+        return EverySubscription(shown, page[-1].subscription.subscription_id if more else None)
 
     async def delete(self, topic: str, name: str) -> SubscriptionDeleted:
         """Deletes a subscription. Raises ApiError 404."""
@@ -346,7 +358,6 @@ def refusals(topic: str, name: str) -> Iterator[None]:
         raise ApiError(409, "cursors_full", str(error), limit) from error
 
 
-_COUNTS = [each for each in SubscriptionCounts.__struct_fields__ if each != "lag"]
 _state = msgspec.json.Decoder(SubscriptionState)
 
 
@@ -356,8 +367,8 @@ def summary_of(
     """A subscription as a list shows it; ``told`` is what its owner tells of it, ``push`` what its
     senders do."""
     subscription = view.subscription
-    row = told or SubscriptionRow()
     partitions = stored_progress(view)
+    row = told or SubscriptionRow(lag=sum(each.lag for each in partitions))
     return SubscriptionSummary(
         subscription=subscription.name,
         subscription_id=subscription.subscription_id,
@@ -370,8 +381,7 @@ def summary_of(
         consumers=row.consumers,
         partitions=partitions,
         push=push,
-        lag=sum(each.lag for each in partitions) if told is None else row.lag,
-        **{each: getattr(row, each) for each in _COUNTS},
+        **values_of(SubscriptionCounts, row),
     )
 
 

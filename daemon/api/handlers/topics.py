@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct
 
+from daemon.access.rights import Rights
 from daemon.api.handlers.topic_activity import TopicActivityView
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from daemon.schemas.api import (
@@ -59,8 +60,8 @@ class TopicRoutes:
         """One topic."""
         return await self._state(await self._topics.entry(name))
 
-    async def list(self, query: TopicsQuery) -> TopicPage:
-        """A page of topics, by name."""
+    async def list(self, query: TopicsQuery, rights: Rights) -> TopicPage:
+        """A page of topics, by name; those that the sender may not see are left out of it."""
         topics = await self._topics.page(query.cursor, query.limit + 1)
         activity = self._activity.of_each([topic.topic_id for topic in topics])
         states = [
@@ -70,6 +71,7 @@ class TopicRoutes:
                 activity.get(topic.topic_id, UNWATCHED),
             )
             for topic in topics[: query.limit]
+            if rights.covers(topic.name)
         ]
         more = len(topics) > query.limit
         return TopicPage(states, topics[query.limit - 1].name if more else None)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from daemon.access.rights import Rights
 from daemon.api.streaming import Streaming
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError, invalid
@@ -79,11 +80,12 @@ class WatchRoutes:
         _check_filter(spec)
         return await self._stream(spec, [entry.topic], [], headers.accept, position, True)
 
-    async def post(self, asked: WatchRequest) -> WatchAnswer:
+    async def post(self, rights: Rights, asked: WatchRequest) -> WatchAnswer:
         """The ``wid`` of a stream of several topics."""
         topics: dict[int, Topic] = {}
         places: list[WatchPlace] = []
         for each in asked.topics:
+            rights.check_topics(each.topic)
             # Past the cache: a wid with the id of a former topic of this name would be useless.
             topic = (await self._topics.entry_now(check_topic_name(each.topic))).topic
             topics[topic.topic_id] = topic
@@ -98,8 +100,11 @@ class WatchRoutes:
         named = [WatchedId(topic.name, topic.topic_id) for topic in topics.values()]
         return WatchAnswer(wid, f"/v0/watch/{wid}", named)
 
-    async def wid(self, wid: str, query: WidQuery, headers: WatchHeaders) -> Streaming:
-        """The stream that a ``wid`` describes."""
+    async def wid(
+        self, wid: str, query: WidQuery, headers: WatchHeaders, rights: Rights
+    ) -> Streaming:
+        """The stream that a ``wid`` describes, if the sender may read all of its topics: whoever
+        got the wid is asked again."""
         try:
             spec = decode_wid(wid)
         except WidError as error:
@@ -109,6 +114,8 @@ class WatchRoutes:
         deleted: list[Topic] = []
         for topic_id in dict.fromkeys(place.topic_id for place in spec.places):
             topic = await self._topics.by_id(topic_id)
+            if topic is None or not rights.covers(topic.name):
+                rights.check_all_topics()
             if topic is None:
                 raise ApiError(
                     404, "unknown_topic",

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from daemon.intake.formats.limits import place
+from daemon.schemas.api import LABEL_CHARACTERS_MAX
 from daemon.schemas.errors import invalid
 
 # There is one decoder per field name; a client that varies the name must not fill the memory.
@@ -35,9 +36,9 @@ class KeyField:
             return None
         text = str(found, "utf-8")
         if text[0] == '"':
-            return msgspec.json.decode(text, type=str)
+            return self._checked(msgspec.json.decode(text, type=str), where)
         if text[0] in "-0123456789":
-            return text
+            return self._checked(text, where)
         if text == "null":
             return None
         raise invalid(
@@ -46,6 +47,17 @@ class KeyField:
             field=self._name,
             **where,
         )
+
+    def _checked(self, key: str, where: dict[str, int]) -> str:
+        if len(key) > LABEL_CHARACTERS_MAX:
+            raise invalid(
+                f"the field {self._name!r} of {place(where)} is the key: it has {len(key)}"
+                f" characters, the limit is {LABEL_CHARACTERS_MAX}",
+                field=self._name,
+                limit=LABEL_CHARACTERS_MAX,
+                **where,
+            )
+        return key
 
 
 def _field_of(name: str) -> Callable[[str], Raw]:

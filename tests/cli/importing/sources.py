@@ -18,6 +18,9 @@ class Pieces:
         self.position = 0
         self._pieces = list(pieces)
 
+    def location(self) -> str:
+        return self.name
+
     def size(self) -> int | None:
         return None
 

@@ -34,6 +34,7 @@ from tests.cli.importing.daemon_model import (
     SmallestLatencyLaw,
 )
 from tests.cli.importing.fixed_budget import FixedBudget
+from tests.long import examples
 
 
 def goodput(law: InFlightBudget, site: Site, how: Conditions) -> float:
@@ -268,7 +269,7 @@ def test_a_latency_that_does_not_depend_on_the_budget_takes_it_to_the_ceiling() 
     assert budget.bytes == CEILING_BYTES
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.floats(0.001, 10), st.floats(0.001, 10))
 def test_a_window_that_changes_once_never_lowers_it_by_more_than_one_trial(
     first_s: float, second_s: float

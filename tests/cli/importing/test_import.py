@@ -21,6 +21,7 @@ from click.testing import Result
 from commands.importing import source
 from commands.importing.names import END, POSITION
 from commands.importing.reading.text import PEEK_BYTES
+from daemon.schemas.api import SOURCE_NAME_MAX
 from tests.scripted import Answer, Call, Script, refusal, run, scripted, state
 
 ZSTD_BLOCK_BYTES = 128 << 10  # text comes out of it a block at a time
@@ -34,6 +35,8 @@ class Cursors:
     def __init__(self, fault: Callable[[int, Call], Answer | None] = lambda n, call: None) -> None:
         self.stored: list[Any] = []
         self.positions: dict[str, dict[int, int]] = {}
+        self.sources: dict[str, dict[str, Any]] = {}
+        self.told: list[str] = []
         self.produced: list[Any] = []
         self.connections: list[str] = []
         self.fault = fault
@@ -74,11 +77,23 @@ class Cursors:
                 if each.get("expected") is not None and each["expected"] != there.get(0, 0):
                     return refusal(412, "cursor_moved", position=there.get(0, 0))
                 there[each.get("partition", 0)] = each["seq"]
+            if call.body.get("source"):
+                self.sources[name] = call.body["source"]
+                self.told.append(call.body["source"]["name"])
         elif name not in self.positions:
             return refusal(404, "cursor_unknown")
         positions = [{"partition": p, "seq": s} for p, s in self.positions[name].items()]
         return Answer(200, {"cursor": name, "cursor_id": 1, "kind": "client",
-                            "positions": positions, "created_ms": 1})  # fmt: skip
+                            "positions": positions, "created_ms": 1,
+                            "source": self._source(name)})  # fmt: skip
+
+    def _source(self, name: str) -> dict[str, Any] | None:
+        told = self.sources.get(name)
+        if told is None:
+            return None
+        at, size = self.positions[name].get(0, 0), told.get("size_bytes")
+        lag = None if size is None else max(0, size - at)
+        return {"size_bytes": None, **told, "lag_bytes": lag, "told_ms": 1}
 
 
 def imported(script: Script, path: Path, *options: str) -> Result:
@@ -264,6 +279,49 @@ def test_files_with_the_same_content_have_cursors_of_their_own(tmp_path: Path) -
     moved.write_text("1\n2\n")
     assert imported(script, moved, "--identity", "path").exit_code == 0
     assert script.stored == [1, 1, 1, 2]
+
+
+def test_a_cursor_tells_where_its_file_is_and_how_long_it_is_also_after_a_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a"
+    path.write_text("1\n2\n")
+    script = Cursors()
+    assert imported(script, Path("a")).exit_code == 0
+    (cursor,) = script.sources
+    source = {"name": str(path), "topic_id": 7, "size_bytes": 4}
+    assert script.sources == {cursor: source} and script._source(cursor)["lag_bytes"] == 0  # type: ignore[index]
+    assert imported(script, path).exit_code == 0
+    assert script.told == [str(path)], "what has not changed is told once"
+    # Under a path of 255-byte names that has more characters than a cursor tells.
+    folder = tmp_path / ("d" * 250) / ("e" * 250)
+    folder.mkdir(parents=True)
+    path.rename(folder / "b")
+    with open(folder / "b", "a") as file:
+        file.write("3\n")
+    assert imported(script, folder / "b").exit_code == 0
+    told = script.sources[cursor]
+    assert told["size_bytes"] == 6 and len(told["name"]) == SOURCE_NAME_MAX
+    assert told["name"].startswith("\u2026") and told["name"].endswith(f"/{'e' * 250}/b")
+    assert script.stored == [1, 2, 3] and [*script.sources] == [cursor]
+
+
+@pytest.mark.parametrize("text", [b"1\n", b"[1]\n \n", gzip.compress(b"1\n\n", mtime=0)])
+def test_a_cursor_of_a_former_version_is_found_and_then_tells_its_source(
+    text: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(text)
+    script = Cursors()
+    assert imported(script, path).exit_code == 0
+    ((cursor, source),) = script.sources.items()
+    script.sources.clear()
+    script.told.clear()
+    for _ in range(2):
+        assert imported(script, path).exit_code == 0
+    assert script.stored == [1] and script.sources == {cursor: source}
+    assert script.told == [str(path)] and script._source(cursor)["lag_bytes"] == 0  # type: ignore[index]
 
 
 def test_a_name_that_is_not_text_is_shown_as_well_as_it_can_be(tmp_path: Path) -> None:

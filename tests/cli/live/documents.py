@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from commands.live.seen import SeenStatus
+from commands.live.rates import completed
+from daemon.schemas.status import Status
 
 MIB = 1 << 20
 
@@ -64,9 +65,9 @@ RECORDED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def seen(document: dict[str, Any]) -> SeenStatus:
+def seen(document: dict[str, Any]) -> Status:
     """As `top` reads it."""
-    return msgspec.json.decode(msgspec.json.encode(document), type=SeenStatus)
+    return msgspec.json.decode(completed(document), type=Status)
 
 
 def with_shards(count: int, group_size: int) -> dict[str, Any]:

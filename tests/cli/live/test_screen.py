@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands.live.rates import SeenSample, between
+from commands.live.rates import StatusSample, between
 from commands.live.screen import Size, View, bar, dollars_text, plain, screen, strip
 from commands.live.spans import rate_text
 from tests.cli.live.documents import RECORDED, seen, with_shards
+from tests.long import examples
 
 SSH = Size(80, 24)
 KEYS = "q quit  space pause  every 1.0 s"
@@ -19,7 +20,7 @@ KEYS = "q quit  space pause  every 1.0 s"
 
 def view(document: dict[str, Any], *notes: str) -> View:
     status = seen(document)
-    return View(status, between(None, SeenSample(0.0, status)), list(notes), KEYS)
+    return View(status, between(None, StatusSample(0.0, status)), list(notes), KEYS)
 
 
 def shown(document: dict[str, Any], size: Size = SSH, *notes: str) -> list[str]:
@@ -153,7 +154,7 @@ def test_a_tall_terminal_shows_all_shards_and_the_whole_tree() -> None:
     assert sum(line.split()[:1] == [str(n)] for n, line in enumerate(lines[140:204])) == 64
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(1, 100), st.integers(0, 5), st.integers(1, 200), st.integers(1, 70),
     st.lists(st.text(max_size=200).map(lambda text: text.replace("\n", " ")), max_size=3),
@@ -166,16 +167,16 @@ def test_no_line_is_longer_than_the_terminal_and_there_are_exactly_its_lines(
     assert all(sum(len(span.text) for span in line) <= width for line in lines)
 
 
-def test_what_an_older_daemon_does_not_say_is_left_out() -> None:
+def test_what_a_daemon_of_another_version_does_not_say_is_shown_as_nothing() -> None:
     old = {"version": "0.0.1", "uptime_s": 9, "ready": True}
     lines = shown(old)
     assert len(lines) == 24 and "$" not in "".join(lines)
-    assert lines[3:5] == ["latency   -", "store     0 PUT/s  fill -  window -"]
+    assert lines[3:5] == ["latency   -", "store     0 PUT/s  optimum 0  fill -  window 0 ms"]
     part = {key: RECORDED[key] for key in (*old, "shards", "groups", "totals", "store")}
     part["shards"] = [{"shard": 0}, {"shard": 1, "pid": 3}]
-    lines = shown(part | {"pressure": {"level": 0.5, "inputs": {"busy": 0.5}}})
-    assert lines[4] == "store     2.5 PUT/s  3.0 MiB each  window -"
-    assert lines[6:8] == ["pressure  0.50 [#########---------]  rungs: none", "inputs    busy 0.50"]
+    lines = shown(part | {"pressure": {"level": 0.5}, "a_field_of_the_future": [1]})
+    assert lines[4] == "store     2.5 PUT/s  optimum 2.5  fill -  window 0 ms"
+    assert lines[6] == "pressure  0.50 [#########---------]  hard 0.00  rungs: none"
 
 
 def test_a_budget_is_shown_next_to_what_is_spent_and_is_red_if_it_does_not_hold() -> None:

@@ -13,10 +13,18 @@ def state(name: str, *positions: tuple[int, int], kind: str = "client") -> dict[
     return {"cursor": name, "cursor_id": 1, "kind": kind, "positions": there, "created_ms": 1}
 
 
+def source(name: str, size: int | None, lag: int | None) -> dict[str, Any]:
+    return {
+        "source": {"name": name, "topic_id": 7, "size_bytes": size, "lag_bytes": lag, "told_ms": 9}
+    }
+
+
 def test_cursors_ls_follows_the_pages_and_shortens_long_rows() -> None:
     def script(call: Call) -> Answer:
         if call.path == "/v0/cursors":
-            return Answer(200, {"cursors": [state("a")], "next_after": "a"})
+            known = state("import:1", (0, 4)) | source("/logs/a\u009b", 2052, 2048)
+            unknown = state("import:2", (0, 4)) | source("s3://b/k.gz", None, None)
+            return Answer(200, {"cursors": [state("a"), known, unknown], "next_after": "a"})
         many = [(partition, 7) for partition in range(6)]
         return Answer(
             200, {"cursors": [state("router/r", *many, kind="router")], "next_after": None}
@@ -25,13 +33,19 @@ def test_cursors_ls_follows_the_pages_and_shortens_long_rows() -> None:
     with scripted(script) as server:
         listed = run(server, "cursors", "ls", "-o", "json")
         table = run(server, "cursors", "ls")
-    assert [each["cursor"] for each in json.loads(listed.stdout)] == ["a", "router/r"]
+    shown = json.loads(listed.stdout)
+    assert [each["cursor"] for each in shown] == ["a", "import:1", "import:2", "router/r"]
+    assert [each["source"] and each["source"]["lag_bytes"] for each in shown] == [
+        None, 2048, None, None
+    ]  # fmt: skip
     assert [call.path for call in server.calls[:2]] == ["/v0/cursors", "/v0/cursors?after=a"]
-    assert table.stdout == (
-        "cursor    kind            partition:position\n"
-        "a         client                         0:0\n"
-        "router/r  router  0:7 1:7 2:7 3:7 and 2 more\n"
-    )
+    assert [line.rstrip() for line in table.stdout.splitlines()] == [
+        "cursor    kind            partition:position  source       lag",
+        "a         client                         0:0  -            -",
+        "import:1  client                         0:4  /logs/a\ufffd     2.0 KiB",
+        "import:2  client                         0:4  s3://b/k.gz  ?",
+        "router/r  router  0:7 1:7 2:7 3:7 and 2 more  -            -",
+    ]
 
 
 def test_cursors_show_prints_each_position() -> None:
@@ -44,6 +58,15 @@ def test_cursors_show_prints_each_position() -> None:
         "        0         5\n"
         "       12       900\n"
     )
+
+
+def test_cursors_show_says_what_the_cursor_follows() -> None:
+    with says(Answer(200, state("a", (0, 5)) | source("/logs/a", 7, 2))) as server:
+        shown = run(server, "cursors", "show", "a")
+    assert shown.stdout.splitlines()[:2] == [
+        "cursor a, moved by: client",
+        "source /logs/a, lag: 2 B, as told at 1970-01-01 00:00:00+00:00",
+    ]
 
 
 def test_create_does_not_move_a_cursor_that_has_moved() -> None:

@@ -103,6 +103,21 @@ def test_show_prints_rules_counts_gaps_consumers_and_blocked_keys() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "rules"),
+    [
+        ({"key_fallback": "node"}, "key_shared by key or node"),
+        ({"key_fallback": "node", "reliable": False}, "key_shared by key or node, not reliable"),
+        ({"key_fallback": "node", "mode": "shared"}, "shared"),
+        ({}, "key_shared"),
+    ],
+)
+def test_show_says_whether_nodes_count_as_keys(settings: dict[str, Any], rules: str) -> None:
+    with says(Answer(200, state("s", config=config(**settings)))) as server:
+        shown = run(server, "subscriptions", "show", "orders", "s").stdout.splitlines()[1]
+    assert shown.partition(", after")[0] == f"  {rules}"
+
+
 class Present:
     """One subscription, if any, with the answers to PUT and GET."""
 
@@ -123,6 +138,7 @@ def test_create_sends_what_is_given_and_where_to_begin(monkeypatch: pytest.Monke
         for options in (
             "--mode exclusive --start 3,4",
             "--not-reliable --paused --start latest",
+            "--key-fallback node",
             "--poison dead_letter --dead-letter-topic bad --backoff-ms 5,50 --since 30m",
         ):
             made = run(server, "subscriptions", "create", "orders", "s", *options.split())
@@ -130,6 +146,7 @@ def test_create_sends_what_is_given_and_where_to_begin(monkeypatch: pytest.Monke
     assert [call.body for call in server.calls if call.method == "PUT"] == [
         {"mode": "exclusive", "start": [3, 4]},
         {"reliable": False, "paused": True, "start": "latest"},
+        {"key_fallback": "node"},
         {
             "poison": "dead_letter", "dead_letter_topic": "bad", "backoff_ms": [5, 50],
             "start": {"ts": 1_800_000},

@@ -41,16 +41,16 @@ class Consumed:
     """A subscription: the connections and polls of a consumer, one after the other, and what it is
     told about messages."""
 
-    def __init__(self, *answers: Answer, told: Answer = DONE, mode: str = "key_shared") -> None:
+    def __init__(self, *answers: Answer, told: Answer = DONE, **config: str) -> None:
         self.left = list(answers)
         self.told_answer = told
-        self.mode = mode
+        self.config = {"mode": "key_shared", **config}
         self.told: list[tuple[str, Any]] = []
         self.queries: list[dict[str, list[str]]] = []
 
     def __call__(self, call: Call) -> Answer:
         if call.path == AT:
-            return Answer(200, {"config": {"mode": self.mode}})
+            return Answer(200, {"config": self.config})
         if call.method == "GET":
             self.queries.append(parse_qs(urlsplit(call.path).query))
             return self.left.pop(0) if self.left else refusal(404, "unknown_subscription")
@@ -234,6 +234,31 @@ def test_messages_of_a_key_that_come_together_are_worked_on_one_after_the_other(
     script = Consumed(polls(*together))
     assert consume(script, "--exec", command, "--parallel", "4", "-n", "4").exit_code == 0
     assert [each for each in seen.read_text().split() if each != "9"] == ["1", "2", "3"]
+
+
+def test_messages_of_a_node_that_counts_as_their_key_are_worked_on_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    met, seen = fifo(tmp_path), tmp_path / "seen"
+    command = (
+        f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; 9) echo > {met};; esac;"
+        f" echo $HEADGATE_SEQ >> {seen}"
+    )
+    together = [message(1, node="n"), message(2, key="n", node="m"), message(3, node="n")]
+    script = Consumed(polls(*together, message(9)), key_fallback="node")
+    assert consume(script, "--exec", command, "--parallel", "4", "-n", "4").exit_code == 0
+    assert [each for each in seen.read_text().split() if each != "9"] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("config", [{}, {"key_fallback": "node", "mode": "shared"}])
+def test_messages_of_a_node_are_worked_on_in_parallel_unless_it_counts_as_their_key(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    met = fifo(tmp_path)
+    command = f"timeout 20 sh -c 'case $HEADGATE_SEQ in 1) cat {met};; *) echo > {met};; esac'"
+    script = Consumed(polls(message(1, node="n"), message(2, node="n")), **config)
+    assert consume(script, "--exec", command, "--parallel", "2", "-n", "2").exit_code == 0
+    assert {action for action, _ in script.told[:2]} == {"ack"}
 
 
 def test_a_message_that_is_sent_again_while_its_command_runs_is_not_run_twice(

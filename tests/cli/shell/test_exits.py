@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -54,9 +55,50 @@ def test_wrong_usage_and_wrong_configuration_are_exit_code_2(command: list[str])
     assert result.stderr
 
 
-def test_a_wrong_configuration_names_key_value_and_origin() -> None:
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory that is not there."""
+    return tmp_path / "data"
+
+
+def refused_start(data: Path, *arguments: str, **environ: str) -> str:
+    """What ``serve`` says of a configuration that it refuses; it makes nothing."""
     result = CliRunner().invoke(
-        cli.headgate, ["serve", "--set", "log_level=loud"], env={"HEADGATE_SHARDS": "0"}
+        cli.headgate, ["serve", "--data", str(data), *arguments], env=environ
     )
-    assert "log_level must be debug, info, warning or error, got 'loud' (--set)" in result.stderr
-    assert "shards must be at least 1, got '0' (environment HEADGATE_SHARDS)" in result.stderr
+    assert result.exit_code == 2 and not data.exists()
+    return result.stderr
+
+
+def test_a_wrong_configuration_names_key_value_and_origin(data: Path) -> None:
+    said = refused_start(
+        data, "--set", "log_level=loud", "--set", "records_max=no", HEADGATE_SHARDS="0"
+    )
+    assert "log_level must be debug, info, warning or error, got 'loud' (--set)" in said
+    assert "records_max must be an integer, got 'no' (--set)" in said
+    assert "shards must be at least 1, got '0' (environment HEADGATE_SHARDS)" in said
+
+
+def test_values_that_do_not_fit_each_other_are_named_together(data: Path) -> None:
+    assert (
+        "ring_bytes must be at least 4 x object_bytes_target (4MiB, default), got 1MiB (--set)"
+        in refused_start(data, "--set", "ring_bytes=1MiB")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("shard = 3\n", "'shard' (file {file}) is not a configuration key; did you mean shards?"),
+        ("shards = 0\n", "shards must be at least 1, got 0 (file {file})"),
+        ("shards = = 3\n", "the configuration file {file} is not valid TOML"),
+        (None, "the configuration file {file} cannot be read: No such file or directory"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(
+    data: Path, tmp_path: Path, text: str | None, sentence: str
+) -> None:
+    file = tmp_path / "headgate.toml"
+    if text is not None:
+        file.write_text(text)
+    assert sentence.format(file=file) in refused_start(data, "--config", str(file))

@@ -39,6 +39,8 @@ pytestmark = pytest.mark.spark
 SHUFFLED = SplitLimits(3000, 500, 1 << 20, group_bytes_max=2000, range_bytes_min=1 << 20)
 SPLIT = SplitLimits(3000, 500, 1 << 20, range_bytes_min=1)
 DIRECT = SplitLimits(3000, 500, 0)
+# A job takes seconds of CPU: the fast tests run the one with all of Spark's parts.
+LIMITS = [SHUFFLED, *(pytest.param(each, marks=pytest.mark.slow) for each in (SPLIT, DIRECT))]
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def topics_of(place: Place) -> list[TopicWork]:
     ]
 
 
-@pytest.mark.parametrize("limits", [SHUFFLED, SPLIT, DIRECT])
+@pytest.mark.parametrize("limits", LIMITS)
 def test_every_row_is_in_one_file_with_and_without_a_shuffle(
     spark: SparkSession, place: Place, limits: SplitLimits
 ) -> None:
@@ -127,7 +129,7 @@ def test_every_row_is_in_one_file_with_and_without_a_shuffle(
     assert outcome.memory_peak_bytes > 1 << 20
 
 
-@pytest.mark.parametrize("limits", [SHUFFLED, SPLIT, DIRECT])
+@pytest.mark.parametrize("limits", LIMITS)
 def test_damaged_objects_are_holes_and_the_rest_is_compacted(
     spark: SparkSession, place: Place, limits: SplitLimits
 ) -> None:

@@ -87,7 +87,7 @@ def planned(ledger: Ledger, request: PlanRequest) -> list[Plan]:
             states = ledger.read(reads.partition_states, topic.topic_id)
             starts, stops = asked.from_.get(name, {}), asked.to.get(name, {})
             for part in wanted(topic, states, starts, stops):
-                ledger.read(fill, page, part, ledger.read(reads.gaps))
+                ledger.read(fill, page, part)
         pages.append(finished(page, "plan", 1, PlanStore("file:///store")))
         asked = pages[-1].next
         if asked is not None:
@@ -195,7 +195,7 @@ def test_a_switch_between_two_looks_neither_doubles_nor_hides(
     compacted(ledger, topic, "second", 2, 2)
     page = Page(100)
     for part in wanted(topic, states, {}, {}):
-        ledger.read(fill, page, part, [])
+        ledger.read(fill, page, part)
     ledger.close()
     plan = finished(page, "plan", 1, PlanStore("file:///store"))
     assert losses(plan) == []
@@ -219,7 +219,7 @@ def test_a_rewriting_between_two_looks_neither_doubles_nor_hides(
     ledger.write(lake_tables.switch, "second", [switch], 1)
     page = Page(100)
     for part in wanted(topic, states, {}, {}):
-        ledger.read(fill, page, part, [])
+        ledger.read(fill, page, part)
     ledger.close()
     plan = finished(page, "plan", 1, PlanStore("file:///store"))
     assert losses(plan) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from compaction.tables.commit import commit_tables
 from compaction.tables.errors import ForeignTable, TableChanged
 from compaction.tables.fileio import LakeFileIO, OutsideLake, properties_of
-from compaction.tables.lake import Lake
+from compaction.tables.lake import Lake, live_files
 from compaction.tables.orphans import our_tables
 from compaction.tables.prepare import prepare_tables
 from compaction.tables.reconcile import reconcile
@@ -153,3 +154,19 @@ def test_no_file_outside_the_lake_is_read_written_or_removed(tmp_path: Path) -> 
             with pytest.raises(OutsideLake):
                 call(location)
     assert secret.read_text() == "kept"
+
+
+def test_a_data_file_outside_the_lake_is_not_read(lake: Lake, book: Book, tmp_path: Path) -> None:
+    """Another writer of a shared catalog added it; readers would read it as ours."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    compacted(lake, book, topic(), "run1", rows(0, 1, 3))
+    (path,) = [file.file_path for file in live_files(lake.load_existing(NAME))]
+    outside = tmp_path / "outside.parquet"
+    outside.write_bytes(Path(path.removeprefix("file://")).read_bytes())
+    assert isinstance(lake.catalog, SqlCatalog)
+    with closing(SqlCatalog(lake.catalog.name, uri=lake.catalog.properties["uri"])) as other:
+        other.load_table(NAME).add_files([f"file://{outside}"])
+    switches, (failure,) = reconcile(lake, [topic()], book)
+    assert switches == [] and isinstance(failure.error, ForeignTable)
+    assert f"{outside} is not below {lake.place.lake}/" in str(failure.error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -29,13 +27,6 @@ from tests.compaction.lakes import (
 ORDERS = topic()
 TABLE = "headgate.orders"
 LATER_MS = 2**50
-
-
-@pytest.fixture
-def listing(lake: Lake) -> Iterator[LakeListing]:
-    listing = LakeListing(lake.place)
-    yield listing
-    listing.close()
 
 
 @pytest.fixture

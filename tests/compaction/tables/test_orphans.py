@@ -35,13 +35,6 @@ OLD_MS = 1_000_000_000_000
 NOW_MS = OLD_MS + 1_000_000
 
 
-@pytest.fixture
-def listing(lake: Lake) -> Iterator[LakeListing]:
-    listing = LakeListing(lake.place)
-    yield listing
-    listing.close()
-
-
 def age(lake: Lake, *keep_young: str) -> None:
     """All files of the lake become old, but for those."""
     for location in on_disk(lake.place.lake, ""):

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from daemon.alarms import alarms
 from daemon.alarms.alarms import AlarmLog
-from daemon.alarms.standing import OVER_AFTER_NS, StandingLog, StateLog, standing
+from daemon.alarms.standing import HELD_AFTER_NS, OVER_AFTER_NS, StandingLog, StateLog, standing
 from daemon.api.figures.status import StatusBuilder
 from daemon.config import load
 from shards.boards.rowboard import (
@@ -119,7 +119,7 @@ def test_a_held_router_is_logged_once_however_often_it_looks_again(segment: Segm
         board.write(0, 1, structs.replace(MIRROR, phase=held, reason=f"full, {step} records"))
         lines += log.lines(S + step * S // 10)
     assert lines == [
-        (logging.WARNING, f"{MIRRORS} is held: full, 1 records"),
+        (logging.WARNING, f"{MIRRORS} is held: full, 51 records"),
     ]
     board.write(0, 1, structs.replace(MIRROR, phase=RowPhase.RUNNING))
     for step in range(150, 200):
@@ -140,7 +140,8 @@ def test_subscriptions_that_are_paused_held_or_stopped_are_logged_with_their_top
     told = []
     for phase in (RowPhase.PAUSED, RowPhase.HELD, RowPhase.STOPPED):
         board.write(3, 9, structs.replace(row, phase=phase, is_pushed=1))
-        told += [line for _, line in log.lines(3 * S)]
+        for now_ns in (3 * S, 3 * S + HELD_AFTER_NS):
+            told += [line for _, line in log.lines(now_ns)]
     who = "push subscription billing of topic orders"
     assert told == [
         f"{who} is paused",
@@ -148,7 +149,19 @@ def test_subscriptions_that_are_paused_held_or_stopped_are_logged_with_their_top
         f"{who} is stopped: the store does not answer",
     ]
     board.free(3, 9)
-    assert log.lines(4 * S + OVER_AFTER_NS) == []
+    assert log.lines(4 * S + HELD_AFTER_NS) == []
     board.write(3, 10, structs.replace(row, phase=RowPhase.HELD, is_pushed=0))
-    ((_, line),) = log.lines(9 * S)
+    assert log.lines(20 * S) == []
+    ((_, line),) = log.lines(20 * S + HELD_AFTER_NS)
     assert line == "subscription billing of topic orders is held: the store does not answer"
+
+
+def test_a_subscription_that_is_held_for_a_moment_is_not_logged(segment: Segment) -> None:
+    board, log = subscription_board(segment), StateLog(segment)
+    row = SubscriptionRow("orders", "billing", reason="the numbers of the next batches")
+    for at_ns in (S, 60 * S):
+        board.write(3, 9, structs.replace(row, phase=RowPhase.HELD))
+        assert log.lines(at_ns) == log.lines(at_ns + HELD_AFTER_NS - 1) == []
+        board.write(3, 9, row)
+        at_ns += HELD_AFTER_NS
+        assert log.lines(at_ns) == log.lines(at_ns + OVER_AFTER_NS) == [], "nothing was told"

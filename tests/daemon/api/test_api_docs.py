@@ -34,6 +34,13 @@ def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
     assert set(served()["components"]["schemas"]) - settings <= set(shown)
 
 
+def test_answers_have_all_fields_and_settings_need_none() -> None:
+    schemas_ = served()["components"]["schemas"]
+    figures = {"lag", "oldest_unfinished_ms", "topic", "count"}
+    assert figures - {"topic"} <= set(schemas_["SubscriptionsStatus"]["required"])
+    assert not schemas_["SubscriptionSettings"].get("required")
+
+
 def test_a_part_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -> None:
     page = with_tables(
         "<!-- struct: TrimRequest TopicPage -->\nstale\n<!-- end -->\n"

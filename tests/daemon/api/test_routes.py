@@ -36,6 +36,7 @@ def test_a_handler_takes_the_paths_values_the_query_the_headers_and_the_body(
     given = route.path.count("{") + sum(
         each is not None for each in (route.query, route.headers, route.body)
     )
+    given += route.gets_rights
     _, *taken = inspect.signature(handler).parameters.values()
     assert len(taken) == given
 

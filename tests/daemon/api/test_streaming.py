@@ -10,6 +10,7 @@ import pytest
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from daemon.access.token_file import Scope
 from daemon.api.application import Api
 from daemon.api.openapi import document
 from daemon.api.route import Route
@@ -60,6 +61,7 @@ ROUTE = Route(
     method="GET",
     path="/ticks/{name}",
     summary="ticks",
+    scopes=tuple(Scope),
     handler=lambda handlers: handlers.ticks,  # type: ignore[attr-defined]
     headers=TickHeaders,
     streams={"text/event-stream": "events", "application/x-ndjson": "a line per event"},
@@ -71,6 +73,7 @@ HIDDEN = Route(
     method="POST",
     path="/hidden",
     summary="for commands",
+    scopes=tuple(Scope),
     handler=lambda handlers: handlers.ticks,  # type: ignore[attr-defined]
     is_internal=True,
 )
@@ -79,6 +82,7 @@ TAKES = Route(
     method="GET",
     path="/tock",
     summary="gives a tock away",
+    scopes=tuple(Scope),
     handler=lambda handlers: handlers.tock,  # type: ignore[attr-defined]
     answers={200: dict[str, int]},
     takes=True,
@@ -199,7 +203,7 @@ def test_a_browser_that_asks_before_a_request_learns_the_methods_of_the_path() -
         assert {
             b"Allow: GET",
             b"Access-Control-Allow-Methods: GET",
-            b"Access-Control-Allow-Headers: *",
+            b"Access-Control-Allow-Headers: *, Authorization",
             b"Access-Control-Max-Age: 7200",
         } <= set(first.split(b"\r\n"))
         assert second.startswith(b"HTTP/1.1 404 ")

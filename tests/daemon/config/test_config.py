@@ -86,6 +86,20 @@ def test_environment_names_that_are_not_keys_are_ignored() -> None:
     assert load(None, environ).origins == loaded().origins
 
 
+def test_a_key_of_an_earlier_version_is_refused_with_the_value_that_it_has_now(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text("push_tolerance = 0.1\n")
+    with pytest.raises(ConfigError) as refused:
+        load(str(file), {"HEADGATE_PUSH_BUSY_TOLERANCE": "0.3"}, [])
+    said = str(refused.value)
+    assert f"'push_tolerance' (file {file}) is not a configuration key any more" in said
+    assert "it is always 0.05, so remove it" in said
+    where = "environment HEADGATE_PUSH_BUSY_TOLERANCE"
+    assert f"'push_busy_tolerance' ({where}) is not a configuration key any more" in said
+
+
 def test_an_unknown_key_is_refused_by_name_with_the_nearest_one(tmp_path: Path) -> None:
     assert "'ring_byte' (--set) is not a configuration key; did you mean ring_bytes?" in refused(
         ("ring_byte", "1")
@@ -410,16 +424,23 @@ def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("push_speedup_tolerance", "0.06",
-         r"push_speedup_tolerance must be at most push_tolerance \(0.05, default\), got 0.06"),
-        ("push_busy_tolerance", "0.09",
-         r"push_use_change_min_percent must be below 100 x push_busy_tolerance \(0.09, --set\)"),
-        ("push_tolerance", "0.6", "push_tolerance must be above 0 and at most 0.5, got '0.6'"),
+        ("push_slow_delay_s", "90000", "push_slow_delay_s must be above 0 and at most 86400"),
         ("push_limiter_period_s", "0", "push_limiter_period_s must be above 0"),
     ],
 )  # fmt: skip
-def test_limits_of_push_with_which_no_sender_would_be_fast_or_busy_are_refused(
-    key: str, value: str, said: str
-) -> None:
+def test_times_of_push_outside_of_their_limits_are_refused(key: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         loaded((key, value))
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7440", "[::]:7440", "10.0.0.5:7440", "host:7440"])
+def test_an_address_that_others_reach_needs_tokens_or_a_word_that_it_does_not(listen: str) -> None:
+    with pytest.raises(ConfigError, match="must be a loopback address without an auth_file"):
+        loaded(("listen", listen))
+    assert loaded(("listen", listen), ("insecure_open", "true")).insecure_open
+    assert loaded(("listen", listen), ("auth_file", "/etc/headgate/tokens.json")).listen == listen
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:7440", "localhost:7440"])
+def test_loopback_needs_none(listen: str) -> None:
+    assert loaded(("listen", listen)).auth_file is None

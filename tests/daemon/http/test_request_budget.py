@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from daemon.access.token_file import Scope
 from daemon.api.application import Api
 from daemon.api.route import Route
 from daemon.http.connection import Connection
@@ -40,12 +41,13 @@ class Node:
         producer: object = None
         routes = (
             Route(
-                method="POST", path="/wait", summary="waits", handler=lambda _: self.wait,
+                method="POST", path="/wait", summary="waits", scopes=tuple(Scope),
+                handler=lambda _: self.wait,
                 body=list[object], body_required=False, body_bytes_max=TOO_MUCH,
             ),
             Route(
                 method="GET", path="/probe", summary="a probe", handler=lambda _: self.probe,
-                is_probe=True,
+                is_probe=True, is_open=True,
             ),
         )  # fmt: skip
         self.api = Api(routes, handlers, producer, Waiters())  # type: ignore[arg-type]

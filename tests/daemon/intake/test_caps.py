@@ -220,7 +220,7 @@ def test_a_room_is_stale_until_it_is_loaded_and_after_each_eviction() -> None:
 def test_rooms_that_nobody_uses_are_forgotten_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daemon.intake.caps.TRACKERS_MAX", 2)
+    monkeypatch.setattr("daemon.intake.caps.TRACKED_MAX", 10)
     trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0)
 
     def tracker(topic_id: int) -> CapTracker:
@@ -233,6 +233,27 @@ def test_rooms_that_nobody_uses_are_forgotten_at_the_limit(
     busy.published(0, [payload(1)])
     tracker(3)
     assert tracker(1) is busy and tracker(2) is not idle
+
+
+def test_partitions_count_for_the_limit_and_columns_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("daemon.intake.caps.TRACKED_MAX", 20)
+    trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0)
+
+    def tracker(topic_id: int, partitions: int) -> CapTracker:
+        config = TopicConfig(
+            discard="reject", cap_records=9, partitions=partitions, columns={"a": "long"}
+        )
+        found = trackers.tracker(Topic(topic_id, "t", config, 1))
+        assert found is not None
+        return found
+
+    first, second = tracker(1, 1), tracker(2, 1)
+    assert tracker(1, 11) is first and first.topic.config.partitions == 11
+    assert first.topic.config.columns == {}
+    tracker(3, 1)
+    assert tracker(1, 11) is not first and tracker(2, 1) is not second, "they were forgotten"
 
 
 def test_a_look_at_the_ledger_counts_when_its_commit_was_followed() -> None:

@@ -97,7 +97,9 @@ class Following:
 
 
 @pytest.fixture
-def following(tmp_path: Path) -> Iterator[Following]:
+def following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    """Takes what it finds in one slice, however slow the machine is."""
+    monkeypatch.setattr(commit_feed, "SLICE_NS", int(HANG_S * 1e9))
     made = Following(tmp_path)
     yield made
     made.close()

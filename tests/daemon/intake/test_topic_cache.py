@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from daemon.intake import topic_cache
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
@@ -59,6 +63,32 @@ def test_a_topic_is_asked_for_once(tmp_path: Path) -> None:
         entry = await shards.second.entry("t")
         assert shards.second.known("t") is entry
         assert await shards.second.entry("t") is entry
+
+    run(tmp_path, go)
+
+
+def test_what_is_kept_of_topics_with_long_columns_is_bounded_by_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes, count = 100_000, 20
+    monkeypatch.setattr(topic_cache, "ENTRIES_BYTES_MAX", limit_bytes)
+
+    async def go(shards: Shards) -> None:
+        names = [f"t{number}" for number in range(count)]
+        for name in names:
+            columns = {f"c{number}".ljust(128, "x"): "long" for number in range(200)}
+            await shards.first.create(name, msgspec.convert({"columns": columns}, TopicConfig))
+        await shards.second.entry(names[0])  # what is loaded once
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for name in names:
+            await shards.second.entry(name)
+            assert shards.second.known(name) is not None
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert kept < limit_bytes + count * topic_cache.NAME_BYTES
+        assert shards.second.known(names[-2]) is not None, "it is not cleared for each"
 
     run(tmp_path, go)
 

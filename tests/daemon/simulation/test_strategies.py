@@ -32,6 +32,7 @@ from daemon.simulation.strategies import (
 )
 from shards import layout as at
 from shards.leases import Lease
+from tests.long import examples
 from uploader.groups.turn import Policy
 from uploader.stores.prices import DEFAULT_PRICES
 
@@ -150,7 +151,7 @@ def test_all_strategies_get_the_same_requests() -> None:
     assert set(found) == {found[0]}
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     cores=st.integers(1, 9),
     uploads=st.integers(1, 4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.errors import ResultCleared
 from ledger.ledger import Ledger
+from ledger.log import backup
+from ledger.log.backup import Mark
 from ledger.space import deletions, marking, retention, unreferenced
 from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
 from shards import layout as at
@@ -49,10 +51,13 @@ class Place:
         self.words[at.G_EPOCH] = self.ledger.read(epochs.current)
         self.wall_ms = self.boot_ms = 1_000_000
         self.secrets = SecretsFile(directory, now_ms=lambda: self.wall_ms)
+        self.told = Mark()
         self.upkeep = self.another()
 
     def another(self) -> UpkeepThread:
-        return UpkeepThread(self.segment, self.ledger, lambda: 1_000, self.now, self.secrets)
+        return UpkeepThread(
+            self.segment, self.ledger, lambda: 1_000, self.now, self.secrets, lambda: self.told
+        )
 
     def now(self) -> Noted:
         return Noted("boot", self.wall_ms, self.boot_ms)
@@ -79,6 +84,14 @@ class Place:
         self.words[at.G_COMMITS] = self.ledger.read(ledger_commits.latest_number)
         for shard, number in enumerate(commits):
             self.words[self.segment.layout.shard(shard) + at.S_SEEN] = number
+
+    def heard(self, *shards: int) -> None:
+        """These shards know all changes."""
+        mark = self.ledger.read(backup.mark)
+        for shard in shards:
+            base = self.segment.layout.shard(shard)
+            self.words[base + at.S_HEARD_TOPICS] = mark.catalog_version
+            self.words[base + at.S_HEARD_DELIVERY] = mark.change_number
 
     def close(self) -> None:
         self.ledger.read(invariants.check)
@@ -423,3 +436,32 @@ def test_secrets_of_push_subscriptions_go_a_day_after_them(place: Place) -> None
     place.wall_ms += ABANDONED_MS + 1
     place.upkeep.tidy_secrets()
     assert [place.secrets.load(each) is None for each in ids] == [False, True, True]
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_rows_of_what_was_deleted_go_once_an_entry_all_shards_and_upkeep_know_it(
+    place: Place, last: int
+) -> None:
+    topic = place.topic("t", cap_records=5)
+    config = SubscriptionConfig()
+    place.ledger.write(subscriptions.create, "t", "s", config, "latest", 1)
+    alone = place.topic("alone", cap_records=5)
+    for name in ("t", "alone"):
+        place.ledger.write(ledger_topics.delete, name, 5)
+
+    def rows() -> list[Topic | None]:
+        return [place.ledger.read(ledger_topics.row_of, one.topic_id) for one in (topic, alone)]
+
+    def tell() -> None:
+        place.told = place.ledger.read(backup.mark)
+
+    steps: list[Callable[[], object]] = [
+        lambda: place.heard(0), tell, lambda: place.heard(1), place.upkeep.round
+    ]  # fmt: skip
+    for step in (*steps[last + 1 :], *steps[: last + 1]):
+        place.upkeep.reclaim()
+        assert None not in rows()
+        step()
+    place.upkeep.reclaim()
+    assert rows() == [None, None]
+    assert place.ledger.read(backup.mark) == place.told, "the log need not tell that rows have gone"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ledger import changes, cursors, topics
 from ledger.cursors import Setting
 from ledger.delivery import progress, push_rates, subscriptions
 from ledger.delivery.progress import SubscriptionFlush
-from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_rates import LearnedRate, SenderId
 from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.errors import LedgerBusy
 from ledger.ledger import Ledger
@@ -357,15 +357,15 @@ def test_progress_of_several_rounds_waits_for_its_share_of_the_time_only(place: 
 class Rates:
     """Offers what senders have learned until it is written."""
 
-    def __init__(self, rate: PushRate) -> None:
-        self.offered = [rate]
+    def __init__(self, sender: SenderId, rate: LearnedRate) -> None:
+        self.offered = {sender: rate}
 
-    def learned(self) -> Sequence[PushRate]:
-        return list(self.offered)
+    def learned(self) -> Mapping[SenderId, LearnedRate]:
+        return self.offered
 
     def kept(self, *, written: bool) -> None:
         if written:
-            self.offered = []
+            self.offered = {}
 
 
 def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it_fails(
@@ -375,7 +375,7 @@ def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it
     made = place.ledger.write(
         subscriptions.create, "orders", "s", SubscriptionConfig(), "earliest", 1
     )
-    source = Rates(PushRate(made.subscription_id, 2, 1, 0.5, 80.0))
+    source = Rates((made.subscription_id, 2), LearnedRate(1, 0.5, 80.0))
 
     async def run() -> None:
         flush = place.flush()
@@ -392,6 +392,4 @@ def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it
 
     asyncio.run(run())
     assert not source.offered
-    assert place.ledger.read(push_rates.of, made.subscription_id) == {
-        2: PushRate(made.subscription_id, 2, 1, 0.5, 80.0)
-    }
+    assert place.ledger.read(push_rates.of, made.subscription_id) == {2: LearnedRate(1, 0.5, 80.0)}

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from delivery.pipes.client import Pipes
-from delivery.push.addresses import AllowList
-from delivery.push.client import PushClient
-from delivery.push.learned import LearnedRates
-from delivery.push.limiter import LimiterSettings
+from delivery.push.posts.addresses import AllowList
+from delivery.push.posts.client import PushClient
+from delivery.push.rates.learned import LearnedRates
+from delivery.push.rates.limiter import LimiterSettings
 from delivery.push.runtime import PushSenders
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools

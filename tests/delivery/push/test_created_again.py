@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.process.push_balance import PushBalance
-from delivery.push.balancer import BalancerSettings
+from delivery.push.rates.balancer import BalancerSettings
 from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription

@@ -7,6 +7,7 @@ import re
 from base64 import b64decode
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -15,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.push.events import EventSource, batch_id, percent_encoded, request_of
-from delivery.push.messages import PushedMessage
 from delivery.push.secrets import PushSecrets, SecretMissing
 from delivery.push.signatures import signature
+from delivery.subscriptions.consumers.handing import PushedMessage
 from ledger.delivery.push_settings import PushSettings
+from uploader.l0.records import Record
 
 SOURCE = EventSource("shop:orders", 12, 1_700_000_000_000, "")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -35,12 +37,15 @@ JSON = st.recursive(
 MESSAGES = st.builds(
     PushedMessage, st.integers(0, 9_999), st.just(1), st.integers(1, 1_001),
     st.integers(1, 2**53), st.integers(0, TS_MAX),
-    st.one_of(
-        JSON.map(lambda value: json.dumps(value, indent=1)),
-        JSON.map(lambda value: json.dumps(value, ensure_ascii=False)),
-        st.binary(),
+    st.builds(
+        Record,
+        st.one_of(
+            JSON.map(lambda value: json.dumps(value, indent=1)),
+            JSON.map(lambda value: json.dumps(value, ensure_ascii=False)),
+            st.binary(),
+        ),
+        st.none(), *[st.none() | TEXT] * 3, st.none() | JSON.map(json.dumps),
     ),
-    *[st.none() | TEXT] * 3, st.none() | JSON.map(json.dumps),
 )  # fmt: skip
 
 
@@ -48,12 +53,11 @@ def settings(**fields: object) -> PushSettings:
     return msgspec.convert({"endpoint": "https://example.com/in", **fields}, PushSettings)
 
 
-def message(**fields: object) -> PushedMessage:
-    return msgspec.convert(
-        {"partition": 3, "epoch": 1, "attempt": 2, "seq": 57, "ts": 1_700_000_000_123,
-         "data": '{"a":1}', **fields},
-        PushedMessage,
-    )  # fmt: skip
+def message(
+    partition: int = 3, epoch: int = 1, attempt: int = 2, seq: int = 57,
+    ts: int = 1_700_000_000_123, data: object = '{"a":1}', **fields: Any,
+) -> PushedMessage:  # fmt: skip
+    return PushedMessage(partition, epoch, attempt, seq, ts, Record(data, **fields))
 
 
 def attributes_of(headers: dict[str, str]) -> dict[str, str]:
@@ -139,13 +143,17 @@ def test_the_three_formats_say_the_same_of_any_record(sent: list[PushedMessage])
             for name, value in document.items()
             if name not in ("data", "data_base64", "datacontenttype")
         }
-        if isinstance(told.data, str):
-            assert body == told.data.encode()
+        if isinstance(told.record.data, str):
+            assert body == told.record.data.encode()
             assert json.loads(body) == document["data"]
         else:
-            assert body == told.data == b64decode(document["data_base64"])
-        assert document["key"] == told.key if told.key is not None else "key" not in document
-        assert document.get("meta") == told.meta
+            assert body == told.record.data == b64decode(document["data_base64"])
+        assert (
+            document["key"] == told.record.key
+            if told.record.key is not None
+            else "key" not in document
+        )
+        assert document.get("meta") == told.record.meta
         at = datetime.strptime(document["time"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
         assert (at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() == told.ts / 1_000
 

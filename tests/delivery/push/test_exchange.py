@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.push.client import PushClient
-from delivery.push.limiter import NEVER_NS, Limiter, LimiterSettings, LimiterState
+from delivery.push.posts.client import PushClient
+from delivery.push.rates.limiter import NEVER_NS, Limiter, LimiterSettings
+from delivery.push.rates.pacer import BURST_S, LATE_S
 from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import Mode, PushBoard, PushState, SenderWords
+from shards.boards.pushboard import Mode, PushBoard, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
@@ -134,7 +136,7 @@ def test_a_test_that_the_receiver_takes_ends_the_slow_mode_of_all_senders(
         made = them.create({"rate_max": 50.0})
         before = SenderWords(node.segment, 0, made.slot)
         before.join(made.subscription_id)
-        before.tell(PushState(Mode.HEARTBEAT, 5.0, None), 1)
+        before.tell(LearnedRate(Mode.HEARTBEAT, 5.0, None), 1)
         them.receiver.answer = lambda *_: status
         await tried(them, made, rate=50.0)
         resumed_ns = before.resumed_ns  # as the sender of another shard sees it
@@ -245,8 +247,8 @@ def test_what_is_sent_looks_as_in_the_format_of_the_subscription(
 def test_tests_and_attempts_together_keep_the_maximum(
     maximum: float, mode: Mode, gaps_s: list[float], data: st.DataObject
 ) -> None:
-    limiter = Limiter(LimiterSettings(), maximum, 0, LimiterState(mode, maximum, None))
-    bucket = max(1.0, maximum * 0.05)
+    limiter = Limiter(LimiterSettings(), maximum, 0, LearnedRate(mode, maximum, None))
+    bucket = max(1.0 + maximum * LATE_S, maximum * BURST_S)
     now_ns, level, at_ns = 0, 0.0, 0
     for gap_s in gaps_s:
         now_ns += int(gap_s * S)
@@ -263,7 +265,7 @@ def test_tests_and_attempts_together_keep_the_maximum(
 
 
 def test_a_test_does_not_wait_for_the_mode_and_waits_for_the_maximum() -> None:
-    limiter = Limiter(LimiterSettings(), 2.0, 0, LimiterState(Mode.HEARTBEAT, 2.0, None))
+    limiter = Limiter(LimiterSettings(), 2.0, 0, LearnedRate(Mode.HEARTBEAT, 2.0, None))
     limiter.attempted(60 * S)
     assert limiter.next_ns(60 * S) == 120 * S
     assert limiter.test_ns(60 * S) == 60 * S + S // 2

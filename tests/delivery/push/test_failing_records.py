@@ -7,9 +7,8 @@ import random
 import pytest
 
 from delivery.push.failing_records import TRIES_MAX, FailingRecords
-from delivery.subscriptions.batches import Place
+from delivery.subscriptions.window.batches import Place
 
-BACKOFF_MS = (1_000, 60_000)
 BAD: Place = (0, 1)
 
 
@@ -137,14 +136,10 @@ def test_a_delivered_record_is_forgotten_and_so_is_all_of_a_former_receiver() ->
         assert not fails(them, BAD)
 
 
-def test_rests_double_and_what_is_kept_is_bounded() -> None:
+def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     them = FailingRecords()
-    rests = []
-    for _ in range(8):
-        fails(them, BAD)
-        rests.append(them.rest_ms(BAD, BACKOFF_MS))
-    assert rests == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
+    fails(them, BAD)
     for place in others(TRIES_MAX):
         fails(them, place)
-    assert them.rest_ms(BAD, BACKOFF_MS) == 1_000
+    assert BAD not in them._tried
     assert len(them._tried) == TRIES_MAX and len(them._open) <= TRIES_MAX

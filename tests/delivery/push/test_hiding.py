@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.push.answers import PushAnswer, judge
 from delivery.push.hiding import HIDDEN, Hiding
+from delivery.push.posts.answers import PushAnswer, judge
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 

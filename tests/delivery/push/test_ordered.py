@@ -22,11 +22,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )  # fmt: skip
 
-from delivery.push.queue import PushQueue
-from delivery.push.units import Place, Unit
-from delivery.subscriptions.policy import WindowPolicy
-from delivery.subscriptions.windows import SubscriptionWindow, window_for
+from delivery.push.queue import PushQueue, Unit
+from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
 from ledger.delivery.push_settings import PushSettings
+from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules
 from tests.delivery.push.test_queue import Message
 from tests.delivery.subscriptions.tracked import rows_of
 
@@ -59,27 +60,21 @@ class Asked(NamedTuple):
 
     sender: str
     messages: list[tuple[Place, int]]
-    nacked: list[Message] | None
-    delay_ns: int
+    is_nack: bool
     is_counted: bool
     life: int
-
-
-class Answer(NamedTuple):
-    """What a sender has not read yet."""
-
-    asked: Asked
-    epoch: int
-    refused: set[Place]
 
 
 class SendersMachine(RuleBasedStateMachine):
     """Each rule is an event anywhere between the owner and the receiver."""
 
-    mode = "key_shared"
+    mode: Mode = "key_shared"
 
-    @initialize(policy=policies, push=settings_of_push)
-    def begin(self, policy: WindowPolicy, push: PushSettings) -> None:
+    @initialize(
+        policy=policies, push=settings_of_push, key_fallback=st.sampled_from(["none", "node"])
+    )
+    def begin(self, policy: WindowPolicy, push: PushSettings, key_fallback: KeyFallback) -> None:
+        self.keyed = SubscriptionRules(mode=self.mode, key_fallback=key_fallback)
         self.policy, self.push = policy, push
         self.now_ns = 1 * S
         self.keys: dict[Place, str | None] = {}
@@ -88,13 +83,12 @@ class SendersMachine(RuleBasedStateMachine):
         self.bad: set[Place] = set()
         self.window = self.opened(0)
         self.asked: list[Asked] = []
-        self.answers: list[Answer] = []
         self.queues: dict[str, PushQueue[Message]] = {}
-        self.wires: dict[str, deque[tuple[int, list[Message]]]] = {}
+        self.wires: dict[str, deque[list[Message] | None]] = {}
         self.under_way: list[tuple[str, Unit[Message]]] = []
         self.lives = dict.fromkeys(SENDERS, 0)
         for name in SENDERS:
-            self.queues[name] = PushQueue(self.mode, push)
+            self.queues[name] = PushQueue(self.keyed, push)
             self.wires[name] = deque()
         self.open_stream(SENDERS[0])
 
@@ -120,7 +114,7 @@ class SendersMachine(RuleBasedStateMachine):
         else:
             self.window.join(name)
 
-    def series(self, place: Place) -> Any:
+    def run_of(self, place: Place) -> Any:
         """What orders a message."""
         if self.mode == "exclusive":
             return place[0]
@@ -150,12 +144,15 @@ class SendersMachine(RuleBasedStateMachine):
         if batch is not None:
             self.window.sent(batch.epoch, self.now_ns)
             sent = [each.place for each in batch.messages if each is not None]
-            self.wires[name].append((batch.epoch, [self.message(place) for place in sent]))
+            self.wires[name].append([self.message(place, batch.epoch) for place in sent])
 
-    def message(self, place: Place) -> Message:
+    def message(self, place: Place, epoch: int) -> Message:
         """What a sender gets."""
         size = 900 if place[1] % 5 == 0 else 100
-        return Message(place[1], self.keys[place], place[0], size)
+        key = self.keys[place]
+        if self.keyed.takes_nodes:
+            return Message(place[1], None, place[0], size, epoch, node=key)
+        return Message(place[1], key, place[0], size, epoch)
 
     def lose(self, number: int) -> None:
         """A request is lost with its stream, if that was not over already."""
@@ -166,19 +163,14 @@ class SendersMachine(RuleBasedStateMachine):
     def judge(self, number: int) -> None:
         """The owner judges a request."""
         asked = self.asked.pop(number % len(self.asked))
-        refused: set[Place] = set()
         for place, epoch in asked.messages:
-            if asked.nacked is None:
-                outcome = self.window.ack(asked.sender, epoch, self.now_ns, [place])
-            else:
-                outcome = self.window.nack(
-                    asked.sender, epoch, self.now_ns, [place], (), asked.delay_ns, "",
-                    asked.is_counted,
+            if asked.is_nack:
+                self.window.nack(
+                    asked.sender, epoch, self.now_ns, [place], is_counted=asked.is_counted
                 )  # fmt: skip
-            refused |= {each.place for each in outcome.refusals if each.place is not None}
+            else:
+                self.window.ack(asked.sender, epoch, self.now_ns, [place])
         self.learn()
-        if asked.nacked is not None:
-            self.answers.append(Answer(asked, self.window.epoch, refused))
 
     @rule(seconds=st.sampled_from([0, 1, 10]))
     def tick(self, seconds: int) -> None:
@@ -216,11 +208,13 @@ class SendersMachine(RuleBasedStateMachine):
             self.open_stream(name)
 
     def begin_again(self) -> None:
-        """Another window takes the place of this one, as after a seek; no stream ends."""
+        """Another window takes the place of this one, as after a seek; no stream ends, but senders
+        are told, after all that they were sent."""
         present = list(self.window.members.by_name)
         self.window = self.opened(self.window.epoch)
         for name in present:
             self.window.join(name)
+            self.wires[name].append(None)
 
     def learn(self) -> None:
         """What the window has finished."""
@@ -244,24 +238,21 @@ class SendersMachine(RuleBasedStateMachine):
     @rule(
         work=st.lists(
             st.tuples(
-                st.sampled_from(["send", "receive", "post", "end", "judge", "hear"]),
+                st.sampled_from(["send", "receive", "post", "end", "judge"]),
                 st.sampled_from([*SENDERS, *SENDERS[:1] * 3]),
                 st.sampled_from([0, 0, 0, 1, 2]),
                 st.sampled_from([1, 1, 3, 20]),
                 st.booleans(),
-                st.sampled_from([0, 1, 5]),
             ),
             min_size=2,
             max_size=12,
         )
     )
-    def work(self, work: list[tuple[str, str, int, int, bool, int]]) -> None:
+    def work(self, work: list[tuple[str, str, int, int, bool]]) -> None:
         for each in work:
             self.go_on(*each)
 
-    def go_on(
-        self, what: str, name: str, number: int, count: int, fails: bool, delay_s: int
-    ) -> None:
+    def go_on(self, what: str, name: str, number: int, count: int, fails: bool) -> None:
         """One step, if it is possible."""
         if what == "send":
             self.send(name, count)
@@ -270,17 +261,19 @@ class SendersMachine(RuleBasedStateMachine):
         elif what == "post":
             self.post(name)
         elif what == "end" and self.under_way:
-            self.end_post(number, fails, delay_s)
+            self.end_post(number, fails)
         elif what == "judge" and self.asked:
             self.judge(number)
-        elif what == "hear" and self.answers:
-            self.hear(number)
 
     def receive(self, name: str) -> None:
         """A sender reads its stream."""
-        if self.wires[name]:
-            epoch, messages = self.wires[name].popleft()
-            self.queues[name].add(epoch, messages, self.now_ns)
+        if not self.wires[name]:
+            return
+        messages = self.wires[name].popleft()
+        if messages is None:
+            self.queues[name].clear()
+        else:
+            self.queues[name].add(messages, self.now_ns)
 
     def post(self, name: str) -> None:
         """A POST begins, if one may."""
@@ -291,15 +284,15 @@ class SendersMachine(RuleBasedStateMachine):
             due_ns = queue.next_due_ns()
             assert due_ns is None or due_ns > self.now_ns or count == self.push.connections_max
             return
-        places = [(each.partition, each.seq) for each in unit.messages]
+        places = [each.place for each in unit.messages]
         self.check_bounds(unit)
         for other_name, other in self.under_way:
             if other_name == name:
-                theirs = {self.series((each.partition, each.seq)) for each in other.messages}
-                assert not theirs & {self.series(place) for place in places}
+                theirs = {self.run_of(each.place) for each in other.messages}
+                assert not theirs & {self.run_of(place) for place in places}
         for index, place in enumerate(places):
-            series = self.series(place)
-            before = {each for each in self.keys if each < place and self.series(each) == series}
+            run = self.run_of(place)
+            before = {each for each in self.keys if each < place and self.run_of(each) == run}
             left = before - self.delivered - self.finished - set(places[:index])
             assert not left, f"{place} is sent before {left}"
         self.under_way.append((name, unit))
@@ -309,39 +302,32 @@ class SendersMachine(RuleBasedStateMachine):
         count = len(unit.messages)
         assert 1 <= count <= (self.push.batch_max if self.push.format == "batch" else 1)
         size = sum(each.size_bytes for each in unit.messages)
-        assert unit.size_bytes == size and (size <= self.push.batch_bytes_max or count == 1)
-        series = [self.series((each.partition, each.seq)) for each in unit.messages]
-        changes = sum(a != b for a, b in pairwise(series))
-        assert changes == len(set(series)) - 1, "messages of a series are next to each other"
+        assert size <= self.push.batch_bytes_max or count == 1
+        runs = [self.run_of(each.place) for each in unit.messages]
+        changes = sum(a != b for a, b in pairwise(runs))
+        assert changes == len(set(runs)) - 1, "messages of a run are next to each other"
 
-    def end_post(self, number: int, fails: bool, delay_s: int) -> None:
+    def end_post(self, number: int, fails: bool) -> None:
         """A POST ends, or is given up."""
         name, unit = self.under_way.pop(number % len(self.under_way))
         queue = self.queues[name]
-        places = {(each.partition, each.seq) for each in unit.messages}
+        places = {each.place for each in unit.messages}
         if not fails and not places & self.bad:
             self.delivered |= places
-            self.ask(name, queue.done(unit), None, 0, False)
+            acknowledged, come_again = queue.done(unit)
+            assert {*come_again, *(each.place for each in acknowledged)} == places
+            self.ask(name, acknowledged, is_nack=False)
             return
         nacked = queue.failed(unit) if fails else queue.refused(unit)
-        self.ask(name, nacked, nacked, delay_s * S, not fails)
-
-    def hear(self, number: int) -> None:
-        """A sender reads an answer."""
-        answer = self.answers.pop(number % len(self.answers))
-        asked = answer.asked
-        assert asked.nacked is not None
-        back = self.queues[asked.sender].answered(asked.nacked, answer.epoch, answer.refused)
-        self.ask(asked.sender, back, back, 0, False)
+        self.ask(name, nacked, is_nack=True, is_counted=not fails)
 
     def ask(
-        self, name: str, messages: list[Message], nacked: list[Message] | None, delay_ns: int,
-        is_counted: bool,
-    ) -> None:  # fmt: skip
+        self, name: str, messages: list[Message], *, is_nack: bool, is_counted: bool = False
+    ) -> None:
         if messages:
-            named = [((each.partition, each.seq), each.epoch) for each in messages]
+            named = [(each.place, each.epoch) for each in messages]
             life = self.lives[name]
-            self.asked.append(Asked(name, named, nacked, delay_ns, is_counted, life))
+            self.asked.append(Asked(name, named, is_nack, is_counted, life))
 
     @invariant()
     def all_parts_agree(self) -> None:
@@ -369,31 +355,29 @@ class SendersMachine(RuleBasedStateMachine):
     def step(self) -> bool:
         """What is under way arrives, and no receiver fails any more."""
         self.tick(10)
-        busy = bool(self.asked or self.answers or self.under_way)
+        busy = bool(self.asked or self.under_way)
         for name in SENDERS:
             self.send(name, 20)
             while self.wires[name]:
                 self.receive(name)
             self.post(name)
         if self.under_way:
-            self.end_post(0, False, 0)
+            self.end_post(0, False)
         if self.asked:
             self.judge(0)
-        if self.answers:
-            self.hear(0)
         return busy
 
 
 class SharedSendersMachine(SendersMachine):
     """Messages without any order."""
 
-    mode = "shared"
+    mode: Mode = "shared"
 
 
 class ExclusiveSendersMachine(SendersMachine):
     """Messages in the order of each partition."""
 
-    mode = "exclusive"
+    mode: Mode = "exclusive"
 
 
 MACHINES = (SendersMachine, SharedSendersMachine, ExclusiveSendersMachine)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from delivery.push.limiter import Limiter, LimiterState
+from delivery.push.rates.limiter import Limiter
 from ledger.delivery import push_rates
-from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushBoard
 from tests.delivery.node import Node, node_in
@@ -23,7 +23,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-def kept(them: Sending, made: Subscription) -> dict[int, PushRate]:
+def kept(them: Sending, made: Subscription) -> dict[int, LearnedRate]:
     return them.owner.node.ledger.read(push_rates.of, made.subscription_id)
 
 
@@ -39,7 +39,7 @@ def test_what_a_sender_learns_is_in_the_ledger_by_the_next_flush(
         made = them.create()
         them.owner.produce(record(0))
         await them.until(lambda: bool(kept(them, made)), made, rate=500.0)
-        assert kept(them, made) == {0: PushRate(made.subscription_id, 0, 0, 100.0, None)}
+        assert kept(them, made) == {0: LearnedRate(0, 100.0, None)}
         (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
         assert row.state == (0, 100.0, None)
 
@@ -51,12 +51,12 @@ def test_a_sender_begins_with_what_its_predecessor_of_another_start_learned(
 ) -> None:
     async def use(them: Sending) -> None:
         made = them.create()
-        learned = PushRate(made.subscription_id, 0, 1, 1 / 60, 12.5)
-        node.ledger.write(push_rates.write, [learned])
+        learned = LearnedRate(1, 1 / 60, 12.5)
+        node.ledger.write(push_rates.write, {(made.subscription_id, 0): learned})
         await them.until(lambda: limiter(them, made) is not None, made)
         found = limiter(them, made)
         assert found is not None
-        assert found.state == LimiterState(Mode.SLOW, 1 / 60, 12.5)
+        assert found.state == LearnedRate(Mode.SLOW, 1 / 60, 12.5)
 
     sending(node, tmp_path, use)
 
@@ -65,8 +65,8 @@ def test_a_successor_in_the_same_daemon_goes_by_the_words(node: Node, tmp_path: 
     async def use(them: Sending) -> None:
         made = them.create()
         await them.until(lambda: bool(kept(them, made)), made, rate=500.0)
-        former = PushRate(made.subscription_id, 0, 2, 1 / 60, 1.0)
-        node.ledger.write(push_rates.write, [former])
+        former = LearnedRate(2, 1 / 60, 1.0)
+        node.ledger.write(push_rates.write, {(made.subscription_id, 0): former})
         them.senders.close()
         await them.senders.ended()
         them.restart()

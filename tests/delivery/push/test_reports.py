@@ -9,15 +9,16 @@ from typing import Any, cast
 import msgspec
 import uvloop
 
-from delivery.push.messages import PushedMessage
 from delivery.push.reports import Failing, SenderReports
+from delivery.subscriptions.consumers.handing import PushedMessage
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Acknowledge, Nack
 from delivery.subscriptions.schemas import Acknowledged
+from uploader.l0.records import Record
 
 
 def message(seq: int) -> PushedMessage:
-    return PushedMessage(partition=0, epoch=1, attempt=1, seq=seq, ts=0, data="1")
+    return PushedMessage(partition=0, epoch=1, attempt=1, seq=seq, ts=0, record=Record("1"))
 
 
 class QuickOwner:
@@ -45,11 +46,11 @@ def test_what_is_delivered_in_the_moment_in_which_telling_ends_is_told() -> None
 
     async def scenario() -> tuple[QuickOwner, list[Exception]]:
         owner, errors = QuickOwner(), list[Exception]()
-        reports = SenderReports(cast("Owners", owner), 1, "push/0", lambda *_: None, errors.append)
+        reports = SenderReports(cast("Owners", owner), 1, "push/0", errors.append)
         owner.meanwhile = lambda: reports.delivered([message(2)])
         reports.delivered([message(1)])
         await reports.told()
-        owner.meanwhile = lambda: reports.give_back([message(4)], Failing(0, "it failed", False))
+        owner.meanwhile = lambda: reports.give_back([message(4)], Failing("it failed", False))
         reports.delivered([message(3)])
         await reports.told()
         return owner, errors

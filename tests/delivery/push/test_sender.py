@@ -11,9 +11,10 @@ import pytest
 from delivery.push.secrets import PushSecrets, SecretsFile
 from delivery.push.signatures import secret_of
 from delivery.streams.outlet import Outlet
-from delivery.subscriptions.requests import Consume, Seek
+from delivery.subscriptions.requests import Consume, Resend, Seek
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import PushBoard, PushState, SenderWords
+from shards.boards.pushboard import PushBoard, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import NoSenders, record
@@ -261,6 +262,31 @@ def test_what_was_delivered_is_not_posted_again_if_the_owner_sends_it_again(
     sending(node, tmp_path, use)
 
 
+def test_what_is_resent_is_posted_although_its_sender_remembers_to_have_delivered_it(
+    node: Node, tmp_path: Path
+) -> None:
+    async def use(them: Sending) -> None:
+        them.receiver.gate.clear()
+        made = them.create()
+        them.owner.produce(record(1, "a"))
+        await them.until(lambda: them.receiver.under_way == 1, made)
+        running = them.owner.subscriptions._running[made.subscription_id]
+        window = running.window
+        window.returned("push/0")
+        batch = window.take("push/0", 1, 0)
+        assert batch is not None
+        them.receiver.gate.set()
+        await them.until(lambda: running.refused == 1, made)
+        window.ack("push/0", batch.epoch, 0)  # as if it came from another sender
+        asked = Resend(made.subscription_id, (0, 1), "id")
+        for is_finished in (False, True):
+            assert (await them.owner.ask(asked))["finished"] is is_finished
+            await them.until(lambda: not window.resent.is_open((0, 1)), made)
+        assert them.receiver.seqs() == [1, 1]
+
+    sending(node, tmp_path, use)
+
+
 def test_after_a_seek_everything_is_posted_again(node: Node, tmp_path: Path) -> None:
     async def use(them: Sending) -> None:
         made = them.create()
@@ -343,7 +369,7 @@ def test_a_sender_that_joins_begins_with_the_part_that_the_others_send(tmp_path:
         PushBoard(segment).offer(made.slot, made.subscription_id, 100.0, 2)
         other = SenderWords(segment, 1, made.slot)
         other.join(made.subscription_id)
-        other.tell(PushState(0, 45.0, None), 1)
+        other.tell(LearnedRate(0, 45.0, None), 1)
         them.grant(made, 50.0)
         await them.until(lambda: len(them.senders) == 1, made, 50.0)
         limiter = them.senders._senders[made.subscription_id].limiter
@@ -517,7 +543,7 @@ def test_a_batch_takes_one_permit_of_the_rate_however_many_records_it_has(
         made = them.create(push)
         words = SenderWords(node.segment, 0, made.slot)
         words.join(made.subscription_id)
-        words.tell(PushState(0, 50.0, None), 1)
+        words.tell(LearnedRate(0, 50.0, None), 1)
         them.owner.produce(*(record(n, f"k{n}") for n in range(200)))
         running = them.owner.subscriptions._running
         await them.until(

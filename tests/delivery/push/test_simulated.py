@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from delivery.push.limiter import LimiterSettings
+from delivery.push.rates.limiter import LimiterSettings
 from shards.boards.pushboard import Mode
 from tools.push_model import SECOND, ModelSender, PushSample, Receiver, Sharing, follow
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from delivery.reading import tail as tail_reader
 from delivery.reading.followed import FollowedPartitions
-from delivery.reading.tail import TailReader
+from delivery.reading.tail import LARGE_RECORDS, PIECE_RECORDS, TailReader
 from ledger.types import Commit
 from shards import frame, ring
+from shards import layout as at
 from shards.ring import RingFull
 from tests.delivery.node import Node, node_in
 from tests.long import examples
@@ -302,3 +303,62 @@ def test_the_number_of_kept_places_is_bounded(
                 assert read(node, reader, told) == [(n + 1, str(n)) for n in range(10)]
         assert (len(reader._chains), reader._chains.size) == (3, 6)
         assert (len(reader._walks), reader._walks.size) == (3, 6)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 999])
+def test_a_large_batch_comes_in_pieces_from_the_one_with_the_offset_on(
+    text: str, tmp_path: Path
+) -> None:
+    count = 3 * LARGE_RECORDS + 1
+    with node_in(tmp_path, shards=1, ring_bytes=16 << 20) as node:
+        node.produce(0, {0: rec("first")})
+        node.produce(0, {0: rec(*(f"{n}{text}" for n in range(count)))})
+        node.produce(0, {0: rec("last")})
+        commit = node.commit()
+        assert commit
+        reader = TailReader(node.segment)
+        expected = [
+            (1, "first"), *((n + 2, f"{n}{text}") for n in range(count)), (count + 2, "last")
+        ]  # fmt: skip
+        for offset in (1, 2, 513, 514, 700, count, count + 1, count + 2):
+            found = read(node, reader, [commit], offset)
+            assert found is not None and expected[-len(found) :] == found
+            assert found[0][0] <= offset < found[0][0] + PIECE_RECORDS
+        assert len(reader._pieces) == 1
+        node.segment.words[node.segment.layout.shard(0) + at.S_RESERVED] += 32 << 20
+        assert read(node, reader, [commit]) is None
+        # As whoever has found the pieces before.
+        assert read(node, reader, [commit], count) is None
+
+
+def test_a_large_batch_with_damage_is_no_record(tmp_path: Path) -> None:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 20) as node:
+        node.produce(0, {0: rec(*map(str, range(2 * LARGE_RECORDS)))})
+        commit = node.commit()
+        assert commit
+        data = node.segment.ring(0)
+        place = bytes(data).index(b"2000")
+        data[place] += 1
+        with pytest.raises(frame.FrameError):
+            read(node, TailReader(node.segment), [commit])
+
+
+def test_pieces_of_a_large_batch_have_records_and_end_where_the_ring_has_gone_on(
+    tmp_path: Path,
+) -> None:
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 20) as node:
+        node.produce(0, {0: rec(*map(str, range(4 * PIECE_RECORDS)))})
+        commit = node.commit()
+        assert commit
+        partitions = FollowedPartitions(lambda: [commit])
+        partitions.follow(node.key())
+        (extent,) = partitions.tail(node.key(), 1)
+        reader = TailReader(node.segment)
+        found = [
+            batch and batch[1].record_count for batch in reader.raw_batches(node.key(), extent, 1)
+        ]
+        assert found == [PIECE_RECORDS] * 4
+        batches = reader.raw_batches(node.key(), extent, 1)
+        assert next(batches) is not None
+        node.segment.words[node.segment.layout.shard(0) + at.S_RESERVED] += 1 << 20
+        assert [*batches] == [None]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from delivery.subscriptions.hash_ring import NODES, hash_of
-from delivery.subscriptions.policy import WindowPolicy
+from delivery.subscriptions.window.hash_ring import NODES, hash_of
+from delivery.subscriptions.window.policy import WindowPolicy
 
 Place = tuple[int, int]
 
@@ -52,6 +52,7 @@ class ObviousSubscription:
         self.attempts: dict[Place, int] = {}
         self.rests: dict[Place, int] = {}
         self.uncounted: set[Place] = set()  # of what rests, or did
+        self.uncounted_failures: dict[Place, int] = {}
         self.stuck: set[Place] = set()
 
     # Who may get what
@@ -176,7 +177,7 @@ class ObviousSubscription:
     def finish(self, place: Place, *, decided: bool = True) -> None:
         """A message is finished."""
         self.finished.add(place)
-        for found in (self.out, self.rests, self.attempts):
+        for found in (self.out, self.rests, self.attempts, self.uncounted_failures):
             found.pop(place, None)
         self.stuck.discard(place)
         if decided:
@@ -185,7 +186,7 @@ class ObviousSubscription:
     def fail(
         self, place: Place, now_ns: int, asked_ns: int = 0, *, is_counted: bool = True
     ) -> None:
-        """A delivery failed; if it is not counted, the message rests as long as was asked."""
+        """A delivery failed; if it is not counted, the message rests as if it was."""
         if place not in self.out:
             return
         if self.mode == "exclusive":
@@ -194,14 +195,13 @@ class ObviousSubscription:
             self.finish(place, decided=False)
             return
         del self.out[place]
+        found = self.attempts if is_counted else self.uncounted_failures
+        found[place] = found.get(place, 0) + 1
+        failures = self.attempts.get(place, 0) + self.uncounted_failures.get(place, 0)
         if not is_counted:
-            if asked_ns:
-                self.rests[place] = now_ns + asked_ns
-                self.uncounted.add(place)
-            return
-        self.attempts[place] = self.attempts.get(place, 0) + 1
-        if self.attempts[place] <= self.policy.redeliveries_max:
-            self.rests[place] = now_ns + self.policy.rest_ns(self.attempts[place], asked_ns)
+            self.uncounted.add(place)
+        if not is_counted or self.attempts[place] <= self.policy.redeliveries_max:
+            self.rests[place] = now_ns + self.policy.rest_ns(failures, asked_ns)
         elif self.policy.poison == "drop":
             self.finish(place)
         else:
@@ -239,6 +239,8 @@ class ObviousSubscription:
 
     def set_policy(self, policy: WindowPolicy, taken: set[Place]) -> None:
         """The settings change; ``taken`` are being moved away."""
+        if policy is not self.policy:
+            self.uncounted_failures.clear()
         self.policy = policy
         for place in sorted(self.stuck - taken):
             if self.attempts[place] <= policy.redeliveries_max:
@@ -249,8 +251,8 @@ class ObviousSubscription:
     def retry(self, place: Place) -> None:
         """A blocked message is sent again, as if it had never failed."""
         self.stuck.discard(place)
-        self.rests.pop(place, None)
-        self.attempts.pop(place, None)
+        for found in (self.rests, self.attempts, self.uncounted_failures):
+            found.pop(place, None)
 
 
 class PushedSubscription(ObviousSubscription):
@@ -302,3 +304,12 @@ class PushedSubscription(ObviousSubscription):
             self.come_back([place])
             return
         super().fail(place, now_ns, asked_ns, is_counted=is_counted)
+
+
+class PushedExclusiveSubscription(ObviousSubscription):
+    """An exclusive one that is pushed: nothing of a partition goes out while any of it is."""
+
+    def may_be_sent(self, name: str, place: Place) -> bool:
+        """As for others; and what is out of its partition is in the batch that is taken."""
+        out = {epoch for each, epoch in self.out.items() if each[0] == place[0]}
+        return out <= {self.taking} and super().may_be_sent(name, place)

@@ -22,7 +22,6 @@ from delivery.reading.followed import FollowedPartitions
 from delivery.reading.partition import PartitionReader
 from delivery.reading.tail import TailReader
 from delivery.ready import Kind, PriorityInputs
-from delivery.subscriptions.inspection import OwnerClocks
 from delivery.subscriptions.requests import (
     Acknowledge,
     AnyRequest,
@@ -32,11 +31,14 @@ from delivery.subscriptions.requests import (
     Nack,
     TryPush,
 )
-from delivery.subscriptions.rows import PushedHere
 from delivery.subscriptions.runtime import Subscriptions
+from delivery.subscriptions.shown.inspection import OwnerClocks
+from delivery.subscriptions.shown.rows import PushedHere
+from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger
+from ledger.space import retention
 from shards import layout as at
 from shards.boards.pushboard import PushSenderRow
 from shards.boards.rowboard import subscription_board
@@ -135,6 +137,15 @@ class Owner:
         assert self.node.commit(0) is not None
         if tell:
             self.tell()
+
+    def evict_all_but(self, newest: int) -> None:
+        """Retention keeps as many records of each partition of the topic."""
+        node = self.node
+        capped = msgspec.structs.replace(node.topic.config, cap_records=newest)
+        topic = node.ledger.write(topics.alter, node.topic.name, capped)
+        due = node.ledger.read(retention.due_evictions, topic, None)
+        node.ledger.write(retention.evict, due.evictions)
+        self.evictions += 1
 
     def tell(self) -> None:
         """The commits of the log that it was not told of."""

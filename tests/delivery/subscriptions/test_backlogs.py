@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from delivery.subscriptions import running
-from delivery.subscriptions.requests import Describe
+from delivery.subscriptions.requests import Describe, SkipKey
 from ledger import topics
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning, record
@@ -80,6 +80,27 @@ def test_a_backlog_over_many_partitions_is_loaded_about_once(
         run(node, partitions, use)
 
 
+def test_what_is_at_hand_of_a_partition_is_admitted_before_others_have_their_turn(
+    tmp_path: Path,
+) -> None:
+    """K14: partitions that took turns after each lot would all have to be at hand together."""
+
+    async def use(owner: Owner) -> None:
+        for partition in range(3):
+            owner.produce(
+                *(record(n, f"{partition}-{n}") for n in range(2 * running.ADMIT_LOT)),
+                partition=partition, tell=False,
+            )  # fmt: skip
+        owner.tell()
+        made = owner.create(consumer_max=3 * running.ADMIT_LOT)
+        client = await owner.consume(made, "c")
+        found = [message["partition"] for message in messages(client)]
+        assert found == [0] * 2 * running.ADMIT_LOT + [1] * running.ADMIT_LOT
+
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 18) as node:
+        run(node, 3, use)
+
+
 @pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
 def test_a_commit_looks_at_the_partitions_that_it_moved(tmp_path: Path, mode: str) -> None:
     async def use(owner: Owner) -> None:
@@ -128,6 +149,30 @@ def test_what_is_far_waits_while_there_is_enough_to_do_and_comes_in_the_end(
             assert waiting < state["waiting"] <= waiting + 300 + 256
             waiting = state["waiting"]
         assert await drain(owner, made, client) == 6_000
+
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 20) as node:
+        run(node, 3, use)
+
+
+def test_of_an_exclusive_partition_little_is_known_that_cannot_be_sent_yet(tmp_path: Path) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(mode="exclusive", redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        owner.produce(record(0))
+        await owner.rest()
+        await owner.nack(made, "c", *messages(client))
+        for _ in range(10):
+            owner.produce(*[record(n) for n in range(500)])
+            await owner.rest()
+        window = owner.subscriptions._running[made.subscription_id].window
+        assert len(window.stuck) == 1 and window.unfinished < 4_000
+        owner.produce(record(7), partition=1)
+        await owner.rest()
+        assert [message["partition"] for message in messages(client)] == [0, 1]
+        await owner.ask(SkipKey(made.subscription_id, None, (0, 1)))
+        await owner.rest()
+        await owner.take_all(made, client)
+        assert len(messages(client)) == 5_002
 
     with node_in(tmp_path, shards=1, ring_bytes=1 << 20) as node:
         run(node, 3, use)

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from delivery.subscriptions import inspection
 from delivery.subscriptions.requests import (
     Describe,
     DescribeKey,
@@ -18,10 +17,10 @@ from delivery.subscriptions.requests import (
     Seek,
     SkipKey,
 )
+from delivery.subscriptions.shown import inspection
 from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
-from ledger.space import retention
 from ledger.types import Topic, TopicConfig
 from shards import layout as at
 from shards.boards.rowboard import RowPhase
@@ -307,20 +306,11 @@ def test_new_partitions_wait_until_the_older_ones_are_read(node: Node) -> None:
     run(node, use)
 
 
-def evict_all_but(node: Node, newest: int) -> None:
-    """Retention keeps as many records of each partition of the topic."""
-    capped = msgspec.structs.replace(node.topic.config, cap_records=newest)
-    topic = node.ledger.write(topics.alter, node.topic.name, capped)
-    due = node.ledger.read(retention.due_evictions, topic, None)
-    node.ledger.write(retention.evict, due.evictions)
-
-
 def test_what_retention_removes_is_told_once(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create()
         owner.produce(*(record(n, "k") for n in range(1, 11)))
-        evict_all_but(node, 3)
-        owner.evictions += 1
+        owner.evict_all_but(3)
         await owner.later(0.1)
         await owner.later(0.1)
         state = await owner.ask(Describe(made.subscription_id))
@@ -348,8 +338,7 @@ def test_what_was_given_up_because_it_was_evicted_is_given_up_by_the_successor(
         client = await owner.consume(made, "c")
         owner.dies()
         await owner.nack(made, "c", *messages(client))
-        evict_all_but(node, 2)
-        owner.evictions += 1
+        owner.evict_all_but(2)
         await owner.later(0.1)
         await owner.later(0.1)
         assert data(client) == [1, 2]
@@ -369,7 +358,7 @@ def test_a_seek_to_what_was_evicted_sends_none_of_it(node: Node) -> None:
         made = owner.create(consumer_max=1)
         owner.produce(*(record(n, "k") for n in range(1, 4)))
         client = await owner.consume(made, "c")
-        evict_all_but(node, 2)
+        owner.evict_all_but(2)
         await owner.ask(Seek(made.subscription_id, {0: 0}))
         await owner.rest()
         assert data(client) == [1, 2]

@@ -25,6 +25,7 @@ from shards.journal import FinishedJournal
 from shards.layout import Layout
 from shards.segment import Segment
 from tests.delivery.subscriptions.tracked import FinishingWindow
+from tests.long import examples
 
 
 class FlushedSet:
@@ -506,4 +507,4 @@ class Deaths(RuleBasedStateMachine):
 
 
 TestDeaths = Deaths.TestCase
-TestDeaths.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+TestDeaths.settings = settings(max_examples=examples(15), stateful_step_count=30, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 from delivery.pipes.server import Asker
 from delivery.subscriptions import running
 from delivery.subscriptions.blocks import Blocks, Loaded
-from delivery.subscriptions.members import MEMBER_BYTES
+from delivery.subscriptions.consumers.sessions import Session
 from delivery.subscriptions.requests import (
     Consume,
     Describe,
@@ -24,7 +24,7 @@ from delivery.subscriptions.requests import (
     Poll,
 )
 from delivery.subscriptions.running import NEVER_NS, policy_of
-from delivery.subscriptions.sessions import Session
+from delivery.subscriptions.window.members import MEMBER_BYTES
 from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import SubscriptionConfig
@@ -463,6 +463,26 @@ def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -
         await owner.later(1)
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["held"], state["lag"]) == ("", state["in_flight"] + state["waiting"])
+
+    run(node, use)
+
+
+def test_long_keys_of_blocked_messages_take_no_more_than_is_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LITTLE_BESIDES_BYTES", 200_000)
+
+    async def use(owner: Owner) -> None:
+        owner.subscriptions.budget.bytes_max = 0  # others take it all
+        made = owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        for turn in range(30):
+            owner.produce(*(record(n, f"{turn}-{n}" + "x" * 1_000) for n in range(20)))
+            await owner.rest()
+            await owner.nack(made, "c", *messages(client))
+            client.data, client.writes = b"", []
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "nothing more is read ahead" in state["held"]
 
     run(node, use)
 

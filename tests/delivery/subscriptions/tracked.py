@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delivery.subscriptions.look_ahead import LookAhead
+from delivery.subscriptions.window.look_ahead import LookAhead
 from ledger.delivery.progress import ROW_BYTES, ROW_OFFSETS
 
 

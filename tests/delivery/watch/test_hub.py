@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from delivery.dispatch import Served
 from delivery.filters import Filter
+from delivery.ready import Turn
 from delivery.streams.formats import MSGPACK, SSE
 from delivery.watch import hub as hub_module
 from ledger import topics
@@ -297,6 +299,46 @@ def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
         made.tell()
         await made.rest()
         assert [client.seqs for client in clients] == [[1]] * 7
+
+    run(node, test)
+
+
+def test_a_turn_pays_for_what_filters_compare_and_ends_in_the_middle_of_the_partitions(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    work = Filter.work
+
+    def counted(self: Filter, records: Sequence[Record]) -> int:
+        compared[-1] += 1
+        return work(self, records)
+
+    serve = hub_module.WatchHub.serve
+
+    def served(self: hub_module.WatchHub, turn: Turn) -> Served:
+        compared.append(0)
+        return serve(self, turn)
+
+    monkeypatch.setattr(Filter, "work", counted)
+    monkeypatch.setattr(hub_module.WatchHub, "serve", served)
+    monkeypatch.setattr("delivery.fifo.BUDGET_BYTES", 5_000)
+
+    async def test(made: Watching) -> None:
+        patterns = [f"*{'y' * 140}{number}*" for number in range(6)]
+        clients = [
+            made.watch(Client(), {0: 0, 1: 0, 2: 0}, filter_=Filter(key=pattern))
+            for pattern in patterns
+        ]
+        everything = made.watch(Client(), {0: 0, 1: 0, 2: 0})
+        await made.rest()
+        records = [Record("1", key="y" * 150 + str(number)) for number in range(2)]
+        node.produce(0, dict.fromkeys(range(3), records))
+        assert node.commit(0) is not None
+        made.tell()
+        await made.rest()
+        assert [len(client.seqs) for client in clients] == [3, 3, 0, 0, 0, 0]
+        assert len(everything.seqs) == 6
+        assert max(compared) == 1 and sum(compared) == 18, "each costs more than a turn has"
 
     run(node, test)
 

@@ -11,7 +11,7 @@ import pytest
 
 from ledger import topics
 from ledger.delivery import push_rates, subscriptions
-from ledger.delivery.push_rates import PushRate
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.ledger import Ledger
@@ -38,14 +38,14 @@ def count(path: Path) -> int:
 def test_the_last_that_each_sender_has_learned_is_kept(ledger: Ledger, tmp_path: Path) -> None:
     made, other = add(ledger), add(ledger, "t")
     one, two = made.subscription_id, other.subscription_id
-    ledger.write(
-        push_rates.write, [PushRate(one, 0, 0, 100.0, None), PushRate(one, 3, 1, 0.5, 7.5)]
-    )
-    ledger.write(push_rates.write, [PushRate(one, 0, 2, 1 / 60, 80.25), PushRate(two, 0, 0, 1, 2)])
+    rates = {(one, 0): LearnedRate(0, 100.0, None), (one, 3): LearnedRate(1, 0.5, 7.5)}
+    ledger.write(push_rates.write, rates)
+    rates = {(one, 0): LearnedRate(2, 1 / 60, 80.25), (two, 0): LearnedRate(0, 1, 2)}
+    ledger.write(push_rates.write, rates)
     ledger.close()
     with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as again:
         assert again.read(push_rates.of, one) == {
-            0: PushRate(one, 0, 2, 1 / 60, 80.25), 3: PushRate(one, 3, 1, 0.5, 7.5)
+            0: LearnedRate(2, 1 / 60, 80.25), 3: LearnedRate(1, 0.5, 7.5)
         }  # fmt: skip
         assert again.read(push_rates.of, 99) == {}
 
@@ -55,7 +55,7 @@ def test_nothing_is_kept_of_a_deleted_subscription_and_nothing_is_written(
     ledger: Ledger, tmp_path: Path, ends: str
 ) -> None:
     made = add(ledger)
-    learned = [PushRate(made.subscription_id, 0, 0, 100.0, None)]
+    learned = {(made.subscription_id, 0): LearnedRate(0, 100.0, None)}
     ledger.write(push_rates.write, learned)
     if ends == "topic":
         ledger.write(topics.delete, "orders", 9)

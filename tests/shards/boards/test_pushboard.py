@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from ledger.delivery.push_rates import LearnedRate
 from shards import layout as at
 from shards.boards.pushboard import (
     NOTHING_LEARNED,
@@ -13,7 +14,6 @@ from shards.boards.pushboard import (
     PushBoard,
     PushOffer,
     PushOutcome,
-    PushState,
     SenderWords,
     grant_word,
     is_for,
@@ -27,7 +27,7 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 
-LEARNED = PushState(1, 12.5, 80.25)
+LEARNED = LearnedRate(1, 12.5, 80.25)
 
 
 def grant(segment: Segment, shard: int, slot: int, rate: float, number: int = 1) -> int:
@@ -154,14 +154,14 @@ def test_a_row_tells_all_that_its_sender_does(make_segment: MakeSegment) -> None
     grant(segment, 2, 7, 25, number=2)
     assert board.senders(7, 9)[0].use == USE_UNKNOWN
     words.use(0.75)
-    words.tell(PushState(2, 1 / 60, None), 77)
+    words.tell(LearnedRate(2, 1 / 60, None), 77)
     words.tell_next(1_000, 2_000)
     for outcome in PushOutcome:
         words.began()
         words.ended(outcome, 1_000_000)
     (row,) = board.senders(7, 9)
     assert (row.shard, row.is_present, row.granted, row.in_use, row.use) == (2, True, 25, 50, 0.75)
-    assert row.state == PushState(2, 1 / 60, None)
+    assert row.state == LearnedRate(2, 1 / 60, None)
     assert (row.changed_ns, row.next_ns, row.held_until_ns) == (77, 1_000, 2_000)
     assert row.outcomes == (1,) * len(PushOutcome)
     assert (row.attempts, row.in_flight, row.failures) == (13, 0, 11)
@@ -231,12 +231,12 @@ def test_a_former_subscription_of_a_slot_changes_nothing_of_a_later_one(
     former.join(5)
     former.began()
     later.join(6)
-    later.tell(PushState(0, 5.0, None), 7)
+    later.tell(LearnedRate(0, 5.0, None), 7)
     later.began()
     (before,) = board.senders(0, 6)
     assert before.is_present and before.in_flight == 1
     former.ended(PushOutcome.SERVER_ERROR, 1_000)
-    former.tell(PushState(2, 1.0, 2.0), 8)
+    former.tell(LearnedRate(2, 1.0, 2.0), 8)
     former.tell_next(9, 9)
     former.use(1.0)
     former.leave()

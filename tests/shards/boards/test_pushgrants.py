@@ -10,6 +10,7 @@ from shards.boards.pushboard import SenderWords
 from shards.boards.pushgrants import SlotGrants
 from shards.layout import Layout
 from shards.segment import Segment
+from tests.long import examples
 from tests.shards.conftest import MakeSegment
 
 SHARDS = 2
@@ -92,7 +93,7 @@ class GrantsMachine(RuleBasedStateMachine):
 
 
 TestGrants = GrantsMachine.TestCase
-TestGrants.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestGrants.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 def test_a_look_without_changes_says_so(make_segment: MakeSegment) -> None:

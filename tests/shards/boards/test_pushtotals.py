@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from ledger.delivery.push_rates import LearnedRate
+from shards.boards.pushboard import PushBoard, PushOutcome, SenderWords
 from shards.boards.pushgrants import SlotGrants
 from shards.boards.pushtotals import PushTotal, together, totals
 from shards.layout import Layout
@@ -28,8 +29,8 @@ def two_senders(segment: Segment) -> tuple[SenderWords, SenderWords]:
     for shard, words in ((0, fast), (2, slow)):
         grants.grant(shard, 50)
         words.follow()
-    fast.tell(PushState(0, 80.0, None), 1)
-    slow.tell(PushState(1, 1 / 60, 20.0), 1)
+    fast.tell(LearnedRate(0, 80.0, None), 1)
+    slow.tell(LearnedRate(1, 1 / 60, 20.0), 1)
     fast.use(0.5)
     slow.tell_next(5, 77)
     return fast, slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from shards import layout as at
+from shards.boards.figures import SubscriptionCounters
 from shards.boards.rowboard import (
-    SUBSCRIPTION_NUMBERS,
     Placed,
     RouterRow,
     RowPhase,
@@ -19,7 +19,8 @@ from tests.shards.conftest import MakeSegment
 
 ROW = SubscriptionRow(
     "orders", "billing", RowPhase.HELD, "the store does not answer: 'ä'",
-    "message 0:7 of the key 'k'", *range(2**53, 2**53 + 2 + len(SUBSCRIPTION_NUMBERS)),
+    "message 0:7 of the key 'k'", 2**53, 2**53 + 1, 2**53 + 2,
+    **{name: 2**54 + place for place, name in enumerate(SubscriptionCounters.__struct_fields__)},
 )  # fmt: skip
 
 
@@ -93,8 +94,9 @@ def test_a_row_of_a_router_has_its_numbers_and_texts_wherever_they_are_declared(
     segment = make_segment(Layout(1, 4096))
     board = router_board(segment)
     row = RouterRow(
-        RowPhase.HELD, 5, 6, 7, "partition 0 of topic 'ä' is full", "r", "s", "d", 8, 9, "at 0:9"
-    )
+        RowPhase.HELD, "partition 0 of topic 'ä' is full", "r", "s", "d", 9, "at 0:9",
+        copied=5, filtered=6, skipped=7, lag=8,
+    )  # fmt: skip
     board.write(3, 9, row)
     assert router_board(segment).read(3, 9) == row
     assert board.phases()[3] == (9, RowPhase.HELD)

@@ -93,12 +93,22 @@ def test_one_value_is_a_document_too() -> None:
     assert data_of(all_of(document(b'\xef\xbb\xbf{\n "a": [1, 2]\n}\n'))) == [{"a": [1, 2]}]
 
 
-@pytest.mark.parametrize("half", [b"[1, 2", b"[1, 2,", b"", b"[1] [2]", b'[{"a": 1}, {"b"'])
-def test_half_a_document_is_refused_as_a_whole(half: bytes) -> None:
+@pytest.mark.parametrize(
+    ("half", "hint"),
+    [
+        (b"[1, 2", "ends too early"),
+        (b"[1, 2,", "ends too early"),
+        (b"", "ends too early"),
+        (b"[1] [2]", "--format ndjson"),
+        (b'[{"a": 1}, {"b"', "ends too early"),
+    ],
+)
+def test_half_a_document_is_refused_as_a_whole(half: bytes, hint: str) -> None:
     half_read = document(half)
     for _ in range(2):
-        reading = half_read.read(10)
-        assert reading.block is None and "not one JSON document" in str(reading.problem)
+        problem = half_read.read(10).problem
+        assert problem is not None and half_read.read(10).block is None
+        assert "not one JSON document" in str(problem) and hint in problem.hint
 
 
 def test_an_array_without_an_element_that_ends_at_the_position_is_another() -> None:
@@ -238,6 +248,12 @@ def test_keys_are_strings_or_integers() -> None:
     for text in ('{"k":{"v":true}}', '{"k":{"v":1.5}}', '{"k":{"v":[]}}'):
         assert one(text, rules).rows == ()
     assert rules.invalid == 3
+    longest = "é" * 1_024
+    assert json.loads(one(f'{{"k":{{"v":"{longest}"}}}}', rules).rows[0])["key"] == longest
+    with pytest.raises(
+        InvalidRecord, match=r"has a key 'k.v' of 1,025 characters, more than 1,024"
+    ):
+        one(f'{{"k":{{"v":"{longest}x"}}}}', Rules(key="k.v"))
 
 
 def test_a_key_counts_for_the_size_of_a_record_as_it_does_for_the_daemon() -> None:

@@ -7,15 +7,16 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from msgspec import Struct
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from daemon.alarms.alarms import NAMES
 from daemon.api.figures import metrics
-from daemon.api.figures.metric_kinds import OTHERS, Scrape
+from daemon.api.figures.metric_kinds import OTHERS, Scrape, declared
 from daemon.api.figures.metric_table import METRICS
 from daemon.api.figures.push_figures import push_series
 from daemon.api.figures.router_figures import router_series
@@ -31,9 +32,11 @@ from daemon.intake.refused import RefusalReason
 from daemon.schemas.names import TOPIC_NAME
 from delivery.dispatch import SLICE_NS
 from delivery.scheduler.bands import BANDS
+from ledger.delivery.push_rates import LearnedRate
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
-from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.figures import Family, figure
+from shards.boards.pushboard import PushBoard, PushOutcome, SenderWords
 from shards.boards.pushgrants import SlotGrants
 from shards.boards.pushtotals import totals
 from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
@@ -121,6 +124,53 @@ def test_names_follow_prometheus_conventions() -> None:
         assert not re.search(r"_(ms|ns|us|minutes|kb|mb|kib|mib|percent)(_|$)", metric.name)
         assert metric.says and not metric.says.endswith("."), metric.name
         assert not {"le", "quantile", "job", "instance"} & set(metric.labels), metric.name
+
+
+class Counted(Struct):
+    """Figures that a row has, and all of them together."""
+
+    taken: Annotated[int, figure("what was taken", "headgate_taken_total")]
+    age_ms: Annotated[int | None, figure("since when", "headgate_age_seconds", per=1e3)]
+
+
+class Row(Counted):
+    """One of them."""
+
+    name: str
+    by_end: Annotated[dict[str, int], figure("how", Family("headgate_ends_total", "s"), by="end")]
+
+
+class Limit(Struct):
+    """What only some have."""
+
+    usd: Annotated[float, figure("a limit", "headgate_limit_usd")]
+
+
+class Document(Counted):
+    """All of them."""
+
+    rows: Annotated[list[Row], figure(by="name")]
+    limit: Annotated[Limit | None, figure(of="puts")]
+    count: Annotated[int, figure("how many", "headgate_rows")]
+
+
+def test_a_figure_of_a_row_has_its_labels_and_what_is_inherited_is_no_series_of_all() -> None:
+    rows = [Row(3, 1_500, "a", {"well": 2, "badly": 1}), Row(4, None, "b", {})]
+    document: Any = Document(7, 9, rows, None, 2)
+    found = {metric.name: metric for metric in declared(Document)}
+    samples = {name: [*metric.samples(document)] for name, metric in found.items()}
+    assert samples == {
+        "headgate_taken_total": [(("a",), 3), (("b",), 4)],
+        "headgate_age_seconds": [(("a",), 1.5), (("b",), 0)],
+        "headgate_ends_total": [(("a", "well"), 2), (("a", "badly"), 1)],
+        "headgate_limit_usd": [],
+        "headgate_rows": [((), 2)],
+    }
+    document.limit = Limit(50.0)
+    assert [*found["headgate_limit_usd"].samples(document)] == [(("puts",), 50.0)]
+    kinds = [found[name].kind for name in samples]
+    assert kinds == ["counter", "gauge", "counter", "gauge", "gauge"]
+    assert found["headgate_ends_total"].labels == ("name", "end")
 
 
 def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
@@ -358,7 +408,7 @@ def pushing(daemon: Daemon, slot: int, name: str) -> SenderWords:
     grants.look()
     grants.grant(1, 80)
     words.follow()
-    words.tell(PushState(0, 60.0, None), 1)
+    words.tell(LearnedRate(0, 60.0, None), 1)
     return words
 
 
@@ -390,7 +440,7 @@ def test_a_push_subscription_has_rates_attempts_and_latencies(daemon: Daemon) ->
 
 def test_push_subscriptions_without_series_of_their_own_are_together(daemon: Daemon) -> None:
     for slot in (SERIES_MAX, SERIES_MAX + 1):
-        pushing(daemon, slot, str(slot)).tell(PushState(2, 0.01, None), 1)
+        pushing(daemon, slot, str(slot)).tell(LearnedRate(2, 0.01, None), 1)
     found = parsed(daemon.page())
     others = frozenset({"topic": OTHERS, "subscription": OTHERS}.items())
     assert found["headgate_push_granted_attempts_per_second", others] == 160

@@ -15,9 +15,11 @@ from daemon.config.sensors import BY_NAME, SENSORS, Reading
 from daemon.governor import board
 from daemon.governor.governor import Governor
 from daemon.governor.producers_gate import ClosedBy
-from daemon.schemas.status import SubscriptionScaling
+from daemon.schemas.status import ShardStatus, SubscriptionScaling
+from ledger.delivery.push_rates import LearnedRate
 from shards import layout as at
-from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.figures import words_of
+from shards.boards.pushboard import PushBoard, PushOutcome, SenderWords
 from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
 from shards.layout import Layout
 from shards.segment import Segment
@@ -103,6 +105,18 @@ def test_totals_and_store_are_sums_over_the_shards(daemon: Daemon) -> None:
     sums = document["totals"] | document["store"]
     assert [sums[name] for name in words] == [10 * 10**number for number in range(len(words))]
     assert [shard["records_acked"] for shard in document["shards"]] == [10, 20, 30, 40]
+
+
+def test_a_figure_that_is_a_word_of_a_shard_is_read_from_it(
+    daemon: Daemon,
+) -> None:
+    words = words_of(ShardStatus)
+    for number, word in enumerate(words.values()):
+        daemon.store(2, word, 1_000 + number)
+    document = daemon.document()
+    assert [document["shards"][2][name] for name in words] == [1_000 + n for n in range(len(words))]
+    assert not any(document["shards"][1][name] for name in words)
+    assert document["totals"]["records_acked"] == document["shards"][2]["records_acked"]
 
 
 def test_gates_say_which_are_closed_why_since_when_and_how_often(daemon: Daemon) -> None:
@@ -211,7 +225,7 @@ def test_the_scaling_signal_has_each_subscription_by_topic_and_name(daemon: Daem
             consumers=slot, consumer_max=1_000,
         )  # fmt: skip
         board_of_subscriptions.write(slot, slot + 1, row)
-    found = daemon.status().scaling().subscriptions
+    found = daemon.status().scaling(None).subscriptions
     assert [(each.topic, each.subscription) for each in found] == sorted(names)
     assert [each.value for each in found] == [50, 75, 100]
     assert found[1] == SubscriptionScaling(
@@ -232,7 +246,7 @@ def test_a_subscription_that_cannot_deliver_says_why_and_asks_for_nobody(
 ) -> None:
     row = SubscriptionRow("orders", "billing", phase, reason, lag=9_000, consumer_max=1_000)
     subscription_board(daemon.segment).write(0, 1, row)
-    (found,) = daemon.status().scaling().subscriptions
+    (found,) = daemon.status().scaling(None).subscriptions
     assert (found.held, found.value, found.drainable_lag) == (held, 0, 0)
 
 
@@ -246,7 +260,7 @@ def test_push_subscriptions_are_added_up_and_those_that_fail_are_shown_first(
         PushBoard(daemon.segment).offer(slot, slot + 1, 10, 1)
         words = SenderWords(daemon.segment, 0, slot)
         words.join(slot + 1)
-        words.tell(PushState(1 if slot == 7 else 0, 5.0, None), 1)
+        words.tell(LearnedRate(1 if slot == 7 else 0, 5.0, None), 1)
         words.tell_next(0, NOW_NS + 2_000_000_000 if slot == 9 else 0)
         outcome = PushOutcome.TIMED_OUT if slot == 9 else PushOutcome.DELIVERED
         words.began()

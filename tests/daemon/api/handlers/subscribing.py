@@ -27,7 +27,7 @@ from daemon.http.server import Server
 from daemon.intake.topic_cache import TopicCache
 from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
-from delivery.push.addresses import AllowList
+from delivery.push.posts.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.reading.waiters import Waiters
 from delivery.streams.outlet import Outlet

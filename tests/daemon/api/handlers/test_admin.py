@@ -18,6 +18,7 @@ from compaction.access.http_calls import (
     socket_address,
 )
 from compaction.access.via_daemon import ViaDaemon
+from daemon.api.handlers import admin
 from tests.e2e.daemon import running, wait_until
 from uploader.stores import open_store
 
@@ -40,6 +41,12 @@ def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_d
         assert json.loads(call(address, "GET", "/v0/status"))["ready"]
         with pytest.raises(DaemonRefused, match="404 not_found"):
             call(address, "GET", "/v0/admin/nothing", once=True)
+        pages = "/v0/admin/ledger/topics.page"
+        for limit in (1, 10_000):
+            assert call(address, "POST", pages, b'["",%d]' % limit, once=True) == b"[]"
+        for limit in (-1, 0, 10_001):
+            with pytest.raises(DaemonRefused, match=f"limit must be 1 to 10000, got {limit}"):
+                call(address, "POST", pages, b'["",%d]' % limit, once=True)
         daemon.kill_everything()
     assert (data / SOCKET_NAME).exists() and not answers(address)
     with running(data):  # the dead daemon's socket is replaced
@@ -47,6 +54,11 @@ def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_d
     assert not (data / SOCKET_NAME).exists()
     with pytest.raises(DaemonUnreachable, match="is it running"):
         call(address, "GET", "/v0/status", once=True)
+
+
+def test_the_arguments_and_the_result_of_each_operation_that_is_served_are_types_of_json() -> None:
+    for served in (*admin._LEDGER.values(), *admin._CATALOG.values()):
+        assert len(served._arguments) == len(served._parameters) and served._result is not None
 
 
 def test_a_data_directory_with_a_long_name_has_its_socket_too(data: Path) -> None:

@@ -13,9 +13,10 @@ from msgspec.structs import asdict
 from daemon.schemas.subscriptions import SubscriptionSettings
 from delivery.subscriptions.requests import Describe, OwnerRefused, Seek, TryPush
 from ledger.delivery import subscriptions
+from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import SubscriptionConfig
 from shards import layout as at
-from shards.boards.pushboard import PushBoard, PushOutcome, PushState, SenderWords
+from shards.boards.pushboard import PushBoard, PushOutcome, SenderWords
 from shards.boards.pushgrants import SlotGrants
 from shards.boards.rowboard import RowPhase, SubscriptionRow
 from shards.clock import monotonic_ns, wall_ms
@@ -346,7 +347,7 @@ def test_what_senders_do_is_shown_by_any_shard(node: SubscribingNode) -> None:
     grants.grant(0, 8.0)
     words.follow()
     now_ns = monotonic_ns()
-    words.tell(PushState(1, 2.0, 5.0), now_ns)
+    words.tell(LearnedRate(1, 2.0, 5.0), now_ns)
     words.tell_next(now_ns + 60_000_000_000, now_ns + 30_000_000_000)
     words.use(0.5)
     for outcome in (PushOutcome.DELIVERED, PushOutcome.SERVER_ERROR, PushOutcome.SERVER_ERROR):

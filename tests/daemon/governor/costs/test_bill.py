@@ -12,7 +12,7 @@ from daemon.config import Config, Override, load
 from daemon.governor.costs.bill import RATE_S, Bill, Usage
 from daemon.governor.costs.billing import Billing, target_max_bytes
 from daemon.memory import bounds
-from daemon.schemas.status import BillStatus
+from daemon.schemas.bill import BillStatus
 from shards import layout as at
 from shards.alarms import AlarmBoard
 from shards.layout import Layout

@@ -344,6 +344,7 @@ class TestArray:
             ({"expected_seq": "1.0"}, "an integer"),
             ({"idempotency_key": ""}, "1 to 256 characters"),
             ({"idempotency_key": "x" * 257}, "1 to 256 characters"),
+            ({"key": "x" * 1025}, "1024 characters"),
             ({"disable_backpressure": "yes"}, "true or false"),
             ({"dedupe": "yes"}, 'one of "body", "none"'),
             ({"ack_timeout_ms": "99"}, "an integer from 100 to 600000"),

@@ -1,0 +1,1 @@
+"""Who may do what: tokens, their file, and the rights of a request."""

@@ -1,0 +1,137 @@
+"""Finds the rights of a request: the one place that knows how its sender is authenticated.
+
+A head is asked about once, before anything else is done for it, and is kept with its rights
+(daemon/http/head.py). The file of tokens is looked at twice a second and read again when it has
+changed. What cannot be read leaves the tokens in force that were; it is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from daemon.access.rights import EVERYTHING, Rights, rights_of, unauthenticated
+from daemon.access.token_file import Token, TokenFileError, Tokens, read_tokens, split_token
+from daemon.schemas.errors import ApiError
+from shards.clock import monotonic_ns, wall_ms
+
+log = logging.getLogger(__name__)
+
+LOOK_NS = 500_000_000
+
+
+class _Known:
+    """A token that is in force, and the rights that its heads have."""
+
+    __slots__ = ("rights", "token")
+
+    def __init__(self, token: Token) -> None:
+        self.token = token
+        self.rights = rights_of(token)
+
+
+class Access:
+    """The tokens of one process. Without a ``path`` there are none, and everybody may do
+    everything. Raises TokenFileError if the file cannot be used."""
+
+    def __init__(self, path: Path | None, now_ms: Callable[[], int] = wall_ms) -> None:
+        self._path = path
+        self._now_ms = now_ms
+        self._known: dict[str, _Known] = {}
+        self._generation = 0
+        self._seen: object = None
+        self._look_at_ns = 0
+        if path is not None:
+            self._seen = _signature(path)
+            self._take(read_tokens(path))
+
+    def of(self, headers: Mapping[str, str]) -> Rights:
+        """The rights of a request with these headers. Raises ApiError 401 without a token that is
+        in force, 400 for two."""
+        if self._path is None:
+            return EVERYTHING
+        header, key = headers.get("authorization"), headers.get("x-api-key")
+        if header is not None and key is not None:
+            raise ApiError(
+                400, "two_tokens", "send a token as Authorization or as X-Api-Key, not as both"
+            )
+        if header is not None:
+            scheme, _, key = header.partition(" ")
+            if scheme.lower() != "bearer":
+                raise unauthenticated("Authorization must be a bearer token")
+            key = key.strip()
+        if key is None:
+            raise unauthenticated("this daemon needs a token")
+        parts = split_token(key)
+        known = None if parts is None else self._known.get(parts[0])
+        if parts is None or known is None or not known.token.is_of(parts[1]):
+            raise unauthenticated("this daemon does not know the token")
+        if _is_over(known.token, self._now_ms()):
+            raise unauthenticated("the token has expired")
+        return known.rights
+
+    def look(self) -> bool:
+        """Follows the file and the clock. Returns whether any rights are over."""
+        path, now_ns = self._path, monotonic_ns()
+        if path is None or now_ns < self._look_at_ns:
+            return False
+        self._look_at_ns = now_ns + LOOK_NS
+        seen = _signature(path)
+        ended = False
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                content = read_tokens(path)
+                if content.generation < self._generation:
+                    raise TokenFileError(
+                        f"{path} has the generation {content.generation}, and {self._generation}"
+                        " was read before: an older file was put back"
+                    )
+                ended = self._take(content)
+                log.info("%s was read again: %d tokens", path, len(self._known))
+            except TokenFileError as error:
+                log.error("the tokens that were read before stay in force: %s", error)
+        return self._end_expired() or ended
+
+    def _take(self, content: Tokens) -> bool:
+        """The tokens that are in force from now on. Returns whether one is not, or has changed."""
+        before = self._known
+        self._generation = content.generation
+        self._known = {
+            token.id: known
+            if (known := before.get(token.id)) is not None and known.token == token
+            else _Known(token)
+            for token in content.tokens
+        }
+        over = [known for id_, known in before.items() if self._known.get(id_) is not known]
+        for known in over:
+            known.rights.live = False
+        return bool(over)
+
+    def _end_expired(self) -> bool:
+        now_ms = self._now_ms()
+        over = [
+            known
+            for known in self._known.values()
+            if known.rights.live and _is_over(known.token, now_ms)
+        ]
+        for known in over:
+            known.rights.live = False
+        return bool(over)
+
+
+def _is_over(token: Token, now_ms: int) -> bool:
+    expires: datetime | None = token.expires
+    return expires is not None and expires.timestamp() * 1000 <= now_ms
+
+
+def _signature(path: Path) -> object:
+    """What changes when the file does."""
+    try:
+        status = os.lstat(path)
+    except OSError as error:
+        return error.errno
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid

@@ -1,0 +1,78 @@
+"""What the sender of a request may do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from daemon.access.token_file import Scope, Token
+from daemon.schemas.errors import ApiError
+from delivery.filters import compiled
+
+
+class Rights:
+    """The rights of a token's bearer, or of everybody. ``live`` is False from the revocation or
+    expiry of the token on; heads, streams and requests refer to one object for each token."""
+
+    __slots__ = ("_matchers", "_of_all", "live", "scopes", "who")
+
+    def __init__(self, who: str, scopes: Iterable[Scope], topics: Iterable[str]) -> None:
+        self.who = who
+        self.scopes = frozenset(scopes)
+        self._of_all = "*" in topics
+        self._matchers = [compiled(pattern) for pattern in topics]
+        self.live = True
+
+    def covers(self, topic: str) -> bool:
+        """Whether a name is among the topics of the token."""
+        return self._of_all or any(matches(topic) for matches in self._matchers)
+
+    def check_scope(self, *needed: Scope) -> None:
+        """Raises ApiError 403 unless the token has one of these."""
+        if self.scopes.isdisjoint(needed):
+            self.check_live()
+            wanted = " or ".join(needed)
+            raise ApiError(
+                403,
+                "forbidden",
+                f"this needs a token with the scope {wanted}, and {self.who} has"
+                f" {', '.join(sorted(self.scopes))}",
+                {"scopes": sorted(needed)},
+            )
+
+    def check_topics(self, *names: str) -> None:
+        """Raises ApiError 403 unless the token is for all of these. The answer is the same whether
+        they exist or not."""
+        for name in names:
+            if not self.covers(name):
+                self._refuse(f"{name[:255]!r}")
+
+    def check_all_topics(self) -> None:
+        """Raises ApiError 403 unless the token is for the topics of everybody."""
+        if not self._of_all:
+            self._refuse("all topics, which this request concerns")
+
+    def check_live(self) -> None:
+        """Raises ApiError 401 once the token is revoked or expired."""
+        if not self.live:
+            raise unauthenticated("the token was revoked, or it has expired")
+
+    def _refuse(self, what: str) -> None:
+        raise ApiError(403, "forbidden", f"the topics of {self.who} do not include {what}")
+
+
+def unauthenticated(why: str) -> ApiError:
+    """401: the daemon does not know who asks."""
+    return ApiError(
+        401,
+        "unauthenticated",
+        f"{why}; send one that `headgate tokens create` printed, as `Authorization: Bearer TOKEN`",
+    )
+
+
+def rights_of(token: Token) -> Rights:
+    """Those of a token's bearer."""
+    return Rights(f"token {token.name!r}", token.scopes, token.topics)
+
+
+EVERYTHING = Rights("everybody", Scope, ("*",))
+"""Of the Unix socket, which only the daemon's user can open, and of a daemon without tokens."""

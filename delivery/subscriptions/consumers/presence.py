@@ -1,0 +1,313 @@
+"""The consumers of one subscription: who comes, comes back, and goes.
+
+A *session* (``sessions.py``) is a consumer that is present; the window knows it as a member. A
+consumer that comes by the name of one that is present takes its place: what the former one had is
+sent again, to it. So is what a poll was answered with, if the answer may be lost and the consumer
+has not said anything about it before it polls again. This module knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from delivery.pipes.server import Asker
+from delivery.streams.formats import FORMATS
+from delivery.streams.outlet import Outlet
+from delivery.streams.wire import chunk
+from delivery.subscriptions.budget import MembersBudget
+from delivery.subscriptions.consumers import encoding
+from delivery.subscriptions.consumers.gaps import Gaps
+from delivery.subscriptions.consumers.handing import SenderOpened, hand
+from delivery.subscriptions.consumers.sessions import BATCH_MESSAGES, HEARTBEAT_NS, LOST_NS, Session
+from delivery.subscriptions.requests import (
+    Consume,
+    OwnerRefused,
+    Poll,
+)
+from delivery.subscriptions.window.members import PATTERNS_SIZE_MAX, TooManyPatterns
+from delivery.subscriptions.window.windows import SubscriptionWindow
+from ledger.delivery.subscriptions import CONSUMERS_MAX, SubscriptionView
+
+log = logging.getLogger("headgate.subscriptions")
+
+
+class Consumers:
+    """The sessions of one subscription; each is a member of its window."""
+
+    def __init__(
+        self,
+        view: SubscriptionView,
+        window: SubscriptionWindow,
+        gaps: Gaps,
+        budget: MembersBudget,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.view = view
+        self.by_name: dict[str, Session] = {}
+        self._window = window
+        self._gaps = gaps
+        self._budget = budget
+        self._now_ns = now_ns
+        self.wake: Callable[[], None] = lambda: None  # called when a consumer can be sent more
+        # Those that may have room, whose turn is next first; who has none is taken out when it is
+        # looked at, so that consumers without anything to do cost nothing.
+        self._with_room: dict[Session, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def in_turn(self) -> list[Session]:
+        """Those that may have room; another one is first each time."""
+        with_room = self._with_room
+        found = list(with_room)
+        if found:
+            del with_room[found[0]]
+            with_room[found[0]] = None
+        return found
+
+    def room(self, session: Session) -> int:
+        """How many messages a session can be sent now."""
+        room = session.room()
+        if not room:
+            self._with_room.pop(session, None)
+        return room
+
+    def _has_room(self, session: Session) -> None:
+        if session.name in self.by_name:
+            self._with_room[session] = None
+            self.wake()
+
+    def most_at_a_time(self, limit: int) -> int:
+        """How many messages a consumer works on simultaneously, as far as it shows: one that polls
+        asks for as many; all others may have up to ``limit``."""
+        asked = (s.asked_most if s.kind == "poll" else limit for s in self.by_name.values())
+        return min(limit, max(asked, default=limit))
+
+    def check(self, asked: Consume | Poll) -> None:
+        """Raises OwnerRefused if a consumer cannot come."""
+        name = self.view.subscription.name
+        self._check_kind(is_sender=isinstance(asked, Consume) and asked.is_sender)
+        self._check_filters(asked.filters)
+        if asked.consumer not in self.by_name and len(self.by_name) >= CONSUMERS_MAX:
+            raise OwnerRefused(
+                429, "too_many_consumers",
+                f"subscription {name!r} has {len(self.by_name)} consumers, the limit is"
+                f" {CONSUMERS_MAX}; use fewer, each with more messages",
+                {"limit": CONSUMERS_MAX},
+            )  # fmt: skip
+        try:
+            self._window.members.check(asked.consumer, asked.filters)
+        except TooManyPatterns as refused:
+            detail = {"limit": PATTERNS_SIZE_MAX}
+            raise OwnerRefused(429, "too_many_filters", str(refused), detail) from refused
+        more_bytes = self._window.members.more_bytes(asked.consumer, asked.filters)
+        if more_bytes > 0 and not self._budget.allows(more_bytes):
+            raise OwnerRefused(
+                429, "too_many_consumers",
+                f"the consumers of all subscriptions of this shard and their filters take"
+                f" {self._budget.taken} bytes, this one would take {more_bytes} more, and the limit"
+                f" is {self._budget.bytes_max}; use fewer consumers, or fewer or shorter filters",
+                {"limit": self._budget.bytes_max},
+            )  # fmt: skip
+
+    def _check_kind(self, *, is_sender: bool) -> None:
+        subscription = self.view.subscription
+        is_pushed = subscription.config.push is not None
+        if is_pushed and not is_sender:
+            raise OwnerRefused(
+                409, "push_subscription",
+                f"subscription {subscription.name!r} is pushed to its endpoint by the daemon, so"
+                " nobody else gets its messages; set push to null, or create another subscription",
+                {"field": "push"},
+            )  # fmt: skip
+        if is_sender and not is_pushed:
+            raise OwnerRefused(
+                409, "not_pushed", f"subscription {subscription.name!r} is not pushed any more", {}
+            )
+
+    def _check_filters(self, filters: Sequence[str]) -> None:
+        name, mode = self.view.subscription.name, self.view.subscription.config.mode
+        if filters and mode != "key_shared":
+            raise OwnerRefused(
+                400, "invalid",
+                f"filters choose keys, and subscription {name!r} does not share them: its mode is"
+                f" {mode}; leave filter out, or use the mode key_shared",
+                {"field": "filter", "mode": mode},
+            )  # fmt: skip
+
+    def open(self, asked: Consume, outlet: Outlet) -> None:
+        """A consumer's stream. Raises OwnerRefused."""
+        session = self._session(asked)
+        format_ = next((each for each in FORMATS if each.content_type == asked.content_type), None)
+        self._end_stream(session, "replaced", f"another consumer {asked.consumer!r} has come")
+        self._end_poll(session)
+        session.outlet, session.format, session.ends_ns = outlet, format_, 0
+        session.is_sender = asked.is_sender
+        session.written_ns = self._now_ns()
+        outlet.closed_by_peer = partial(self._lost, session, outlet)
+        outlet.drained = partial(self._has_room, session)
+        opening = b"" if format_ is None else format_.opening()
+        if opening:
+            outlet.write(chunk(opening))
+        self._tell_opened(session)
+        self._has_room(session)
+
+    def poll(self, asked: Poll, asker: Asker) -> asyncio.Future[bytes]:
+        """The answer to a poll, which a turn gives, or ``tick`` when it has waited for too long.
+        Raises OwnerRefused."""
+        session = self.by_name.get(asked.consumer)
+        if session is None or session.kind == "stream" or session.filters != tuple(asked.filters):
+            session = self._session(asked)
+            session.end_stream()
+            session.format = None
+        self._end_poll(session)
+        self._take_back_lost(session)
+        session.asker = asker
+        session.poll = asyncio.get_running_loop().create_future()
+        session.poll_max = min(asked.max, BATCH_MESSAGES)
+        session.asked_most = max(session.asked_most, asked.max)
+        session.poll_ends_ns = self._now_ns() + asked.wait_ms * 1_000_000
+        self._has_room(session)
+        return session.poll
+
+    def _take_back_lost(self, session: Session) -> None:
+        """Takes back what the last poll was answered with, if its asker is gone and nothing was
+        said about any of it. Waiting for the time-out would send what follows first."""
+        epoch, count = session.answered
+        session.answered = 0, 0
+        batch = self._window.batches.get(epoch)
+        is_lost = session.asker is not None and session.asker.is_gone
+        if is_lost and batch is not None and batch.open == count:
+            self._window.give_back(epoch)
+
+    def answer(self, session: Session, body: bytes) -> None:
+        """Answers a poll. However long it has waited, its consumer has the whole timeout now."""
+        session.answer(body)
+        session.ends_ns = self._now_ns() + self._presence_ns
+
+    def heard(self, name: str) -> None:
+        """A consumer has asked something."""
+        session = self.by_name.get(name)
+        if session is not None and session.kind == "poll":
+            session.ends_ns = self._now_ns() + self._presence_ns
+
+    def leave(self, name: str) -> int:
+        """A consumer goes: what it has goes to others. Returns how many messages it had."""
+        if name not in self.by_name:
+            return 0
+        had = self._window.members.by_name[name].in_flight
+        self._window.leave(name)
+        self._forget(name)
+        return had
+
+    def gone(self, name: str) -> None:
+        """The window takes a consumer for gone: it acknowledged nothing until a batch timed out."""
+        timeout_ms = self.view.subscription.config.ack_timeout_ms
+        log.info("consumer %s of subscription %s of topic %s acknowledged nothing in %d ms and is"
+                 " taken for gone", name, self.view.subscription.name, self.view.topic.name,
+                 timeout_ms)  # fmt: skip
+        why = f"nothing was acknowledged in {timeout_ms} ms (ack_timeout_ms); connect again"
+        self._forget(name, "evicted", why)
+
+    def end(self, code: str, message: str, *, but_senders: bool = False) -> None:
+        """All consumers go: the subscription is over, or its owner. Senders may stay: they end by
+        themselves when the daemon does, after what they have under way."""
+        for name, session in list(self.by_name.items()):
+            if not (but_senders and session.is_sender):
+                self._window.leave(name)
+                self._forget(name, code, message)
+
+    def follow(self, view: SubscriptionView) -> None:
+        """Takes settings that may have changed."""
+        self.view = view
+        is_pushed = view.subscription.config.push is not None
+        for name, session in list(self.by_name.items()):
+            if session.is_sender != is_pushed:
+                self._window.leave(name)
+                self._forget(name, "replaced", "who delivers this subscription has changed")
+
+    def move_to(self, window: SubscriptionWindow, view: SubscriptionView) -> None:
+        """Another window takes the place of the one before; what consumers have is not theirs any
+        more. Those with filters go if the mode has none."""
+        self._window, self.view = window, view
+        for session in tuple(self.by_name.values()):
+            session.parked = None
+            try:
+                self._check_filters(session.filters)
+            except OwnerRefused as refused:
+                self._forget(session.name, refused.code, refused.message)
+            else:
+                window.join(session.name, session.filters)
+                self._tell_opened(session)
+        self._note()
+
+    def tick(self, now_ns: int, *, may_end_polls: bool) -> bool:
+        """What time brings; returns whether a consumer has left."""
+        left = False
+        for session in tuple(self.by_name.values()):
+            if session.poll is not None:
+                is_over = now_ns >= session.poll_ends_ns and may_end_polls
+                if is_over or session.poll.done():  # done: its client has gone
+                    self._end_poll(session)
+            elif session.ends_ns and now_ns >= session.ends_ns:
+                self.leave(session.name)
+                left = True
+            elif now_ns >= session.written_ns + HEARTBEAT_NS:
+                session.beat(now_ns)
+        return left
+
+    def _session(self, asked: Consume | Poll) -> Session:
+        """The session of a consumer that comes, or comes back."""
+        self.check(asked)
+        filters = tuple(asked.filters)
+        session = self.by_name.get(asked.consumer)
+        if session is None:
+            session = self.by_name[asked.consumer] = Session(asked.consumer, filters)
+            self._window.join(session.name, filters)
+            self._note()
+            return session
+        session.parked = None
+        if session.filters == filters:
+            self._window.returned(session.name)
+        else:
+            session.filters = filters
+            self._window.leave(session.name)
+            self._window.join(session.name, filters)
+            self._note()
+        return session
+
+    def _note(self) -> None:
+        taken = self._window.members.memory_bytes
+        self._budget.note(self.view.subscription.subscription_id, taken)
+
+    def _tell_opened(self, session: Session) -> None:
+        """Tells a sender that nothing it has got before is its own any more."""
+        if session.is_sender and session.outlet is not None:
+            hand(session.outlet, SenderOpened(self.view.subscription.generation))
+
+    @property
+    def _presence_ns(self) -> int:
+        return self.view.subscription.config.ack_timeout_ms * 1_000_000
+
+    def _lost(self, session: Session, outlet: Outlet) -> None:
+        if session.outlet is outlet:
+            session.outlet = None
+            session.ends_ns = self._now_ns() + LOST_NS
+
+    def _forget(self, name: str, code: str = "", message: str = "") -> None:
+        session = self.by_name.pop(name)
+        self._with_room.pop(session, None)
+        self._note()
+        self._end_poll(session)
+        self._end_stream(session, code, message)
+
+    def _end_stream(self, session: Session, code: str, message: str) -> None:
+        told = session.format.error(code, message, {}) if session.format and code else b""
+        session.end_stream(told)
+
+    def _end_poll(self, session: Session) -> None:
+        if session.poll is not None:
+            self.answer(session, encoding.polled(None, (), self._gaps.take()))

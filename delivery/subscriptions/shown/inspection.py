@@ -1,0 +1,234 @@
+"""What the owner of a subscription tells of it: its state, its keys, and why a key is blocked.
+
+Nothing here changes anything, or takes longer than the consumers and the blocked messages that it
+shows; counts of what waits are kept by the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, islice
+
+from msgspec import Struct
+
+from delivery.standstill import Standstill
+from delivery.subscriptions.consumers.sessions import Session
+from delivery.subscriptions.running import RunningSubscription
+from delivery.subscriptions.schemas import (
+    BlockedKey,
+    ConsumerState,
+    KeyState,
+    PartitionProgress,
+    SubscriptionState,
+)
+from delivery.subscriptions.window.batches import Blocked
+from delivery.subscriptions.window.key_queue import KeyQueue, QueueState
+from shards.boards.rowboard import RowPhase, SubscriptionRow
+
+BLOCKED_SHOWN = 100
+# Of blocked keys in one answer, and one key more: a key may be as long as a record.
+KEY_CHARACTERS_SHOWN = 256 << 10
+
+WallMs = Callable[[int], int]
+"""The wall clock at a monotonic time."""
+
+
+class OwnerClocks(Struct, frozen=True):
+    """Monotonic nanoseconds, and milliseconds since the epoch."""
+
+    now_ns: Callable[[], int]
+    wall_ms: Callable[[], int]
+
+    def wall_at(self, at_ns: int) -> int:
+        """The wall clock at a monotonic time, in ms."""
+        return self.wall_ms() - (self.now_ns() - at_ns) // 1_000_000
+
+
+def state_of(
+    running: RunningSubscription, shard: int, now_ns: int, wall_ms: WallMs
+) -> SubscriptionState:
+    """The whole state of a subscription."""
+    view = running.view
+    shares = running.window.members.shares()
+    return SubscriptionState(
+        subscription=view.subscription.name,
+        topic=view.topic.name,
+        owner_shard=shard,
+        **_numbers(running, now_ns),
+        held=running.why_held or _why_crowded(running),
+        blocked_letters=running.why_letters_wait,
+        partitions=progress_of(running),
+        consumers=[
+            _consumer(running, session, shares.get(name, 0.0))
+            for name, session in running.consumers.by_name.items()
+        ],
+        blocked=blocked(running, BLOCKED_SHOWN, wall_ms),
+        gaps=running.gaps.known,
+    )
+
+
+def _why_crowded(running: RunningSubscription) -> str:
+    """Why nothing more is read ahead, if so: with the key that fills the look-ahead."""
+    if not running.is_crowded:
+        return ""
+    longest = running.window.longest_key()
+    waiting = running.window.unfinished - running.window.in_flight
+    found = "" if longest is None else f", {longest[1]} of them of the key {longest[0][:100]!r}"
+    return (
+        f"nothing more is read ahead: the subscriptions of this shard have used up their memory,"
+        f" and {waiting} messages wait here{found}"
+    )
+
+
+def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
+    """How far it has got in each partition."""
+    return [
+        PartitionProgress(partition, lane.floor, running.head(partition), running.lag_of(partition))
+        for partition, lane in sorted(running.window.lanes.items())
+    ]
+
+
+def row_of(
+    running: RunningSubscription, stands: Standstill | None, oldest_ms: int, now_ns: int
+) -> SubscriptionRow:
+    """What any shard can report of it; ``stands``: what it stands still at; ``oldest_ms``: how
+    long ago its oldest unfinished record was stored."""
+    view, held = running.view, running.why_held
+    phase, letters = RowPhase.RUNNING, running.why_letters_wait
+    if view.subscription.config.paused:
+        phase = RowPhase.PAUSED
+    elif held:
+        phase = RowPhase.HELD
+    return SubscriptionRow(
+        topic=view.topic.name,
+        subscription=view.subscription.name,
+        phase=phase,
+        reason=held or (letters and f"blocked letters: {letters}"),
+        stands="" if stands is None else stands.text,
+        stands_since_ns=0 if stands is None else stands.since_ns,
+        oldest_unfinished_ms=oldest_ms,
+        is_pushed=view.subscription.config.push is not None,
+        consumers=len(running.consumers),
+        consumer_max=running.consumers.most_at_a_time(running.window.policy.member_max),
+        **_numbers(running, now_ns),
+    )
+
+
+def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
+    """What both show: the fields of SubscriptionCounts."""
+    window = running.window
+    counts, sent_ns = window.counts, window.oldest_sent_ns()
+    return {
+        "lag": running.lag,
+        "drainable_lag": running.drainable_lag,
+        "in_flight": window.in_flight,
+        "waiting": max(0, window.unfinished - window.in_flight),  # what is resent is not unfinished
+        "blocked_keys": len(window.stuck),
+        "oldest_unacknowledged_ms": 0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
+        "delivered": counts.delivered,
+        "acknowledged": counts.acknowledged,
+        "redelivered": counts.redelivered,
+        "refused": running.refused,
+        "dropped": counts.dropped,
+        "skipped": counts.skipped,
+        "dead_lettered": running.dead_lettered,
+        "evicted": counts.evicted,
+        "unmatched": counts.unmatched,
+    }
+
+
+def _consumer(running: RunningSubscription, session: Session, share: float) -> ConsumerState:
+    member = running.window.members.by_name[session.name]
+    return ConsumerState(
+        consumer=session.name,
+        kind=session.kind,
+        filters=list(session.filters),
+        share=share,
+        in_flight=member.in_flight,
+        ready=len(member.ready),
+        active=running.is_active(session.name),
+        connected=session.is_connected,
+    )
+
+
+def blocked(running: RunningSubscription, limit: int, wall_ms: WallMs) -> list[BlockedKey]:
+    """The messages that nobody gets now: stuck ones first, then those that rest. Fewer than
+    ``limit`` if their keys are long."""
+    window = running.window
+    found: list[BlockedKey] = []
+    characters = 0
+    for each in islice(chain(window.stuck.values(), window.resting.values()), limit):
+        found.append(shown_blocked(each, wall_ms))
+        characters += len(found[-1].key or "")
+        if characters > KEY_CHARACTERS_SHOWN:
+            break
+    return found
+
+
+def shown_blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:
+    """A blocked message."""
+    message = found.message
+    queue = message.queue
+    return BlockedKey(
+        key=None if queue is None else queue.key,
+        partition=message.lane.partition,
+        seq=message.offset,
+        attempts=found.attempts,
+        since_ms=wall_ms(found.since_ns),
+        until_ms=None if found.due_ns is None else wall_ms(found.due_ns),
+        reason=found.why,
+        waiting=None if queue is None else queue.waiting - 1,
+    )
+
+
+def key_of(running: RunningSubscription, key: str, wall_ms: WallMs) -> KeyState:
+    """What a key waits for. Only what was admitted is known; the rest is idle."""
+    window = running.window
+    queue = window.queue_of(key)
+    if queue is None:
+        return KeyState(key, "idle", window.members.owner_of(key))
+    place = (queue.lane.partition, queue.head)
+    found = window.stuck.get(place) or window.resting.get(place)
+    sent = _sent(running, queue)
+    return KeyState(
+        key=key,
+        state=queue.state.value,
+        owner=window.members.owner_of(key),
+        partition=place[0],
+        seq=place[1],
+        attempts=queue.attempts,
+        since_ms=(
+            wall_ms(found.since_ns)
+            if found is not None
+            else wall_ms(sent[1])
+            if sent is not None
+            else None
+        ),
+        until_ms=None if found is None or found.due_ns is None else wall_ms(found.due_ns),
+        consumer=None if sent is None else sent[0],
+        reason=found.why if found is not None else _why(queue, sent),
+        waiting=queue.waiting - 1,
+    )
+
+
+def _sent(running: RunningSubscription, queue: KeyQueue) -> tuple[str, int] | None:
+    """Who has the head of a queue, and since when."""
+    if queue.state is not QueueState.SENT:
+        return None
+    place = (queue.lane.partition, queue.head)
+    for batch in running.window.batches.values():
+        if batch.sent_ns is not None and batch.index(place) is not None:
+            return batch.member.name, batch.sent_ns
+    return None
+
+
+def _why(queue: KeyQueue, sent: tuple[str, int] | None) -> str:
+    if queue.state is QueueState.SENT:
+        return (
+            "its record is being read"
+            if sent is None
+            else f"consumer {sent[0]} has not acknowledged it yet"
+        )
+    if queue.state is QueueState.HELD:
+        return "no consumer that is present accepts the key"
+    return "it waits for its consumer to take it"

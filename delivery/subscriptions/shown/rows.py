@@ -1,0 +1,126 @@
+"""What an owner tells on the board of its subscriptions, so that any shard can report it.
+
+A row is written at a heartbeat if it may have changed, few at a time; all are due once a second,
+because ages grow. One that another subscription has written over is written again. What a
+subscription stands still at is looked for once a second, since that looks at all its partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
+
+from msgspec import Struct, structs
+
+from delivery.ledger_thread import LedgerThread
+from delivery.standstill import LOOK_NS, Standstill
+from delivery.subscriptions.requests import TryPush
+from delivery.subscriptions.running import RunningSubscription
+from delivery.subscriptions.shown.inspection import row_of
+from delivery.subscriptions.shown.record_ages import RecordAges
+from delivery.subscriptions.shown.standing import SenderRows, SubscriptionStanding
+from ledger.delivery.subscriptions import Subscription
+from shards.boards.pushboard import PushSenderRow
+from shards.boards.rowboard import Board, SubscriptionRow
+
+ROWS_NS = 1_000_000_000
+ROWS_AT_ONCE = 64  # in a heartbeat, 13 us each; what is due longest comes first
+
+
+class _Told:
+    """What was told of a subscription last, and what was found out for it."""
+
+    __slots__ = ("looked_ns", "oldest_ms", "row", "running", "standing", "stands")
+
+    def __init__(self, running: RunningSubscription, standing: SubscriptionStanding) -> None:
+        self.running = running
+        self.standing = standing
+        self.stands: Standstill | None = None
+        self.looked_ns = self.oldest_ms = 0
+        self.row: SubscriptionRow | None = None
+
+
+class PushedHere(Protocol):
+    """The senders of one shard, as the owner of a push subscription asks them."""
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        """Whether more senders would help it."""
+
+    def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
+        """What its senders do."""
+
+    async def test(self, asked: TryPush) -> Struct:
+        """Sends its receiver a record that is made up. Raises OwnerRefused."""
+
+
+class OwnedRows:
+    """The rows of one shard's subscriptions. ``sender_rows`` gives those of a subscription's
+    senders."""
+
+    def __init__(
+        self,
+        board: Board[SubscriptionRow],
+        shards: int,
+        ledger: LedgerThread,
+        now_ns: Callable[[], int],
+        wall_ms: Callable[[], int],
+        sender_rows: SenderRows,
+    ) -> None:
+        self._board = board
+        self._shards = shards
+        self._now_ns = now_ns
+        self._wall_ms = wall_ms
+        self.ages = RecordAges(ledger)
+        self.touched: dict[RunningSubscription, None] = {}  # may be out of date
+        self._told: dict[int, _Told] = {}  # by subscription
+        self._due_ns = 0
+        self._sender_rows = sender_rows
+
+    def touch(self, running: RunningSubscription) -> None:
+        """A row may be out of date."""
+        self.touched[running] = None
+
+    def write(self, running: Mapping[int, RunningSubscription]) -> None:
+        """Writes what is due of those that run now."""
+        now_ns = self._now_ns()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + ROWS_NS
+            self.touched.update(dict.fromkeys(running.values()))
+        for each in list(islice(self.touched, ROWS_AT_ONCE)):
+            del self.touched[each]
+            if each.view.subscription.subscription_id in running:
+                self._write(each, now_ns)
+
+    def _write(self, running: RunningSubscription, now_ns: int) -> None:
+        place = running.view.subscription.slot, running.view.subscription.subscription_id
+        told = self._told.get(place[1])
+        if told is None or told.running is not running:
+            standing = SubscriptionStanding(running, self._shards, self._sender_rows)
+            told = self._told[place[1]] = _Told(running, standing)
+        if now_ns - told.looked_ns >= LOOK_NS:
+            told.looked_ns, told.stands = now_ns, told.standing.look(now_ns)
+            first, topic_id = told.standing.first, running.view.topic.topic_id
+            told.oldest_ms = self.ages.oldest_ms(place[1], topic_id, first, self._wall_ms())
+        row = row_of(running, told.stands, told.oldest_ms, now_ns)
+        if row != told.row or not self._board.is_of(*place):
+            self._board.write(*place, row)
+            told.row = row
+
+    def tell(self, subscription: Subscription, row: SubscriptionRow) -> None:
+        """Writes the row of one that does not run."""
+        if row.stands:
+            former = self.former(subscription)
+            since_ns = former.stands_since_ns if former is not None else 0
+            row = structs.replace(row, stands_since_ns=since_ns or self._now_ns())
+        self._board.write(subscription.slot, subscription.subscription_id, row)
+
+    def former(self, subscription: Subscription) -> SubscriptionRow | None:
+        """What a former owner told."""
+        return self._board.read(subscription.slot, subscription.subscription_id)
+
+    def free(self, subscription: Subscription) -> None:
+        """A subscription was deleted."""
+        self._told.pop(subscription.subscription_id, None)
+        self.ages.forget(subscription.subscription_id)
+        self._board.free(subscription.slot, subscription.subscription_id)

@@ -1,0 +1,330 @@
+"""Whoever has no token, or another one, gets nowhere: every route, every spelling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+import cli
+from compaction.access.http_calls import call, socket_address
+from daemon.access.token_file import Scope, TokenFile
+from daemon.api.route import Route
+from daemon.api.routes import ROUTES
+from tests.e2e.daemon import Answer, Daemon, running, wait_until
+from tests.e2e.wire import Wire
+
+JSON = "Content-Type: application/json"
+RECORDS = b'{"records":[{"data":"planted"}]}'
+PARAMETERS = {
+    "{topic}": "secrets", "{subscription}": "workers", "{key}": "k", "{cursor}": "warehouse",
+    "{router}": "copier", "{wid}": "x", "{plan}": "1", "{operation}": "topics.page",
+}  # fmt: skip
+BODIES = {
+    "/v0/topics/{topic}": RECORDS,
+    "/v0/routers/{router}": b'{"source":"secrets","dest":"mine"}',
+    "/v0/watch": b'{"topics":[{"topic":"secrets"}]}',
+    "/v0/plans": b'{"topics":["secrets"]}',
+}
+CLOSED = [route for route in ROUTES if not route.is_open]
+NAMES = [f"{route.method} {route.path}" for route in CLOSED]
+
+
+class World(NamedTuple):
+    """A daemon with tokens: one for everything, and others of strangers."""
+
+    daemon: Daemon
+    file: TokenFile
+    tokens: dict[str, str]
+
+    def ask(
+        self, method: str, target: str, token: str | None, *fields: str, body: bytes = b""
+    ) -> Answer:
+        lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1", *fields, "Connection: close"]
+        if token is not None:
+            lines.append(f"Authorization: Bearer {self.tokens.get(token, token)}")
+        if body:
+            lines += [JSON, f"Content-Length: {len(body)}"]
+        with Wire(self.daemon.port) as wire:
+            wire.send("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+            answer = wire.answer(bodiless=method == "HEAD")
+        assert answer is not None
+        return answer
+
+    def good(self, method: str, target: str, body: bytes = b"", token: str = "all") -> object:
+        answer = self.ask(method, target, token, body=body)
+        assert answer.status in (200, 201), answer
+        return answer.json
+
+    def streams(self, token: str) -> int:
+        """How many are open."""
+        shards = self.ask("GET", "/v0/status", token).json["shards"]
+        return sum(shard["streams"] for shard in shards)
+
+    def state(self) -> object:
+        """What an attacker must not change."""
+        answers = [
+            self.ask("GET", f"/v0/{kind}", "all").json[kind]
+            for kind in ("topics", "cursors", "routers", "subscriptions")
+        ]
+        kept = {
+            "topic", "topic_id", "config", "cursor", "positions", "router", "source", "dest",
+            "paused", "subscription", "subscription_id",
+        }  # fmt: skip
+        heads = [[part["head_seq"] for part in topic["partitions"]] for topic in answers[0]]
+        return heads, [
+            [{name: value for name, value in each.items() if name in kept} for each in answer]
+            for answer in answers
+        ]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    file = TokenFile(tmp_path_factory.mktemp("auth") / "tokens.json")
+    tokens = {"all": file.issue("all", list(Scope))[1]}
+    for scope in Scope:
+        tokens[scope] = file.issue(f"of-{scope}", [scope])[1]
+    tokens["elsewhere"] = file.issue("elsewhere", list(Scope), ["mine", "mine-*"])[1]
+    tokens["revoked"] = file.issue("gone", list(Scope))[1]
+    file.revoke("gone")
+    settings = {"auth_file": file.path, "admin_over_tcp": "true"}
+    with running(tmp_path_factory.mktemp("data"), settings=settings) as daemon:
+        made = World(daemon, file, tokens)
+        made.good("POST", "/v0/topics/secrets", RECORDS)
+        made.good("PUT", "/v0/topics/mine")
+        made.good("PUT", "/v0/topics/secrets/subscriptions/workers")
+        made.good("PUT", "/v0/cursors/warehouse")
+        made.good("PUT", "/v0/routers/copier", b'{"source":"secrets","dest":"mine","paused":true}')
+        yield made
+
+
+def target_of(route: Route) -> str:
+    target = route.path
+    for name, value in PARAMETERS.items():
+        target = target.replace(name, value)
+    return target + ("?consumer=c&max=1" if route.path.endswith("/consume") else "")
+
+
+def body_of(route: Route) -> bytes:
+    if route.body is None or route.method == "GET":
+        return b""
+    return BODIES.get(route.path, b"{}")
+
+
+def escaped(target: str) -> str:
+    return target.replace("secrets", "%73ecrets").replace("copier", "%63opier")
+
+
+@pytest.mark.parametrize("route", CLOSED, ids=NAMES)
+def test_no_route_does_anything_without_a_token_that_allows_it(world: World, route: Route) -> None:
+    before = world.state()
+    target, body = target_of(route), body_of(route)
+    wrong = world.tokens["all"][:-1] + ("0" if world.tokens["all"][-1] != "0" else "1")
+    for spelled in (target, escaped(target), f"http://127.0.0.1{target}"):
+        for token in (None, wrong, "revoked", "hg_x", "x" * 3000):
+            answer = world.ask(route.method, spelled, token, body=body)
+            assert (answer.status, answer.code) == (401, "unauthenticated"), (spelled, token)
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert "secrets" not in answer.body.decode()
+        for scope in set(Scope) - set(route.scopes):
+            answer = world.ask(route.method, spelled, scope, body=body)
+            assert (answer.status, answer.code) == (403, "forbidden"), (spelled, scope)
+    for method in ("HEAD", "OPTIONS"):
+        answer = world.ask(method, target, None)
+        assert answer.status == 401, (method, answer)
+    for field in ("Authorization: Bearer x", f"Authorization: Bearer {world.tokens['all']}"):
+        answer = world.ask(route.method, target, "all", field, body=body)
+        assert answer.status == 400, "two tokens"
+    answer = world.ask(route.method, target, "all", f"X-Api-Key: {world.tokens['all']}", body=body)
+    assert answer.status == 400, "two tokens"
+    assert world.state() == before
+
+
+OF_A_TOPIC = [route for route in CLOSED if "{topic}" in route.path or route.concerns_all_topics]
+
+
+@pytest.mark.parametrize("route", OF_A_TOPIC, ids=[f"{r.method} {r.path}" for r in OF_A_TOPIC])
+def test_a_token_of_other_topics_learns_nothing_of_a_topic_not_even_that_it_exists(
+    world: World, route: Route
+) -> None:
+    before = world.state()
+    target, body = target_of(route), body_of(route)
+    there = world.ask(route.method, target, "elsewhere", body=body)
+    missing = world.ask(route.method, target.replace("secrets", "nothing"), "elsewhere", body=body)
+    assert (there.status, there.code) == (403, "forbidden")
+    assert there.body == missing.body.replace(b"nothing", b"secrets")
+    assert world.state() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("POST", "/v0/watch", b'{"topics":[{"topic":"mine"},{"topic":"%s"}]}'),
+        ("PUT", "/v0/routers/thief", b'{"source":"%s","dest":"mine"}'),
+        ("PUT", "/v0/routers/spammer", b'{"source":"mine","dest":"%s"}'),
+        ("PUT", "/v0/topics/mine/subscriptions/s", b'{"dead_letter_topic":"%s"}'),
+        (
+            "POST", "/v0/topics/mine",
+            b'{"records":[{"data":1}],"advance":{"cursor":"%s","expected":0,"next":1}}',
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_body_names_is_authorized_too(
+    world: World, method: str, target: str, body: bytes
+) -> None:
+    before = world.state()
+    there = world.ask(method, target, "elsewhere", body=body.replace(b"%s", b"secrets"))
+    missing = world.ask(method, target, "elsewhere", body=body.replace(b"%s", b"nothing"))
+    assert (there.status, there.code) == (403, "forbidden"), there
+    assert there.body == missing.body.replace(b"nothing", b"secrets")
+    assert world.state() == before
+
+
+def test_another_router_cannot_be_seen_changed_or_deleted(world: World) -> None:
+    before = world.state()
+    for method, body in (("GET", b""), ("DELETE", b"")):
+        there = world.ask(method, "/v0/routers/copier", "elsewhere", body=body)
+        missing = world.ask(method, "/v0/routers/nobody", "elsewhere", body=body)
+        assert (there.status, there.code) == (404, "unknown_router")
+        assert there.body == missing.body.replace(b"nobody", b"copier")
+    changed = world.ask("PUT", "/v0/routers/copier", "elsewhere", body=b'{"paused":false}')
+    assert (changed.status, changed.code) == (403, "forbidden")
+    assert world.state() == before
+
+
+def test_a_wid_that_somebody_else_got_opens_nothing(world: World) -> None:
+    wid = json.loads(
+        world.ask("POST", "/v0/watch", "all", body=b'{"topics":[{"topic":"secrets"}]}').body
+    )["wid"]
+    for token, status in (("elsewhere", 403), ("produce", 403), (None, 401)):
+        assert world.ask("GET", f"/v0/watch/{wid}", token).status == status
+    own = json.loads(
+        world.ask("POST", "/v0/watch", "elsewhere", body=b'{"topics":[{"topic":"mine"}]}').body
+    )["wid"]
+    assert world.ask("HEAD", f"/v0/watch/{own}", "elsewhere").status == 200
+
+
+def test_lists_show_what_a_token_is_for(world: World) -> None:
+    topics = world.ask("GET", "/v0/topics", "elsewhere").json["topics"]
+    assert [topic["topic"] for topic in topics] == ["mine"]
+    for path, name in (
+        ("/v0/cursors", "cursors"), ("/v0/routers", "routers"),
+        ("/v0/subscriptions", "subscriptions"),
+    ):  # fmt: skip
+        assert world.ask("GET", path, "elsewhere").json[name] == []
+        assert len(world.ask("GET", path, "all").json[name]) >= 1
+    assert world.ask("GET", "/v0/scaling", "elsewhere").json["subscriptions"] == []
+
+
+def test_a_push_needs_a_scope_of_its_own(world: World) -> None:
+    body = b'{"push":{"endpoint":"https://hooks.example.com/"}}'
+    target = "/v0/topics/mine/subscriptions/pushed"
+    answer = world.ask("PUT", target, "manage", body=body)
+    assert (answer.status, answer.code) == (
+        403,
+        "forbidden",
+    ) and "scope push" in answer.body.decode()
+    assert world.ask("GET", target, "all").status == 404
+
+
+def test_probes_and_the_socket_of_the_daemons_user_need_no_token(world: World) -> None:
+    for path in ("/livez", "/readyz"):
+        assert world.ask("GET", path, None).status == 200
+        assert world.ask("GET", path, "hg_x").status == 200
+    assert b"secrets" in call(socket_address(str(world.daemon.data)), "GET", "/v0/topics")
+
+
+def test_a_token_does_what_it_is_for(world: World) -> None:
+    assert world.ask("POST", "/v0/topics/mine", "elsewhere", body=RECORDS).status == 200
+    assert world.ask("POST", "/v0/topics/mine-too", "elsewhere", body=RECORDS).status == 200
+    assert world.ask("POST", "/v0/topics/mine/diff", Scope.READ).json["head_seq"] == 1
+    world.good("DELETE", "/v0/topics/mine-too")
+
+
+def test_commands_send_the_token_of_the_environment(world: World, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{world.daemon.port}"
+    file = tmp_path / "token"
+    file.write_text(world.tokens["elsewhere"])
+    for environ in (
+        {"HEADGATE_TOKEN": world.tokens["elsewhere"]},
+        {"HEADGATE_TOKEN_FILE": str(file)},
+    ):
+        listed = CliRunner().invoke(cli.headgate, ["topics", "ls", "--url", url], env=environ)
+        assert listed.exit_code == 0 and "mine" in listed.output
+        assert "secrets" not in listed.output
+    refused = CliRunner().invoke(cli.headgate, ["topics", "ls", "--url", url])
+    assert refused.exit_code == 1 and "this daemon needs a token" in refused.output
+    assert "HEADGATE_TOKEN" in refused.output
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_revoked_token_gets_and_stores_nothing_more(tmp_path: Path, shards: int) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    keeper, spy = (file.issue(name, list(Scope))[1] for name in ("keeper", "spy"))
+    with running(tmp_path / "data", shards=shards, settings={"auth_file": file.path}) as daemon:
+        world = World(daemon, file, {"keeper": keeper, "spy": spy})
+        world.good("PUT", "/v0/topics/t", token="keeper")
+        world.good("PUT", "/v0/topics/t/subscriptions/s", token="keeper")
+        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {spy}\r\n"
+        with Wire(daemon.port) as watch, Wire(daemon.port) as consume, Wire(daemon.port) as poll, \
+                Wire(daemon.port) as slow, Wire(daemon.port) as idle:  # fmt: skip
+            for wire, path in (
+                (watch, "/v0/topics/t/watch"),
+                (consume, "/v0/topics/t/subscriptions/s/consume?consumer=c"),
+            ):
+                wire.send(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+            body = b'{"wait_ms":30000}'
+            poll.send(
+                f"POST /v0/topics/t/diff HTTP/1.1\r\n{head}{JSON}\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            stored = 0
+
+            def idle_status() -> int:
+                """Of a whole request whose head is known."""
+                nonlocal stored
+                idle.send(
+                    f"POST /v0/topics/u HTTP/1.1\r\n{head}{JSON}\r\n"
+                    f"Content-Length: {len(RECORDS)}\r\n\r\n".encode()
+                    + RECORDS
+                )
+                answer = idle.answer()
+                assert answer is not None
+                stored += answer.status == 200
+                return answer.status
+
+            assert (idle_status(), idle_status()) == (200, 200)
+            slow.send(
+                f"POST /v0/topics/t HTTP/1.1\r\n{head}{JSON}\r\n"
+                f"Content-Length: {len(RECORDS)}\r\n\r\n".encode()
+                + RECORDS[:-1]
+            )
+            wait_until(lambda: world.streams("keeper") == 2, "both streams")
+            file.revoke("spy")
+            refused = poll.answer()
+            assert refused is not None and refused.status == 401, refused
+            refused = slow.answer()
+            assert refused is not None and refused.status == 401, refused
+            for wire in (watch, consume):
+                assert wire.answer() is not None, "the stream ends whole"
+
+            # Each shard looks at the file by itself.
+            wait_until(lambda: idle_status() == 401, "the shard of the idle connection")
+        world.good("POST", "/v0/topics/t", RECORDS, token="keeper")
+        for topic, count in (("t", 1), ("u", stored)):
+            assert world.ask("POST", f"/v0/topics/{topic}/diff", "keeper").json["head_seq"] == count
+
+
+def test_a_port_that_others_reach_is_not_opened_without_tokens(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path / "data", listen="0.0.0.0:0")
+    daemon.start()
+    assert daemon.process.wait() == 2
+    daemon._reader.join()
+    assert daemon.process.stderr is not None
+    daemon.process.stderr.close()
+    assert "without an auth_file" in daemon.text and "insecure_open = true" in daemon.text

@@ -1,0 +1,88 @@
+"""Rights that end while a request is on its way: it is compared again when it is handed over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from daemon.access.access import Access
+from daemon.access.token_file import Scope, TokenFile
+from daemon.api.application import Api
+from daemon.api.route import Route
+from daemon.api.streaming import Streaming
+from daemon.http.limits import HttpLimits
+from daemon.http.server import Server
+from delivery.reading.waiters import Waiters
+from delivery.streams.outlet import Outlet
+from tests.daemon.http.memory_transport import connect
+
+
+class Handlers:
+    """Counts what was done."""
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+        self.written = 0
+        self.opened = 0
+
+    async def write(self, _: object) -> dict[str, int]:
+        self.written += 1
+        return {}
+
+    async def wait(self) -> dict[str, int]:
+        await self.let_go.wait()
+        return {}
+
+    async def stream(self) -> Streaming:
+        def start(_: Outlet) -> None:
+            self.opened += 1
+
+        return Streaming("text/event-stream", start)
+
+
+def route(method: Any, path: str, **more: Any) -> Route:
+    name = path[1:]
+    return Route(
+        method=method, path=path, summary=name, scopes=(Scope.READ,),
+        handler=lambda handlers: getattr(handlers, name), **more,
+    )  # fmt: skip
+
+
+ROUTES = (
+    route("POST", "/write", body=list[int]),
+    route("GET", "/wait"),
+    route("GET", "/stream", streams={"text/event-stream": "events"}),
+)
+
+
+def test_a_request_whose_rights_have_ended_on_its_way_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        _, token = TokenFile(tmp_path / "tokens.json").issue("reader", [Scope.READ])
+        access = Access(tmp_path / "tokens.json")
+        handlers: Any = Handlers()
+        producer: Any = None
+        server = Server()
+        server.application = Api(ROUTES, handlers, producer, Waiters(), access)
+        server.limits = HttpLimits()
+        head = f"Host: localhost\r\nAuthorization: Bearer {token}\r\n"
+        slow, slow_transport = connect(server)
+        slow.data_received(
+            f"POST /write HTTP/1.1\r\n{head}Content-Type: application/json\r\n"
+            "Content-Length: 3\r\n\r\n[1".encode()
+        )
+        waits, waits_transport = connect(server)
+        for path in ("/wait", "/stream"):
+            waits.data_received(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+        await asyncio.sleep(0)
+        access.of({"x-api-key": token}).live = False  # and nobody has ended anything yet
+        slow.data_received(b"]")
+        handlers.let_go.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert slow_transport.written.startswith(b"HTTP/1.1 401 ") and not handlers.written
+        first, _, second = bytes(waits_transport.written).partition(b"{}")
+        assert first.startswith(b"HTTP/1.1 200 ") and second.startswith(b"HTTP/1.1 401 ")
+        assert not handlers.opened
+
+    asyncio.run(run())

@@ -1,0 +1,76 @@
+"""What ``/v0/scaling`` says of imports, and of a ledger that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from daemon.access.rights import EVERYTHING, Rights
+from daemon.api.figures.status import StatusBuilder
+from daemon.api.handlers import daemon as handlers
+from daemon.api.handlers.daemon import DaemonRoutes
+from daemon.config import load
+from daemon.schemas.api import ImportScaling
+from delivery.ledger_thread import LedgerThread
+from ledger import cursors, topics
+from ledger.cursors import SourceTold
+from ledger.ledger import Ledger
+from ledger.types import TopicConfig
+from shards.clock import wall_ms
+from shards.layout import Layout
+from shards.segment import Segment
+
+T = TypeVar("T")
+
+
+def test_a_ledger_that_hangs_is_asked_once_and_leaves_imports_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "IMPORTS_WAIT_S", 0.001)
+    asked: list[object] = []
+
+    class Counted(LedgerThread):
+        async def run(self, call: Callable[[], T]) -> T:
+            asked.append(call)
+            return await super().run(call)
+
+    goes_on = threading.Event()
+    with (
+        closing(Segment.create(Layout(1, 4096))) as segment,
+        closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        topic = ledger.write(topics.create, "t", TopicConfig(), 1)[0]
+        ledger.write(cursors.create, "c", "client", 1)
+        told_ms = wall_ms() - 60_000
+        source = SourceTold("/f", topic.topic_id, 9)
+        ledger.write(cursors.tell, "c", "client", source, told_ms)
+        status = StatusBuilder(segment, load(None, {}, []))
+        routes = DaemonRoutes(status, Counted(ledger, thread), dict)
+
+        async def run() -> tuple[list[ImportScaling], list[ImportScaling]]:
+            thread.submit(goes_on.wait)
+            try:
+                for _ in range(3):
+                    assert (await routes.scaling(EVERYTHING)).imports is None
+                assert len(asked) == 1, "no question is added while one waits"
+            finally:
+                goes_on.set()
+            return await told(EVERYTHING), await told(Rights("a token", [], ["other"]))
+
+        async def told(rights: Rights) -> list[ImportScaling]:
+            while (imports := (await routes.scaling(rights)).imports) is None:
+                pass
+            return imports
+
+        (found,), hidden = asyncio.run(run())
+    assert hidden == [], "of topics that a token is not for nothing is told"
+    assert (found.topic, found.sources, found.unknown, found.lag_bytes) == ("t", 1, 0, 9)
+    assert found.told_age_ms is not None and 60_000 <= found.told_age_ms < 600_000
