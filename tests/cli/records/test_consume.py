@@ -302,7 +302,8 @@ def test_a_stop_waits_for_commands_unless_it_is_asked_for_twice(tmp_path: Path, 
         begun.read_bytes()
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        assert "waits for 1 command" in process.stderr.readline()
+        # On a busy machine the command first tells that its poll has no answer yet.
+        assert any("waits for 1 command" in line for line in process.stderr)
         if ends == "its command ends":
             may_end.write_bytes(b"")
         else:
