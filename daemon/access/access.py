@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from daemon.access.rights import EVERYTHING, Rights, rights_of, unauthenticated
+from daemon.access.tickets import KEY_BYTES, Tickets
 from daemon.access.token_file import Token, TokenFileError, Tokens, read_tokens, split_token
-from daemon.schemas.errors import ApiError
+from daemon.schemas.errors import ApiError, invalid
 from shards.clock import monotonic_ns, wall_ms
 
 log = logging.getLogger(__name__)
@@ -35,11 +37,18 @@ class _Known:
 
 class Access:
     """The tokens of one process. Without a ``path`` there are none, and everybody may do
-    everything. Raises TokenFileError if the file cannot be used."""
+    everything. ``ticket_key`` is that of all shards. Raises TokenFileError if the file cannot be
+    used."""
 
-    def __init__(self, path: Path | None, now_ms: Callable[[], int] = wall_ms) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        now_ms: Callable[[], int] = wall_ms,
+        ticket_key: bytes | None = None,
+    ) -> None:
         self._path = path
         self._now_ms = now_ms
+        self._tickets = Tickets(ticket_key or secrets.token_bytes(KEY_BYTES))
         self._known: dict[str, _Known] = {}
         self._generation = 0
         self._seen: object = None
@@ -55,9 +64,7 @@ class Access:
             return EVERYTHING
         header, key = headers.get("authorization"), headers.get("x-api-key")
         if header is not None and key is not None:
-            raise ApiError(
-                400, "two_tokens", "send a token as Authorization or as X-Api-Key, not as both"
-            )
+            raise _two_tokens()
         if header is not None:
             scheme, _, key = header.partition(" ")
             if scheme.lower() != "bearer":
@@ -72,6 +79,40 @@ class Access:
         if _is_over(known.token, self._now_ms()):
             raise unauthenticated("the token has expired")
         return known.rights
+
+    def of_ticket(
+        self, headers: Mapping[str, str], segments: Sequence[str], query: Mapping[str, str]
+    ) -> Rights:
+        """The rights of a request whose query has a ticket: those of the token that it stands
+        for. Raises ApiError 401, 400 for a token besides it."""
+        if self._path is None:
+            return EVERYTHING
+        if "authorization" in headers or "x-api-key" in headers:
+            raise _two_tokens()
+        now_ms = self._now_ms()
+        known = self._known.get(
+            self._tickets.token_id(query["ticket"], segments, query, now_ms) or ""
+        )
+        if known is None or _is_over(known.token, now_ms):
+            raise ApiError(
+                401,
+                "unauthenticated",
+                "the ticket is not for this path and query, or it has expired, or its token was"
+                " revoked; ask for another one with POST /v0/tickets",
+            )
+        return known.rights
+
+    def ticket(
+        self, rights: Rights, segments: Sequence[str], query: Mapping[str, str]
+    ) -> tuple[str, int]:
+        """A ticket for a stream's target, and when it expires. Raises ApiError 400 where there is
+        no token that it could stand for."""
+        rights.check_live()
+        if rights.token_id is None and self._path is not None:
+            raise invalid(
+                "a ticket stands for a token: ask for it with one, not on the Unix socket"
+            )
+        return self._tickets.issue(rights.token_id or "00" * 8, segments, query, self._now_ms())
 
     def look(self) -> bool:
         """Follows the file and the clock. Returns whether any rights are over."""
@@ -121,6 +162,13 @@ class Access:
         for known in over:
             known.rights.live = False
         return bool(over)
+
+
+def _two_tokens() -> ApiError:
+    return ApiError(
+        400, "two_tokens",
+        "send one token, as Authorization or as X-Api-Key, or a ticket instead of it",
+    )  # fmt: skip
 
 
 def _is_over(token: Token, now_ms: int) -> bool:

@@ -10,13 +10,16 @@ from delivery.filters import compiled
 
 
 class Rights:
-    """The rights of a token's bearer, or of everybody. ``live`` is False from the revocation or
-    expiry of the token on; heads, streams and requests refer to one object for each token."""
+    """The rights of a token's bearer, or of everybody, who has none. ``live`` is False from the
+    revocation or expiry of the token on; heads, streams and requests refer to one object for each
+    token."""
 
-    __slots__ = ("_matchers", "_of_all", "live", "scopes", "who")
+    __slots__ = ("_matchers", "_of_all", "live", "name", "scopes", "token_id", "who")
 
-    def __init__(self, who: str, scopes: Iterable[Scope], topics: Iterable[str]) -> None:
-        self.who = who
+    def __init__(self, token: Token | None, scopes: Iterable[Scope], topics: Iterable[str]) -> None:
+        self.token_id = None if token is None else token.id
+        self.name = None if token is None else token.name
+        self.who = "everybody" if token is None else f"token {token.name!r}"
         self.scopes = frozenset(scopes)
         self._of_all = "*" in topics
         self._matchers = [compiled(pattern) for pattern in topics]
@@ -71,8 +74,8 @@ def unauthenticated(why: str) -> ApiError:
 
 def rights_of(token: Token) -> Rights:
     """Those of a token's bearer."""
-    return Rights(f"token {token.name!r}", token.scopes, token.topics)
+    return Rights(token, token.scopes, token.topics)
 
 
-EVERYTHING = Rights("everybody", Scope, ("*",))
+EVERYTHING = Rights(None, Scope, ("*",))
 """Of the Unix socket, which only the daemon's user can open, and of a daemon without tokens."""

@@ -16,6 +16,7 @@ import msgspec
 
 from daemon.access.access import Access
 from daemon.access.rights import Rights
+from daemon.access.token_file import split_token
 from daemon.api.handlers.topics import Created
 from daemon.api.refusals import refusal_of
 from daemon.api.route import Handler, Handlers, Route
@@ -34,6 +35,11 @@ from delivery.reading.waiters import Waiters
 
 # Parameters of a produce request that count before its body is there.
 _EARLY = frozenset({"create", "disable_backpressure"})
+# What clients of other services call a token in a URL.
+_TOKEN_PARAMETERS = frozenset(
+    {"access_token", "api_key", "apikey", "auth_token", "authorization", "bearer", "token",
+     "x-api-key"}
+)  # fmt: skip
 _PRODUCE = frozenset(field.encode_name for field in msgspec.structs.fields(ProduceQuery))
 
 
@@ -87,7 +93,9 @@ class RouteTable:
 
     def find(self, head: Head) -> Found:
         """Raises ApiError 401 and 403 for whoever may not do this, 404, 405, 400 for a bad topic
-        name or query, 403 for what is not for pages of a browser, or not for TCP."""
+        name or query, or a token in it, 403 for what is not for pages of a browser, or not for
+        TCP."""
+        _refuse_token(head)
         rights = self._authenticate(head)
         for pattern, methods in self._by_path.items():
             values = _match(pattern, head)
@@ -136,7 +144,12 @@ class RouteTable:
             self._options and head.method == "OPTIONS" and "origin" in head.headers
         )  # browsers send no token with it
         if not (head.is_local or is_preflight or head.raw_segments in self._open):
-            head.rights = self._access.of(head.headers)
+            head.is_brief = "ticket" in head.query
+            head.rights = (
+                self._access.of_ticket(head.headers, head.segments, head.query)
+                if head.is_brief
+                else self._access.of(head.headers)
+            )
         return head.rights
 
     def _check_admin(self, head: Head) -> None:
@@ -150,6 +163,20 @@ class RouteTable:
                 f"{head.path} is not served over TCP, since whoever asks it can change the ledger:"
                 " run the command on the daemon's machine with its --data directory, or set"
                 " admin_over_tcp = true for the daemon",
+            )
+
+
+def _refuse_token(head: Head) -> None:
+    """Raises ApiError 400 for a token in the URL, which logs and histories would show."""
+    for name, value in head.query.items():
+        if name.lower() in _TOKEN_PARAMETERS or split_token(value) is not None:
+            raise ApiError(
+                400,
+                "token_in_url",
+                f"the query parameter {name[:80]!r} has a token, which logs would show: send it as"
+                " `Authorization: Bearer TOKEN`, or for a stream ask for a ticket with POST"
+                " /v0/tickets; revoke the token if it was sent over a network",
+                {"parameter": name[:80]},
             )
 
 

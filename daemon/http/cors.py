@@ -50,6 +50,6 @@ def preflight_headers(methods: Iterable[str]) -> CorsHeaders:
     return (
         ("Allow", allowed),
         ("Access-Control-Allow-Methods", allowed),
-        ("Access-Control-Allow-Headers", "*, Authorization"),
+        ("Access-Control-Allow-Headers", "*, Authorization, X-Api-Key"),
         ("Access-Control-Max-Age", str(_PREFLIGHT_S)),
     )

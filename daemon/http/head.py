@@ -72,7 +72,8 @@ class Head:
     ``body_bytes`` is the length of the body that follows: 0 without one, LENGTH_UNKNOWN if it is
     chunked. ``content_encoding`` is "" or a supported name. ``is_local``: it came through
     the Unix socket. ``is_followed_link``: a link on a page of another origin led here
-    (``guard.py``).
+    (``guard.py``). ``is_brief``: what it may do depends on the time, so it is not kept in the
+    cache.
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do. ``bare`` is the head without what an answer does not need.
     ``rights`` are its sender's, set with ``route``.
@@ -89,6 +90,7 @@ class Head:
         "expect_continue",
         "headers",
         "http_1_1",
+        "is_brief",
         "is_followed_link",
         "is_local",
         "keep_alive",
@@ -138,6 +140,7 @@ class Head:
         self.authority = authority
         self.target_bytes = target_bytes
         self.is_local = False
+        self.is_brief = False
         self.is_followed_link = False
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
@@ -239,9 +242,14 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head:
     authority = None
     if target[:7].lower() == b"http://":  # absolute form, as through a proxy
         raw_authority, slash, target = target[7:].partition(b"/")
+        if b"@" in raw_authority:
+            raise bad_request(
+                "the request target has a user or a password, which logs of proxies would show;"
+                " send a token as `Authorization: Bearer TOKEN`"
+            )
         authority = raw_authority.decode("latin-1")
         target = slash + target or b"/"
-    path, segments, query = _split_target(target, limits)
+    path, segments, query = split_target(target, limits)
     options = {token.strip() for token in headers.get("connection", "").lower().split(",")}
     keep_alive = "close" not in options and (http_1_1 or "keep-alive" in options)
     return Head(
@@ -364,7 +372,8 @@ def _content_encoding(headers: dict[str, str]) -> str:
     return _ENCODING_NAMES[encoding]
 
 
-def _split_target(target: bytes, limits: HttpLimits) -> tuple[str, tuple[str, ...], dict[str, str]]:
+def split_target(target: bytes, limits: HttpLimits) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """Path, segments and query of a target, decoded. Raises ApiError 400."""
     if not target.startswith(b"/"):
         if target == b"*":
             return "*", (), {}

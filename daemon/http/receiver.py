@@ -276,7 +276,8 @@ class Receiver(Sender):
             return head
         finally:
             head.forget_fields(() if server.cors is None else server.cors.named)
-        self._heads.add(key, head)
+        if not head.is_brief:
+            self._heads.add(key, head)
         return head
 
     def _begin_body(self, head: Head, data: bytes, end: int) -> None:

@@ -36,8 +36,12 @@ from delivery.push.secrets import SecretsFile
 class ApiSide:
     """What answers the requests of one shard's clients."""
 
-    def __init__(self, opened: Opened, write: WriteSide, delivery: DeliverySide) -> None:
+    def __init__(
+        self, opened: Opened, write: WriteSide, delivery: DeliverySide, ticket_key: bytes
+    ) -> None:
         config, segment, ledger = opened.config, opened.segment, opened.ledger
+        auth_file = None if config.auth_file is None else Path(config.auth_file)
+        access = Access(auth_file, ticket_key=ticket_key)
         self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
         self._guard = guard_of(config)
         self.server = server = Server()
@@ -58,19 +62,18 @@ class ApiSide:
                 lambda: server.unsent.is_half_full,
             ),
             watch=WatchRoutes(
-                write.topics, delivery.partitions, delivery.hub, delivery.priorities
+                write.topics, delivery.partitions, delivery.hub, delivery.priorities, access
             ),
             plans=PlanRoutes(write.topics, ledger, config),
             daemon=DaemonRoutes(StatusBuilder(segment, config), ledger, openapi.served),
             admin=self.admin,
         )  # fmt: skip
-        auth_file = config.auth_file
         self.api = Api(
             ROUTES,
             handlers,
             write.producer,
             delivery.reader.waiters,
-            Access(None if auth_file is None else Path(auth_file)),
+            access,
             options=bool(config.cors_origins),
             admin_over_tcp=config.admin_over_tcp,
         )

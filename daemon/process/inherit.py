@@ -32,6 +32,7 @@ class Inheritance(Struct, frozen=True):
     pipe_fd: int  # where other shards connect to this one
     pipe_token: str  # names the sockets of all shards (delivery/pipes/addresses.py)
     alive_fd: int
+    ticket_key: str  # in hex; of all shards of a daemon (daemon/access/tickets.py)
     config: Config
     chaos: str = ""  # faults of the store, as uploader/stores/faults.py reads them
 

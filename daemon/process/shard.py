@@ -97,7 +97,7 @@ class Shard:
         )
         self._feed, self._ring, self._pending = write.feed, write.ring, write.pending
         self._delivery = DeliverySide(opened, write, inheritance.pipe_token, _failed, _end)
-        self._api = ApiSide(opened, write, self._delivery)
+        self._api = ApiSide(opened, write, self._delivery, bytes.fromhex(inheritance.ticket_key))
         self._server = self._api.server
         self._sensors = ShardSensors(
             self.segment, self.shard, self._delivery.dispatcher, write.leases,

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from daemon import memory
+from daemon.access.tickets import KEY_BYTES
 from daemon.alarms.alarms import AlarmLog, active
 from daemon.alarms.standing import StandingLog, StateLog, standing
 from daemon.config import Config, ConfigError, load_again, reload
@@ -130,6 +131,7 @@ class Supervisor:
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self._pipe_token = secrets.token_hex(8)
+        self._ticket_key = secrets.token_hex(KEY_BYTES)
         self._pipe_listeners = open_pipe_listeners(self._pipe_token, config.shards)
         self.listeners: list[socket.socket] = []
         self.admin_listener: socket.socket
@@ -278,6 +280,7 @@ class Supervisor:
             pipe_fd=self._pipe_listeners[child.shard].fileno(),
             pipe_token=self._pipe_token,
             alive_fd=self._alive_read,
+            ticket_key=self._ticket_key,
             config=self.config,
             chaos=self.chaos,
         )

@@ -44,6 +44,8 @@ from daemon.schemas.status import (
     Totals,
 )
 from daemon.schemas.watch import (
+    Ticket,
+    TicketRequest,
     WatchAnswer,
     WatchedId,
     WatchedRequest,
@@ -130,6 +132,8 @@ __all__ = [
     "Status",
     "StoreCost",
     "StoreStatus",
+    "Ticket",
+    "TicketRequest",
     "TopicConfig",
     "TopicDeleteQuery",
     "TopicDeleted",

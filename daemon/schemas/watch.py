@@ -36,6 +36,7 @@ _Partition = Annotated[
         description="one partition; without it all, also those that are added later",
     ),
 ]
+_Ticket = Annotated[str, Meta(description="a [ticket](access.md#pages), instead of a token")]
 _LastEventId = Annotated[
     str, Meta(description="as the header Last-Event-ID, for clients that cannot send it")
 ]
@@ -53,12 +54,14 @@ class WatchQuery(Struct, frozen=True):
     node: _Node | None = None
     key: _Key | None = None
     last_event_id: _LastEventId = ""
+    ticket: _Ticket = ""
 
 
 class WidQuery(Struct, frozen=True):
     """Where a stream with a ``wid`` begins, if not where the ``wid`` says."""
 
     last_event_id: _LastEventId = ""
+    ticket: _Ticket = ""
 
 
 class WatchHeaders(
@@ -112,3 +115,26 @@ class WatchAnswer(Struct, frozen=True):
     wid: Annotated[str, Meta(description="the whole request as a token; nothing is kept for it")]
     stream_url: Annotated[str, Meta(description="the path of the stream")]
     topics: list[WatchedId]
+
+
+class TicketRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A stream that a page wants to open."""
+
+    target: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=8_000,
+            description="its path and query, as `/v0/topics/orders/watch?key=a`",
+        ),
+    ]
+
+
+class Ticket(Struct, frozen=True):
+    """What opens the stream, and only that one, instead of a token."""
+
+    ticket: str
+    stream_url: Annotated[str, Meta(description="the target with the ticket")]
+    expires_ms: Annotated[
+        int, Meta(description="when it can no longer be used (epoch ms); the stream goes on")
+    ]

@@ -29,6 +29,7 @@ BODIES = {
     "/v0/routers/{router}": b'{"source":"secrets","dest":"mine"}',
     "/v0/watch": b'{"topics":[{"topic":"secrets"}]}',
     "/v0/plans": b'{"topics":["secrets"]}',
+    "/v0/tickets": b'{"target":"/v0/topics/secrets/watch"}',
 }
 CLOSED = [route for route in ROUTES if not route.is_open]
 NAMES = [f"{route.method} {route.path}" for route in CLOSED]
@@ -167,6 +168,7 @@ def test_a_token_of_other_topics_learns_nothing_of_a_topic_not_even_that_it_exis
         ("PUT", "/v0/routers/thief", b'{"source":"%s","dest":"mine"}'),
         ("PUT", "/v0/routers/spammer", b'{"source":"mine","dest":"%s"}'),
         ("PUT", "/v0/topics/mine/subscriptions/s", b'{"dead_letter_topic":"%s"}'),
+        ("POST", "/v0/tickets", b'{"target":"/v0/topics/%s/watch?key=a"}'),
         (
             "POST", "/v0/topics/mine",
             b'{"records":[{"data":1}],"advance":{"cursor":"%s","expected":0,"next":1}}',
@@ -206,6 +208,50 @@ def test_a_wid_that_somebody_else_got_opens_nothing(world: World) -> None:
         world.ask("POST", "/v0/watch", "elsewhere", body=b'{"topics":[{"topic":"mine"}]}').body
     )["wid"]
     assert world.ask("HEAD", f"/v0/watch/{own}", "elsewhere").status == 200
+
+
+def ticketed(world: World, target: str, token: str = "elsewhere") -> str:
+    """The URL of a stream with a ticket."""
+    body = json.dumps({"target": target}).encode()
+    return str(world.ask("POST", "/v0/tickets", token, body=body).json["stream_url"])
+
+
+def test_a_ticket_opens_the_stream_that_it_is_for_and_does_nothing_else(world: World) -> None:
+    mine = ticketed(world, "/v0/topics/mine/watch?key=a%2Bb*")
+    for spelled in (mine, f"http://127.0.0.1{mine}", mine.replace("mine", "%6dine")):
+        assert world.ask("HEAD", spelled, None).status == 200
+    query = mine.partition("?")[2]
+    for method, target in (
+        ("HEAD", mine.replace("a%2Bb", "c")), ("HEAD", f"{mine}&partition=0"),
+        ("HEAD", f"/v0/topics/secrets/watch?{query}"), ("GET", f"/v0/topics/mine?{query}"),
+        ("POST", f"/v0/topics/mine?{query}"), ("GET", f"/v0/status?{query}"),
+        ("POST", f"/v0/tickets?{query}"),
+    ):  # fmt: skip
+        assert world.ask(method, target, None).status == 401, target
+    assert world.ask("HEAD", mine, "elsewhere").status == 400, "two tokens"
+    assert world.ask("DELETE", mine, None).status == 405
+    wid = world.ask("POST", "/v0/watch", "all", body=b'{"topics":[{"topic":"secrets"}]}').json
+    theirs = ticketed(world, wid["stream_url"])
+    assert world.ask("HEAD", theirs, None).status == 403, "their topics are compared"
+    own = world.ask("POST", "/v0/watch", "elsewhere", body=b'{"topics":[{"topic":"mine"}]}').json
+    assert world.ask("HEAD", ticketed(world, own["stream_url"]), None).status == 200
+    for target in ("/v0/topics/mine", "//mine/watch", "v0/topics/mine/watch", "/%zz", mine):
+        body = json.dumps({"target": target}).encode()
+        assert world.ask("POST", "/v0/tickets", "elsewhere", body=body).status == 400, target
+
+
+def test_a_token_in_a_url_is_refused_by_name_and_not_shown(world: World) -> None:
+    token = world.tokens["all"]
+    for name in ("token", "access_token", "Token", "api_key", "key", "%74oken"):
+        for path in ("/v0/status", "/v0/topics/mine/watch", "/livez", "/nothing"):
+            for sent in ("all", None):
+                answer = world.ask("GET", f"{path}?{name}={token}", sent)
+                assert (answer.status, answer.code) == (400, "token_in_url"), (name, path)
+                assert token not in answer.body.decode()
+    for user in (f"x:{token}", token):
+        answer = world.ask("GET", f"http://{user}@127.0.0.1/v0/status", "all")
+        assert (answer.status, answer.code) == (400, "bad_request")
+        assert "a user or a password" in answer.body.decode() and token not in str(answer.body)
 
 
 def test_lists_show_what_a_token_is_for(world: World) -> None:
@@ -271,7 +317,10 @@ def test_a_revoked_token_gets_and_stores_nothing_more(tmp_path: Path, shards: in
         world.good("PUT", "/v0/topics/t/subscriptions/s", token="keeper")
         head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {spy}\r\n"
         with Wire(daemon.port) as watch, Wire(daemon.port) as consume, Wire(daemon.port) as poll, \
-                Wire(daemon.port) as slow, Wire(daemon.port) as idle:  # fmt: skip
+                Wire(daemon.port) as slow, Wire(daemon.port) as idle, \
+                Wire(daemon.port) as page:  # fmt: skip
+            ticket = ticketed(world, "/v0/topics/t/watch", "spy")
+            page.send(f"GET {ticket} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             for wire, path in (
                 (watch, "/v0/topics/t/watch"),
                 (consume, "/v0/topics/t/subscriptions/s/consume?consumer=c"),
@@ -304,17 +353,18 @@ def test_a_revoked_token_gets_and_stores_nothing_more(tmp_path: Path, shards: in
                 f"Content-Length: {len(RECORDS)}\r\n\r\n".encode()
                 + RECORDS[:-1]
             )
-            wait_until(lambda: world.streams("keeper") == 2, "both streams")
+            wait_until(lambda: world.streams("keeper") == 3, "all streams")
             file.revoke("spy")
             refused = poll.answer()
             assert refused is not None and refused.status == 401, refused
             refused = slow.answer()
             assert refused is not None and refused.status == 401, refused
-            for wire in (watch, consume):
+            for wire in (watch, consume, page):
                 assert wire.answer() is not None, "the stream ends whole"
 
             # Each shard looks at the file by itself.
             wait_until(lambda: idle_status() == 401, "the shard of the idle connection")
+            wait_until(lambda: world.ask("HEAD", ticket, None).status == 401, "each shard")
         world.good("POST", "/v0/topics/t", RECORDS, token="keeper")
         for topic, count in (("t", 1), ("u", stored)):
             assert world.ask("POST", f"/v0/topics/{topic}/diff", "keeper").json["head_seq"] == count

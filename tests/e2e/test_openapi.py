@@ -241,9 +241,13 @@ def watches(api: Checked) -> None:
     topic_id = api.ask("PUT", "/v0/topics/watched").json["topic_id"]
     url = api.ask("POST", "/v0/watch", asked).json["stream_url"]
     assert api.ask("POST", "/v0/watch", {"topics": []}).status == 400
-    assert api.ask("POST", "/v0/watch", b"{}", "text/plain").status == 415
-    assert api.ask("POST", "/v0/watch", b" " * ((1 << 20) + 1), "application/json").status == 413
-    api.stream(url)
+    ticket = api.ask("POST", "/v0/tickets", {"target": url})
+    assert ticket.status == 200
+    assert api.ask("POST", "/v0/tickets", {"target": "/v0/status"}).status == 400
+    for path in ("/v0/watch", "/v0/tickets"):
+        assert api.ask("POST", path, b"{}", "text/plain").status == 415
+        assert api.ask("POST", path, b" " * ((1 << 20) + 1), "application/json").status == 413
+    api.stream(ticket.json["stream_url"])
     assert api.ask("GET", url + "A").status == 400
     assert api.refused(url, accept="image/png") == 406
     assert api.refused(url, last_event_id=f"{topic_id}:0=1000000") == 416

@@ -78,16 +78,17 @@ class EventSource:
 
 def test_the_page_listens_to_every_event_that_is_sent() -> None:
     listened = set(re.findall(r'stream\.addEventListener\("([\w-]+)"', PAGE))
-    # Positions are for the browser, which also connects again when the daemon has stopped.
+    # The browser itself connects again when the daemon has stopped.
     sent = {
         events.RECORD, events.RECORDS, events.TOMBSTONE, events.CAUGHT_UP, events.TOPIC_DELETED,
-        events.ERROR,
+        events.ERROR, events.POSITION,
     }  # fmt: skip
     assert listened == sent | {"open"}
 
 
 def test_a_page_of_another_origin_gets_records_and_resumes(daemon: Daemon) -> None:
-    assert "`${daemon}/v0/topics/${encodeURIComponent(topic)}/watch${query}`" in PAGE
+    assert "`/v0/topics/${encodeURIComponent(topic)}/watch`" in PAGE
+    assert "`${daemon}/v0/tickets`" in PAGE
     source = EventSource(daemon, "/v0/topics/orders/watch?key=customer-*")
     assert source.answer.status == 200
     assert source.answer.getheader("Content-Type") == "text/event-stream"

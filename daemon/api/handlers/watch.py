@@ -11,12 +11,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from daemon.access.access import Access
 from daemon.access.rights import Rights
 from daemon.api.streaming import Streaming
+from daemon.http.head import split_target
+from daemon.http.limits import HttpLimits
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.names import check_topic_name
 from daemon.schemas.watch import (
+    Ticket,
+    TicketRequest,
     WatchAnswer,
     WatchedId,
     WatchedRequest,
@@ -63,11 +68,13 @@ class WatchRoutes:
         reader: PartitionReader,
         hub: WatchHub,
         priorities: TopicPriorities,
+        access: Access,
     ) -> None:
         self._topics = topics
         self._reader = reader
         self._hub = hub
         self._priorities = priorities
+        self._access = access
 
     async def topic(self, name: str, query: WatchQuery, headers: WatchHeaders) -> Streaming:
         """A stream of one topic."""
@@ -132,6 +139,29 @@ class WatchRoutes:
                 {"topics": [topic.name for topic in deleted]},
             )  # fmt: skip
         return await self._stream(spec, live, deleted, headers.accept, position)
+
+    async def ticket(self, rights: Rights, asked: TicketRequest) -> Ticket:
+        """A ticket for one stream. What can be wrong with the stream is told when it is opened."""
+        try:
+            _, segments, query = split_target(asked.target.encode(), HttpLimits())
+        except ApiError as error:
+            raise invalid(error.message, field="target") from None
+        match segments:
+            case ("v0", "topics", name, "watch"):
+                rights.check_topics(check_topic_name(name))
+            case ("v0", "watch", _):
+                pass  # its topics are compared when it is opened
+            case _:
+                raise invalid(
+                    "target must be the path of a stream, /v0/topics/TOPIC/watch or"
+                    f" /v0/watch/WID, with its query, got {asked.target[:80]!r}",
+                    field="target",
+                )
+        if "ticket" in query:
+            raise invalid("target has a ticket already", field="target")
+        ticket, expires_ms = self._access.ticket(rights, segments, query)
+        mark = "&" if "?" in asked.target else "?"
+        return Ticket(ticket, f"{asked.target}{mark}ticket={ticket}", expires_ms)
 
     async def _stream(
         self,

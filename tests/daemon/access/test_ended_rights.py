@@ -86,3 +86,28 @@ def test_a_request_whose_rights_have_ended_on_its_way_is_refused(tmp_path: Path)
         assert not handlers.opened
 
     asyncio.run(run())
+
+
+def test_a_ticket_is_compared_again_though_its_head_is_the_same(tmp_path: Path) -> None:
+    async def run() -> None:
+        now_ms = 1_800_000_000_000
+        file = TokenFile(tmp_path / "tokens.json", lambda: now_ms)
+        _, token = file.issue("page", [Scope.READ])
+        access = Access(file.path, lambda: now_ms)
+        ticket, expires_ms = access.ticket(access.of({"x-api-key": token}), ("stream",), {})
+        handlers: Any = Handlers()
+        producer: Any = None
+        server = Server()
+        server.application = Api(ROUTES, handlers, producer, Waiters(), access)
+        server.limits = HttpLimits()
+        asked = f"GET /stream?ticket={ticket} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        for status in (b"200", b"200", b"401"):
+            connection, transport = connect(server)
+            connection.data_received(asked)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert transport.written.startswith(b"HTTP/1.1 " + status)
+            if handlers.opened == 2:
+                now_ms = expires_ms
+
+    asyncio.run(run())

@@ -63,7 +63,7 @@ def test_a_ledger_that_hangs_is_asked_once_and_leaves_imports_unknown(
                 assert len(asked) == 1, "no question is added while one waits"
             finally:
                 goes_on.set()
-            return await told(EVERYTHING), await told(Rights("a token", [], ["other"]))
+            return await told(EVERYTHING), await told(Rights(None, [], ["other"]))
 
         async def told(rights: Rights) -> list[ImportScaling]:
             while (imports := (await routes.scaling(rights)).imports) is None:
