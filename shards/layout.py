@@ -64,6 +64,7 @@ recency                any shard, any time: see below
 topic row: all words   the shard of the row (shards/boards/topicrows.py)
 topic slot: all words  the holder of the lock of the slots, once (shards/boards/topiccounts.py)
 topic counts           the shard
+limits                 the shard of the line (shards/boards/limits.py)
 =====================  =========================================================================
 
 The words of recency are the exception: when a topic was last consumed, by a hash of its id. Each
@@ -313,6 +314,15 @@ FIGURES_WORDS = 7 * LINE_WORDS
 PUSH_RULES_BYTES = 1 << 20
 # Of eight pauses that receivers asked for (shards/boards/endpointholds.py); 32 KiB.
 HOLD_LINES = 512
+# What is used of limits: for each slot 128 bytes a shard, 2 MiB a shard. Slot 0 is the daemon's,
+# the others are of tokens, of which a file has about 10,000 (daemon/access/token_file.py).
+LIMIT_SLOTS = 16_384
+X_USED = 0  # of each rate, as nanoseconds
+RATES_MAX = 4
+X_BASES = X_USED + RATES_MAX  # of each rate: shards/boards/limits.py
+X_COUNTS = X_BASES + RATES_MAX  # what there is now
+COUNTS_MAX = 8
+LIMIT_WORDS = 2 * LINE_WORDS
 PAGE_BYTES = 4096
 
 # When topics were last consumed: 512 KiB. Ids are consecutive, so 65,536 topics share no word.
@@ -488,6 +498,11 @@ class Layout(Struct, frozen=True):
         """Of the pauses that receivers asked for."""
         return _sparse_regions(self)["endpoint holds"]
 
+    def limit(self, slot: int, shard: int) -> int:
+        """Of what a shard uses of a limit; the lines of all shards are together."""
+        first = _sparse_regions(self)["limits"]
+        return first + (slot * self.shards + shard) * LIMIT_WORDS
+
     # Byte offsets.
 
     @property
@@ -505,8 +520,8 @@ class Layout(Struct, frozen=True):
 
     @property
     def sparse(self) -> int:
-        """Of what takes memory only where it was touched: the words of senders. All before it is
-        allocated at the start."""
+        """Of what takes memory only where it was touched: the words of senders and of limits. All
+        before it is allocated at the start."""
         return -(-self.journal(self.shards) // PAGE_BYTES) * PAGE_BYTES
 
     # Sizes.
@@ -519,7 +534,7 @@ class Layout(Struct, frozen=True):
 
     @property
     def sparse_words(self) -> int:
-        """How many those are: 512 KiB a shard, and 2 MiB."""
+        """How many those are: 2.5 MiB a shard, and 2 MiB."""
         return _sparse_regions(self)[_END]
 
     @property
@@ -564,6 +579,7 @@ def _sparse_regions(layout: Layout) -> dict[str, int]:
             "figures": SUBSCRIPTION_SLOTS * layout.shards * FIGURES_WORDS,
             "push rules": 2 * PUSH_RULES_BYTES // WORD_BYTES,
             "endpoint holds": HOLD_LINES * LINE_WORDS,
+            "limits": LIMIT_SLOTS * layout.shards * LIMIT_WORDS,
         }
     )
 

@@ -29,8 +29,9 @@ class SegmentError(RuntimeError):
 class Segment:
     """A mapped segment: ``words`` as u64 and ``data`` as bytes, over the same memory.
 
-    ``sparse`` are the words of senders of push subscriptions. To read one that was never written
-    takes a page of memory too, so they are read only where an offer says that there is a sender.
+    ``sparse`` are the words of senders of push subscriptions, and of limits. To read one that was
+    never written takes a page of memory too, so they are read only where an offer says that there
+    is a sender, or a limit is set.
     """
 
     def __init__(self, fd: int, layout: Layout) -> None:

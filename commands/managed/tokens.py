@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 from msgspec import Struct
 
 from commands.client.reader import DURATION, DURATION_MS
@@ -19,6 +20,8 @@ from commands.output import show, table
 from commands.shell.exits import CommandFailed
 from commands.shell.options import output_option, parsed_by
 from daemon.access.token_file import Scope, Token, TokenFile, TokenFileError
+from daemon.config.limits import BY_NAME as LIMITS
+from daemon.config.limits import limit_text, read_limits
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,6 +35,7 @@ class TokenRow(Struct, frozen=True):
     topics: tuple[str, ...]
     created: datetime
     expires: datetime | None
+    limits: dict[str, str]
 
 
 class NewToken(TokenRow, frozen=True):
@@ -46,6 +50,13 @@ def _scopes(text: str) -> tuple[Scope, ...]:
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a scope; the scopes are {', '.join(Scope)}")
     return tuple(Scope(name) for name in names)
+
+
+def _limits(texts: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        found |= read_limits(text)
+    return found
 
 
 def _lifetime(text: str) -> timedelta:
@@ -95,11 +106,15 @@ def tokens() -> None:
     "--expires", "lifetime", metavar="DURATION", callback=parsed_by(_lifetime),
     help="After 12h, 30d; by default never.",
 )  # fmt: skip
+@click.option(
+    "--limit", "limits", multiple=True, metavar="NAME=VALUE", callback=parsed_by(_limits),
+    help=f"How much its bearers may use together: {', '.join(LIMITS)}; repeatable.",
+)  # fmt: skip
 @_file_option
 @output_option
 def tokens_create(
     name: str, scopes: tuple[Scope, ...], topics: Sequence[str], lifetime: timedelta | None,
-    auth_file: Path, as_json: bool,
+    limits: dict[str, float], auth_file: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a token and print it. Nobody can print it again.
 
@@ -107,14 +122,14 @@ def tokens_create(
     Examples:
       headgate tokens create shop --scope produce --topics 'orders*' --auth-file tokens.json
       headgate tokens create dashboard --scope metrics,read --expires 30d --auth-file tokens.json
+      headgate tokens create guest --scope produce --limit requests=100/s --limit bytes_in=1MiB/s \
+        --auth-file tokens.json
     """
     try:
-        token, text = TokenFile(auth_file).issue(name, scopes, topics, lifetime)
+        token, text = TokenFile(auth_file).issue(name, scopes, topics, lifetime, limits)
     except TokenFileError as error:
         raise CommandFailed(str(error)) from error
-    shown = NewToken(
-        token.id, token.name, token.scopes, token.topics, token.created, token.expires, text
-    )
+    shown = NewToken(**msgspec.structs.asdict(_row(token)), token=text)
     show(shown, as_json, lambda made: made.token)
 
 
@@ -154,17 +169,31 @@ def tokens_revoke(name: str, auth_file: Path, as_json: bool) -> None:
 
 
 def _row(token: Token) -> TokenRow:
-    return TokenRow(token.id, token.name, token.scopes, token.topics, token.created, token.expires)
+    limits = {name: limit_text(name, value) for name, value in token.limits.items()}
+    return TokenRow(
+        token.id, token.name, token.scopes, token.topics, token.created, token.expires, limits
+    )
 
 
 def _list_text(rows: list[TokenRow]) -> str:
     return table(
-        ["name", "scopes", "topics", "expires", "id"],
+        ["name", "scopes", "topics", "limits", "expires", "id"],
         [
-            [row.name, ",".join(row.scopes), " ".join(row.topics), _time(row.expires), row.id]
+            [
+                row.name,
+                ",".join(row.scopes),
+                " ".join(row.topics),
+                _limits_text(row.limits),
+                _time(row.expires),
+                row.id,
+            ]
             for row in rows
         ],
     )
+
+
+def _limits_text(limits: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in limits.items()) or "none"
 
 
 def _time(moment: datetime | None) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from daemon.access.rights import EVERYTHING, Rights, rights_of, unauthenticated
+from daemon.access.allowance import Allowances
+from daemon.access.rights import Rights, of_everybody, rights_of, unauthenticated
 from daemon.access.tickets import KEY_BYTES, Tickets
 from daemon.access.token_file import Token, TokenFileError, Tokens, read_tokens, split_token
 from daemon.schemas.errors import ApiError, invalid
@@ -30,23 +31,26 @@ class _Known:
 
     __slots__ = ("rights", "token")
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: Token, allowances: Allowances | None) -> None:
         self.token = token
-        self.rights = rights_of(token)
+        self.rights = rights_of(token, allowances)
 
 
 class Access:
-    """The tokens of one process. Without a ``path`` there are none, and everybody may do
-    everything. ``ticket_key`` is that of all shards. Raises TokenFileError if the file cannot be
-    used."""
+    """The tokens of one process, which ``allowances`` limit. Without a ``path`` there are none, and
+    everybody may do everything. ``ticket_key`` is that of all shards. Raises TokenFileError if the
+    file cannot be used."""
 
     def __init__(
         self,
         path: Path | None,
         now_ms: Callable[[], int] = wall_ms,
         ticket_key: bytes | None = None,
+        allowances: Allowances | None = None,
     ) -> None:
         self._path = path
+        self._allowances = allowances
+        self._everybody = of_everybody(allowances)
         self._now_ms = now_ms
         self._tickets = Tickets(ticket_key or secrets.token_bytes(KEY_BYTES))
         self._known: dict[str, _Known] = {}
@@ -61,7 +65,7 @@ class Access:
         """The rights of a request with these headers. Raises ApiError 401 without a token that is
         in force, 400 for two."""
         if self._path is None:
-            return EVERYTHING
+            return self._everybody
         header, key = headers.get("authorization"), headers.get("x-api-key")
         if header is not None and key is not None:
             raise _two_tokens()
@@ -86,7 +90,7 @@ class Access:
         """The rights of a request whose query has a ticket: those of the token that it stands
         for. Raises ApiError 401, 400 for a token besides it."""
         if self._path is None:
-            return EVERYTHING
+            return self._everybody
         if "authorization" in headers or "x-api-key" in headers:
             raise _two_tokens()
         now_ms = self._now_ms()
@@ -144,7 +148,7 @@ class Access:
         self._known = {
             token.id: known
             if (known := before.get(token.id)) is not None and known.token == token
-            else _Known(token)
+            else _Known(token, self._allowances)
             for token in content.tokens
         }
         over = [known for id_, known in before.items() if self._known.get(id_) is not known]

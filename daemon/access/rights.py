@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from daemon.access.allowance import Allowance, Allowances
 from daemon.access.token_file import Scope, Token
 from daemon.schemas.errors import ApiError
 from delivery.filters import compiled
@@ -12,11 +13,19 @@ from delivery.filters import compiled
 class Rights:
     """The rights of a token's bearer, or of everybody, who has none. ``live`` is False from the
     revocation or expiry of the token on; heads, streams and requests refer to one object for each
-    token."""
+    token. ``allowance`` is what limits its bearers, None if nothing does."""
 
-    __slots__ = ("_matchers", "_of_all", "live", "name", "scopes", "token_id", "who")
+    __slots__ = (
+        "_matchers", "_of_all", "allowance", "live", "name", "scopes", "token_id", "who",
+    )  # fmt: skip
 
-    def __init__(self, token: Token | None, scopes: Iterable[Scope], topics: Iterable[str]) -> None:
+    def __init__(
+        self,
+        token: Token | None,
+        scopes: Iterable[Scope],
+        topics: Iterable[str],
+        allowance: Allowance | None = None,
+    ) -> None:
         self.token_id = None if token is None else token.id
         self.name = None if token is None else token.name
         self.who = "everybody" if token is None else f"token {token.name!r}"
@@ -24,6 +33,7 @@ class Rights:
         self._of_all = "*" in topics
         self._matchers = [compiled(pattern) for pattern in topics]
         self.live = True
+        self.allowance = allowance
 
     def covers(self, topic: str) -> bool:
         """Whether a name is among the topics of the token."""
@@ -72,9 +82,17 @@ def unauthenticated(why: str) -> ApiError:
     )
 
 
-def rights_of(token: Token) -> Rights:
-    """Those of a token's bearer."""
-    return Rights(token, token.scopes, token.topics)
+def rights_of(token: Token, allowances: Allowances | None = None) -> Rights:
+    """Those of a token's bearer; without ``allowances``, nothing limits it."""
+    allowance = None if allowances is None else allowances.of_token(token)
+    return Rights(token, token.scopes, token.topics, allowance)
+
+
+def of_everybody(allowances: Allowances | None) -> Rights:
+    """Those of a daemon without tokens."""
+    if allowances is None or allowances.of_all is None:
+        return EVERYTHING
+    return Rights(None, Scope, ("*",), allowances.of_all)
 
 
 EVERYTHING = Rights(None, Scope, ("*",))

@@ -18,7 +18,7 @@ import os
 import re
 import secrets as randomness
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
@@ -27,7 +27,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from daemon.config.limits import check_limit
 from ledger.private_files import OTHERS
+from shards import layout as at
 from shards.clock import wall_ms
 from uploader.stores.disk import locked, replace_private
 
@@ -59,8 +61,10 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-class Token(Struct, frozen=True, forbid_unknown_fields=True):
-    """One token. ``expires`` is None if it never does."""
+class Token(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One token. ``expires`` is None if it never does. ``limits``: how much its bearers may use
+    (daemon/config/limits.py), counted in the words of its ``slot``, which no other token has; 0
+    without limits."""
 
     id: str
     name: str
@@ -69,6 +73,8 @@ class Token(Struct, frozen=True, forbid_unknown_fields=True):
     topics: tuple[str, ...]
     created: datetime
     expires: datetime | None = None
+    limits: dict[str, float] = {}
+    slot: int = 0
 
     def is_of(self, secret: str) -> bool:
         """Whether this is its secret. Takes as long for a wrong one."""
@@ -129,6 +135,18 @@ def read_tokens(path: Path) -> Tokens:
     ids = [token.id for token in content.tokens]
     if len({*ids}) < len(ids):
         raise TokenFileError(f"{path} has two tokens of one id; restore it from a backup")
+    slots = [token.slot for token in content.tokens if token.limits]
+    if len({*slots}) < len(slots) or not all(0 < slot < at.LIMIT_SLOTS for slot in slots):
+        raise TokenFileError(
+            f"{path} has a token with limits without a slot of its own, from 1 to"
+            f" {at.LIMIT_SLOTS - 1}: {slots}; restore it from a backup"
+        )
+    for token in content.tokens:
+        try:
+            for name, number in token.limits.items():
+                check_limit(name, number)
+        except ValueError as error:
+            raise TokenFileError(f"{path}: the limits of {token.name!r}: {error}") from None
     return content
 
 
@@ -165,6 +183,7 @@ class TokenFile:
         scopes: Sequence[Scope],
         topics: Sequence[str] = ("*",),
         expires_in: timedelta | None = None,
+        limits: Mapping[str, float] | None = None,
     ) -> tuple[Token, str]:
         """Adds a token, and returns it with the text that its bearer sends, which nobody can find
         out later. Raises TokenFileError."""
@@ -180,6 +199,7 @@ class TokenFile:
             token = Token(
                 randomness.token_hex(ID_BYTES), name, hash_of(secret), tuple(dict.fromkeys(scopes)),
                 tuple(dict.fromkeys(topics)), now, None if expires_in is None else now + expires_in,
+                dict(limits or {}), self._free_slot(content) if limits else 0,
             )  # fmt: skip
             self._write(content, (*content.tokens, token))
         return token, f"hg_{token.id}_{secret}"
@@ -192,6 +212,17 @@ class TokenFile:
                 raise TokenFileError(f"{self.path} has no token {name!r}")
             self._write(content, tuple(each for each in content.tokens if each is not found))
         return found
+
+    def _free_slot(self, content: Tokens) -> int:
+        """The first that no token has. One that had it may have left a second's use of it."""
+        taken = {token.slot for token in content.tokens}
+        for slot in range(1, at.LIMIT_SLOTS):
+            if slot not in taken:
+                return slot
+        raise TokenFileError(
+            f"{self.path} has {at.LIMIT_SLOTS - 1} tokens with limits already: revoke some that"
+            " nobody uses"
+        )
 
     def _read(self) -> Tokens:
         if not os.path.lexists(self.path):

@@ -254,6 +254,9 @@ class Api:
     def admit(self, request: Request, body_bytes: int | None) -> object | None:
         """Promises space for a body, before it is taken in."""
         found: Found = request.head.route
+        allowance = request.head.rights.allowance
+        if allowance is not None:
+            allowance.take(body_bytes or 0)
         if found.produce is not None:
             return self._producer.admit(request, body_bytes)
         limit = found.route.body_bytes_max
@@ -300,6 +303,9 @@ class Api:
         """Serves a request whose body came with its head."""
         name = request.head.route.produce
         if name is not None:
+            allowance = request.head.rights.allowance
+            if allowance is not None:
+                allowance.take(body_bytes)
             self._producer.take(request, name, body_bytes)
         else:
             token = self.admit(request, body_bytes)

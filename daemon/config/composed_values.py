@@ -4,8 +4,8 @@
 the default classes. A class that exists already keeps the prices that are not written; a new one
 must have all prices that have no default.
 
-``pressure_weights`` is a TOML table, or text like ``busy=0.5,store=0``. ``push_allow`` and
-``push_deny`` are lists, or text with commas.
+``pressure_weights`` is a TOML table, or text like ``busy=0.5,store=0``; so is ``limits``.
+``push_allow`` and ``push_deny`` are lists, or text with commas.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from daemon.config.limits import read_limits
 from daemon.config.sensors import BY_NAME, SENSORS
 from daemon.config.values import ValueType, read_number
 from delivery.push.posts.addresses import AllowList
@@ -124,5 +125,6 @@ def _entries(value: object) -> list[str]:
 
 PRICES = ValueType("table", read_prices)
 WEIGHTS = ValueType("table", read_weights)
+LIMITS = ValueType("table", read_limits)
 ALLOWED = ValueType("list of hosts and networks", read_allowed)
 DENIED = ValueType("list of networks", read_denied)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from daemon.config.composed_values import ALLOWED, DENIED, PRICES, WEIGHTS
+from daemon.config.composed_values import ALLOWED, DENIED, LIMITS, PRICES, WEIGHTS
 from daemon.config.values import (
     ADDRESS,
     BYTES,
@@ -106,6 +106,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     admin_over_tcp: bool
     auth_file: str | None
     insecure_open: bool
+    limits: dict[str, float]
     scheduler: str
     governor: str
     pressure_weights: dict[str, float]
@@ -339,6 +340,10 @@ FIELDS: tuple[Field, ...] = (
     Field("insecure_open", SWITCH, "false", "",
           "`listen` at an address other than loopback without an `auth_file`: for a network on"
           " which everybody may read, write and delete everything"),
+    Field("limits", LIMITS, (), "",
+          "how much all clients together may use, over all shards: a table, or text like"
+          " `requests=10000/s,bytes_in=100MiB/s`; what is above gets 429 `over_limit`. Tokens have"
+          " limits of their own ([access.md](access.md#limits))"),
     Field("scheduler", one_of("on", "off"), "on", "",
           "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
           " offsets are the same"),

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 from daemon.access.access import Access
+from daemon.access.allowance import Allowances
 from daemon.api import openapi
 from daemon.api.application import Api
 from daemon.api.figures.status import StatusBuilder
@@ -41,7 +42,8 @@ class ApiSide:
     ) -> None:
         config, segment, ledger = opened.config, opened.segment, opened.ledger
         auth_file = None if config.auth_file is None else Path(config.auth_file)
-        access = Access(auth_file, ticket_key=ticket_key)
+        allowances = Allowances(segment, opened.shard, config.limits)
+        access = Access(auth_file, ticket_key=ticket_key, allowances=allowances)
         self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
         self._guard = guard_of(config)
         self.server = server = Server()

@@ -125,7 +125,7 @@ def test_log_slots_and_rings_are_aligned_and_follow_each_other_to_the_end(layout
 
 
 @given(layouts)
-def test_words_of_senders_share_no_address_and_fill_the_end(layout: Layout) -> None:
+def test_words_of_senders_and_limits_share_no_address_and_fill_the_end(layout: Layout) -> None:
     slots, shards = (0, 1, at.SUBSCRIPTION_SLOTS - 1), range(layout.shards)
     taken = [
         index
@@ -142,7 +142,10 @@ def test_words_of_senders_share_no_address_and_fill_the_end(layout: Layout) -> N
     assert max(taken) == layout.push_rules - 1
     rules = (layout.endpoint_holds - layout.push_rules) * WORD_BYTES
     assert rules == 2 * at.PUSH_RULES_BYTES and layout.endpoint_holds % LINE_WORDS == 0
-    assert layout.sparse_words - layout.endpoint_holds == at.HOLD_LINES * LINE_WORDS
+    assert layout.limit(0, 0) - layout.endpoint_holds == at.HOLD_LINES * LINE_WORDS
+    assert layout.limit(at.LIMIT_SLOTS, 0) == layout.sparse_words
+    assert layout.limit(1, 0) - layout.limit(0, layout.shards - 1) == at.LIMIT_WORDS
+    assert at.X_COUNTS + at.COUNTS_MAX == at.LIMIT_WORDS
     assert at.F_LATENCIES + at.PUSH_LATENCIES == at.FIGURES_WORDS
 
 
