@@ -36,7 +36,7 @@ from ledger import commits, epochs, topics
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.entry import Owner
-from ledger.types import CommitDraft, ExtentDraft, LeaseId, RunDraft, SourceRange, TopicConfig
+from ledger.types import CommitDraft, ExtentDraft, ExtentRunDraft, LeasedRange, LeaseId, TopicConfig
 from shards import layout as at
 from shards.alarms import AlarmBoard
 from shards.clock import boottime_ns, monotonic_ns, wall_ms
@@ -88,8 +88,8 @@ def fill(path: Path, size_bytes: int) -> None:
 def _commit(ledger: Ledger, lease: LeaseId, topic_id: int, counter: int) -> float:
     """Commits an object of one record; returns the milliseconds it took."""
     lease = msgspec.structs.replace(lease, counter=counter)
-    extent = ExtentDraft(topic_id, 0, 8, 10, 1, 1, 1, 1, 0, (RunDraft(0, 0, 1),))
-    sources = (SourceRange(0, 64 * counter, 64 * counter + 64),)
+    extent = ExtentDraft(topic_id, 0, 8, 10, 1, 1, 1, 1, 0, (ExtentRunDraft(0, 0, 1),))
+    sources = (LeasedRange(0, 64 * counter, 64 * counter + 64),)
     draft = CommitDraft(lease, f"l0/{counter}", f"l0/{counter}", 100, 1, sources, (extent,))
     began_ns = monotonic_ns()
     ledger.commit(draft, 1, lambda _: None)

@@ -40,7 +40,7 @@ INPUTS = [PriorityInputs(priority=each) for each in PRIORITIES] + [
 def turns_of(ready: ReadySet, count: int, turn_ns: int) -> tuple[float, float]:
     """CPU in us of a mark, and of a take with its finish."""
     rng = random.Random(1)
-    marks = [((number, Kind.PUSH), rng.choice(INPUTS)) for number in range(count)]
+    marks = [((number, Kind.WATCH), rng.choice(INPUTS)) for number in range(count)]
     began_ns = process_cpu_ns()
     for key, inputs in marks:
         ready.mark(key, inputs, START_NS, START_NS)

@@ -26,7 +26,7 @@ from daemon.upkeep.directory import open_config_store, take_directory
 from daemon.upkeep.owner import this_owner
 from daemon.upkeep.recover import sleep_s
 from ledger.ledger import Ledger
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import layout as at
 from shards import locks
 from shards.clock import monotonic_ns, process_cpu_ns
@@ -38,7 +38,7 @@ from shards.locks import LockFile, SharedLock
 from shards.ring import RingWriter
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable, Puller
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 from uploader.ownership.ownerlog import OwnerLog
 from uploader.stores.counted import CountedPartedStore
 
@@ -95,11 +95,11 @@ class _Group:
         before_ns = process_cpu_ns()
         pulled = self._puller.look(now_ns).pulled
         spent_ns = process_cpu_ns() - before_ns
-        taken = sum(s.end - s.start for each in pulled for s in each.lease.sources)
+        taken = sum(s.end - s.start for each in pulled for s in each.lease.ranges)
         if taken < 4 * TARGET:
             raise AssertionError(f"a pull took {taken} bytes of {BACKLOG}")
         for each in pulled:
-            self._commit(each.lease.sources)
+            self._commit(each.lease.ranges)
             self._leases.finish(each.lease)
         return spent_ns / 1e6
 
@@ -107,7 +107,7 @@ class _Group:
         """The CPU of one look, with a request in every member and nothing due."""
         for shard in self._shards:
             head = int(self._segment.words[self._segment.layout.shard(shard) + at.S_HEAD])
-            self._commit([SourceRange(shard, 0, head)])
+            self._commit([LeasedRange(shard, 0, head)])
         self._fill(len(self._shards))
         now_ns = self._our_turn()
         self._puller.look(now_ns)  # reads the oldest request of each member; later looks know it
@@ -120,7 +120,7 @@ class _Group:
 
     def _our_turn(self) -> int:
         now_ns = monotonic_ns()
-        self._table.store(0, at.P_TURN, 0)
+        self._table.store(0, at.P_UPLOAD_TURN, 0)
         for word in (
             at.P_LAST_CHANGE_NS,
             at.P_LAST_PULL_NS,
@@ -139,12 +139,12 @@ class _Group:
             writer.append(monotonic_ns(), 1, b"", [part])
             missing -= writer.head - before
 
-    def _commit(self, sources: tuple[SourceRange, ...] | list[SourceRange]) -> None:
+    def _commit(self, ranges: tuple[LeasedRange, ...] | list[LeasedRange]) -> None:
         words, layout = self._segment.words, self._segment.layout
-        for source in sources:
-            base = layout.shard(source.shard)
+        for leased in ranges:
+            base = layout.shard(leased.shard)
             for word in (at.S_COMMITTED, at.S_PULLED):
-                words[base + word] = max(int(words[base + word]), source.end)
+                words[base + word] = max(int(words[base + word]), leased.end)
 
 
 @contextlib.contextmanager
@@ -188,12 +188,12 @@ def _ticks_ms(shards: int, folder: Path) -> float:
         supervisor.prepare(taken)
         words, layout = supervisor.segment.words, supervisor.layout
         leases = LeaseTable(words, layout)
-        sources = [SourceRange(shard, 0, 8) for shard in range(shards)]
+        ranges = [LeasedRange(shard, 0, 8) for shard in range(shards)]
         for child in supervisor.children:
             child.process = subprocess.Popen(["sleep", "3600"], stdin=subprocess.DEVNULL)
             words[layout.shard(child.shard) + at.S_READY] = 1
             for slot in range(layout.lease_slots):
-                leases.fill(child.shard, slot, LeaseId(1, 1, child.shard, slot), 1, sources)
+                leases.fill(child.shard, slot, LeaseId(1, 1, child.shard, slot), 1, ranges)
         supervisor._owner.start()  # a tick checks that it runs
         measured = []
         for _ in range(TICKS):

@@ -26,7 +26,7 @@ from delivery.reading.followed import FollowedPartitions, Key
 from delivery.reading.tail import TailReader
 from ledger import epochs, topics
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, TopicConfig
+from ledger.types import Commit, CommitDraft, LeasedRange, LeaseId, TopicConfig
 from shards import layout as at
 from shards.clock import process_cpu_ns
 from shards.commitlog import CommitLog
@@ -138,24 +138,24 @@ class Shards:
             writer = self._writers[number % self.case.shards]
             part = Part(*keys[number % len(keys)], 1, payload, 1, 1)
             writer.append(1, 1, b"", [part])
-        sources = tuple(
-            SourceRange(ring.shard, start, ring.head)
+        ranges = tuple(
+            LeasedRange(ring.shard, start, ring.head)
             for ring, start in zip(self._rings, starts, strict=True)
         )
         requests = [
-            (source.shard, request)
-            for source in sources
-            for request in self._rings[source.shard].requests(source.start, source.end)
+            (leased.shard, request)
+            for leased in ranges
+            for request in self._rings[leased.shard].requests(leased.start, leased.end)
         ]
         extents, _ = assemble(requests, self._rings, str)
         self._counter += 1
         lease = LeaseId(1, 1, 0, self._counter)
         built = l0.build(lease, 1, extents)
-        draft = CommitDraft(lease, l0.object_key(lease), "", len(built.body), 1, sources,
+        draft = CommitDraft(lease, l0.object_key(lease), "", len(built.body), 1, ranges,
                             built.drafts)  # fmt: skip
-        for source in sources:
-            base = self._segment.layout.shard(source.shard)
-            self._segment.words[base + at.S_COMMITTED] = source.end
+        for leased in ranges:
+            base = self._segment.layout.shard(leased.shard)
+            self._segment.words[base + at.S_COMMITTED] = leased.end
         return self._ledger.commit(draft, 1, lambda _: None)
 
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 class Kind(IntEnum):
     """The kinds of work that a topic can have, each an entry of its own."""
 
-    PUSH = 0  # records to watchers
+    WATCH = 0  # records to watchers
     ROUTE = 1  # records to other topics
     CONSUME = 2  # records to consumers of subscriptions
 

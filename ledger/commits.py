@@ -14,7 +14,7 @@ the same transaction: one row each, and nothing if no request advances one. A st
 finishes its origin in it.
 
 A commit can be read back as it was published: ``objects.result`` holds the parts of it that no
-other column has, as msgpack of [sources, runs, heads, verdicts]. Once no process asks for it any
+other column has, as msgpack of [ranges, runs, heads, verdicts]. Once no process asks for it any
 more it is empty (``space/reclaim.py``).
 """
 
@@ -35,10 +35,10 @@ from ledger.types import (
     Commit,
     CommitDraft,
     ExtentDraft,
+    ExtentRun,
+    LeasedRange,
     LeaseId,
-    OffsetRun,
     PartitionHead,
-    SourceRange,
     Verdict,
 )
 
@@ -54,8 +54,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class _Result(Struct, frozen=True, array_like=True):
-    sources: tuple[SourceRange, ...]
-    runs: tuple[OffsetRun, ...]
+    ranges: tuple[LeasedRange, ...]
+    runs: tuple[ExtentRun, ...]
     heads: tuple[PartitionHead, ...]
     verdicts: tuple[Verdict, ...]
 
@@ -115,7 +115,7 @@ def commit(
     finished = progress.finished_of(tx, settling, positions) if settling else set()
     decision = decide(draft, partitions, known, positions, finished)
     runs, heads = _write_extents(tx, draft, number, partitions, decision)
-    made = Commit(number, lease, draft.sources, tuple(runs), tuple(heads), decision.verdicts)
+    made = Commit(number, lease, draft.ranges, tuple(runs), tuple(heads), decision.verdicts)
     tx.execute(
         _OBJECT_SQL,
         (
@@ -182,8 +182,8 @@ def _write_extents(
     number: int,
     partitions: dict[PartitionKey, PartitionNow],
     decision: CommitDecision,
-) -> tuple[list[OffsetRun], list[PartitionHead]]:
-    runs: list[OffsetRun] = []
+) -> tuple[list[ExtentRun], list[PartitionHead]]:
+    runs: list[ExtentRun] = []
     heads: list[PartitionHead] = []
     extent_rows: list[tuple[object, ...]] = []
     void_rows: list[tuple[object, ...]] = []
@@ -206,7 +206,7 @@ def _write_extents(
             if ranges:
                 first -= void_records(ranges, index)
             runs.append(
-                OffsetRun(
+                ExtentRun(
                     run.shard, topic_id, partition, first, run.record_count, run.ring_first,
                     run.ring_span,
                 )
@@ -321,7 +321,7 @@ def _of_lease(lease: LeaseId) -> tuple[int, int, int, int]:
 
 
 def _encode_result(made: Commit) -> bytes:
-    return _encoder.encode(_Result(made.sources, made.runs, made.heads, made.verdicts))
+    return _encoder.encode(_Result(made.ranges, made.runs, made.heads, made.verdicts))
 
 
 def _published(row: Any) -> Commit:
@@ -330,4 +330,4 @@ def _published(row: Any) -> Commit:
         raise ResultCleared(number)
     result = _result_decoder.decode(blob)
     lease = LeaseId(incarnation, epoch, shard, counter)
-    return Commit(number, lease, result.sources, result.runs, result.heads, result.verdicts)
+    return Commit(number, lease, result.ranges, result.runs, result.heads, result.verdicts)

@@ -18,7 +18,7 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   last offset that a cap or a time to live evicted (not a trim), ``lost_reason`` which of the two.
   ``freed_seq`` is up to where unreferenced objects have been looked for.
 - ``objects``: one row for each commit and so for each L0 object. ``result`` is msgpack of
-  [sources, runs, heads, verdicts], the answer of the commit; it is emptied once no process asks for
+  [ranges, runs, heads, verdicts], the answer of the commit; it is emptied once no process asks for
   it (``space/reclaim.py``). ``free_ms`` is since when nothing in the object is needed, null while
   something is. After the grace time a collection deletes the object and then its rows, but never
   those of the last commit, by which a ledger is recognized.

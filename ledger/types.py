@@ -2,7 +2,7 @@
 
 Vocabulary: a *lease* is what one pull took from the rings; it becomes one L0 object. An *extent* is
 one partition's contiguous bytes in that object. A *run* is the part of an extent that came from one
-source shard. A *condition* is a request that the commit itself must decide (idempotency key,
+shard. A *condition* is a request that the commit itself must decide (idempotency key,
 expected_seq, advance of a cursor). A *verdict* is the decision that makes such a request *void*:
 its records stay in the object, get no offsets, and every reader skips them.
 
@@ -32,7 +32,7 @@ class LeaseId(Struct, frozen=True, array_like=True, order=True):
     counter: int
 
 
-class SourceRange(Struct, frozen=True, array_like=True):
+class LeasedRange(Struct, frozen=True, array_like=True):
     """Ring bytes [start, end) of one shard; positions are monotonic byte counts."""
 
     shard: int
@@ -40,10 +40,10 @@ class SourceRange(Struct, frozen=True, array_like=True):
     end: int
 
 
-class RunDraft(Struct, frozen=True, array_like=True):
+class ExtentRunDraft(Struct, frozen=True, array_like=True):
     """Records [record_index, record_index + record_count) of an extent came from ``shard``.
 
-    ``ring_first`` and ``ring_span`` are as in OffsetRun.
+    ``ring_first`` and ``ring_span`` are as in ExtentRun.
     """
 
     shard: int
@@ -65,7 +65,7 @@ class ExtentDraft(Struct, frozen=True):
     last_timestamp_ms: int
     codec: int
     crc32c: int
-    runs: tuple[RunDraft, ...]
+    runs: tuple[ExtentRunDraft, ...]
 
 
 class ConditionPart(Struct, frozen=True, array_like=True):
@@ -104,7 +104,7 @@ class Advance(Struct, frozen=True, array_like=True):
 
 
 class Condition(Struct, frozen=True):
-    """A request that the commit decides. ``position`` is where its frame starts in the source's
+    """A request that the commit decides. ``position`` is where its frame starts in the shard's
     ring.
 
     With ``expected_seq`` there is exactly one part.
@@ -130,13 +130,13 @@ class CommitDraft(Struct, frozen=True):
     locator: str
     size_bytes: int
     created_ms: int
-    sources: tuple[SourceRange, ...]
+    ranges: tuple[LeasedRange, ...]
     extents: tuple[ExtentDraft, ...]
     conditions: tuple[Condition, ...] = ()
 
 
-class OffsetRun(Struct, frozen=True, array_like=True):
-    """Offsets of one source's records in one partition.
+class ExtentRun(Struct, frozen=True, array_like=True):
+    """Offsets of one shard's records in one partition.
 
     ``first_offset`` is that of the first record of the run that is not void; the others follow in
     order. It is 0 if the whole run is void because its topic is deleted. If all are void for other
@@ -200,8 +200,8 @@ class Commit(Struct, frozen=True):
 
     number: int
     lease_id: LeaseId
-    sources: tuple[SourceRange, ...]
-    runs: tuple[OffsetRun, ...]
+    ranges: tuple[LeasedRange, ...]
+    runs: tuple[ExtentRun, ...]
     heads: tuple[PartitionHead, ...]
     verdicts: tuple[Verdict, ...] = ()
     repeated: bool = False

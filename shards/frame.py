@@ -28,7 +28,7 @@ pass over all others.
 
 A pad frame fills the rest of a ring before it wraps: a header with the flag PAD and no parts. A
 request with the flag WAITS always waits for a commit window, also where its group is idle
-(``uploader/groups/turn.py``): a router's copy, which must not cause a PUT of its own.
+(``uploader/groups/upload_turn.py``): a router's copy, which must not cause a PUT of its own.
 
 A *void* run is one or more requests that will never be stored, because their deadline passed before
 they were pulled. One store replaces the first word of its first header by the length up to the end
@@ -98,7 +98,7 @@ class Conditions(msgspec.Struct, frozen=True, array_like=True):
     advance: Advance | None = None
 
 
-class BatchHead(NamedTuple):
+class RecordBatchHead(NamedTuple):
     """The head of a batch; ``start`` is where the batch begins in the buffer it was read from."""
 
     start: int
@@ -154,7 +154,7 @@ def request_length(conditions: bytes, parts: Sequence[Part]) -> int:
     return (length + 7) & ~7
 
 
-def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[BatchHead]:
+def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[RecordBatchHead]:
     """The heads of the batches of an extent in bytes [start, end), in order.
 
     Raises FrameError if the bytes end inside a batch. Checksums of payloads are not verified.
@@ -165,21 +165,21 @@ def batches(extent: Buffer, start: int = 0, end: int | None = None) -> Iterator[
         if position + BATCH_BYTES > stop:
             raise FrameError(f"the extent ends inside a batch head at byte {position} of {stop}")
         length, count, arrival_ms, checksum, codec, _ = BATCH.unpack_from(extent, position)
-        head = BatchHead(position, length, count, arrival_ms, checksum, codec)
+        head = RecordBatchHead(position, length, count, arrival_ms, checksum, codec)
         if head.end > stop:
             raise FrameError(f"the batch at byte {position} ends at {head.end}, after {stop}")
         yield head
         position = head.end
 
 
-def batch_payload(extent: Buffer, head: BatchHead) -> bytes:
+def batch_payload(extent: Buffer, head: RecordBatchHead) -> bytes:
     """A copy of the batch's payload, after a check of its checksum. Raises FrameError."""
     payload = bytes(extent[head.payload_start : head.end])
     verify_payload(head, payload)
     return payload
 
 
-def verify_payload(head: BatchHead, payload: bytes) -> None:
+def verify_payload(head: RecordBatchHead, payload: bytes) -> None:
     """Raises FrameError unless the payload has the checksum that its head says."""
     found = crc32c(payload)
     if found != head.payload_crc32c:

@@ -226,13 +226,13 @@ SHARD_WORDS = 13 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS
-P_TURN = 1 * LINE_WORDS
-P_LAST_PULL_NS = P_TURN + 1
-P_LAST_CHANGE_NS = P_TURN + 2
-P_MARK = P_TURN + 3
-P_SPLITS = P_TURN + 4
-P_MERGES = P_TURN + 5
-P_LAST_FULL_NS = P_TURN + 6
+P_UPLOAD_TURN = 1 * LINE_WORDS
+P_LAST_PULL_NS = P_UPLOAD_TURN + 1
+P_LAST_CHANGE_NS = P_UPLOAD_TURN + 2
+P_MARK = P_UPLOAD_TURN + 3
+P_SPLITS = P_UPLOAD_TURN + 4
+P_MERGES = P_UPLOAD_TURN + 5
+P_LAST_FULL_NS = P_UPLOAD_TURN + 6
 GROUP_WORDS = 2 * LINE_WORDS
 
 # Lines of a lease slot; the sources follow, three words each.
@@ -245,10 +245,10 @@ L_SHARD = L_INCARNATION + 2
 L_COUNTER = L_INCARNATION + 3
 L_CREATED_MS = L_INCARNATION + 4
 L_HOLDER = L_INCARNATION + 5
-L_SOURCE_COUNT = L_INCARNATION + 6
+L_RANGE_COUNT = L_INCARNATION + 6
 L_COMMITS_SEEN = L_INCARNATION + 7
-L_SOURCES = 2 * LINE_WORDS
-SOURCE_WORDS = 3
+L_RANGES = 2 * LINE_WORDS
+RANGE_WORDS = 3
 
 # A row of the alarms: one per process and kind. The version is odd while the row is written.
 A_VERSION = 0
@@ -421,7 +421,7 @@ class Layout(Struct, frozen=True):
     @property
     def lease_words(self) -> int:
         """Words of one lease slot."""
-        return L_SOURCES + _lines(SOURCE_WORDS * self.shards)
+        return L_RANGES + _lines(RANGE_WORDS * self.shards)
 
     # The index of the first word of a row.
 

@@ -7,7 +7,7 @@ Each shard has a few slots, which only it fills and frees. Lifecycle of a slot's
      holder died,   v  | adopted: holder word, then state
      by supervisor ORPHAN
 
-The pull *is* the store of LIVE, which comes last. While a slot is not free, its id, sources,
+The pull *is* the store of LIVE, which comes last. While a slot is not free, its id, ranges,
 creation time and ``commits_seen`` do not change, so key and bytes of the object are a function of
 them. The ``pulled`` word of a shard caches its highest leased end, or ``committed`` without one.
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import NamedTuple
 
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import layout as at
 from shards.barrier import keep_order
 from shards.layout import Layout
@@ -45,7 +45,7 @@ class Lease(NamedTuple):
     lease_id: LeaseId
     created_ms: int
     holder: int
-    sources: tuple[SourceRange, ...]
+    ranges: tuple[LeasedRange, ...]
     commits_seen: int = 0
     deaths: int = 0  # of its holders
 
@@ -76,7 +76,7 @@ class LeaseTable:
         slot: int,
         lease_id: LeaseId,
         created_ms: int,
-        sources: Sequence[SourceRange],
+        ranges: Sequence[LeasedRange],
         commits_seen: int = 0,
     ) -> Lease:
         """Writes a lease into a free slot of the caller; the state is stored last."""
@@ -94,17 +94,17 @@ class LeaseTable:
         words[base + at.L_CREATED_MS] = created_ms
         words[base + at.L_COMMITS_SEEN] = commits_seen
         words[base + at.L_HOLDER] = shard
-        words[base + at.L_SOURCE_COUNT] = len(sources)
+        words[base + at.L_RANGE_COUNT] = len(ranges)
         words[base + at.L_DEATHS] = 0
-        index = base + at.L_SOURCES
-        for source in sources:
-            words[index] = source.shard
-            words[index + 1] = source.start
-            words[index + 2] = source.end
-            index += at.SOURCE_WORDS
+        index = base + at.L_RANGES
+        for leased in ranges:
+            words[index] = leased.shard
+            words[index + 1] = leased.start
+            words[index + 2] = leased.end
+            index += at.RANGE_WORDS
         keep_order()
         words[base] = LIVE
-        return Lease(shard, slot, lease_id, created_ms, shard, tuple(sources), commits_seen)
+        return Lease(shard, slot, lease_id, created_ms, shard, tuple(ranges), commits_seen)
 
     def read(self, shard: int, slot: int) -> Lease:
         """The lease in a slot; valid while its state is not FREE."""
@@ -116,19 +116,19 @@ class LeaseTable:
             words[base + at.L_SHARD],
             words[base + at.L_COUNTER],
         )
-        first = base + at.L_SOURCES
-        sources = tuple(
-            SourceRange(words[index], words[index + 1], words[index + 2])
+        first = base + at.L_RANGES
+        ranges = tuple(
+            LeasedRange(words[index], words[index + 1], words[index + 2])
             for index in range(
                 first,
-                first + at.SOURCE_WORDS * words[base + at.L_SOURCE_COUNT],
-                at.SOURCE_WORDS,
+                first + at.RANGE_WORDS * words[base + at.L_RANGE_COUNT],
+                at.RANGE_WORDS,
             )
         )
         created_ms, holder = words[base + at.L_CREATED_MS], words[base + at.L_HOLDER]
         commits_seen = words[base + at.L_COMMITS_SEEN]
         deaths = words[base + at.L_DEATHS]
-        return Lease(shard, slot, lease_id, created_ms, holder, sources, commits_seen, deaths)
+        return Lease(shard, slot, lease_id, created_ms, holder, ranges, commits_seen, deaths)
 
     def in_state(self, *states: int) -> Iterator[Lease]:
         """All leases whose slot is in one of ``states``."""
@@ -213,8 +213,8 @@ class LeaseTable:
         """
         ends = [0] * self._layout.shards
         for lease in self.in_state(LIVE, ORPHAN):
-            for source in lease.sources:
-                ends[source.shard] = max(ends[source.shard], source.end)
+            for leased in lease.ranges:
+                ends[leased.shard] = max(ends[leased.shard], leased.end)
         keep_order()  # ``committed`` is read next: a lease that is done has moved it
         return ends
 
@@ -241,12 +241,12 @@ class LeaseTable:
         ids = [lease.lease_id for lease in leases]
         assert len(set(ids)) == len(ids), f"an id is in two slots: {ids}"
         ends = list(committed)
-        held = [source for lease in self.in_state(LIVE, ORPHAN) for source in lease.sources]
-        for source in sorted(held, key=lambda each: (each.shard, each.start)):
-            assert source.start < source.end, f"{source} is empty"
-            if source.end > committed[source.shard]:
-                assert source.start == ends[source.shard], f"{source} leaves a gap or overlaps"
-                ends[source.shard] = source.end
+        held = [leased for lease in self.in_state(LIVE, ORPHAN) for leased in lease.ranges]
+        for leased in sorted(held, key=lambda each: (each.shard, each.start)):
+            assert leased.start < leased.end, f"{leased} is empty"
+            if leased.end > committed[leased.shard]:
+                assert leased.start == ends[leased.shard], f"{leased} leaves a gap or overlaps"
+                ends[leased.shard] = leased.end
 
     def holders(self) -> set[int]:
         """The shards that hold a live lease. Reads two words per slot, for every tick."""

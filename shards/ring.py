@@ -46,8 +46,8 @@ from shards.frame import (
     PART_BYTES,
     VOID,
     VOID_BYTES_MAX,
-    BatchHead,
     Part,
+    RecordBatchHead,
 )
 from shards.segment import Segment
 
@@ -80,7 +80,7 @@ class RingFull(Exception):
         self.free_bytes = free_bytes
 
 
-class BatchAt(NamedTuple):
+class RecordBatchAt(NamedTuple):
     """A batch of a request in a ring; ``offset`` and ``length`` are bytes within the ring."""
 
     topic_id: int
@@ -99,7 +99,7 @@ class RequestAt(NamedTuple):
     end: int
     arrival_ns: int
     conditions: bytes
-    batches: Sequence[BatchAt]
+    batches: Sequence[RecordBatchAt]
 
 
 class Link(NamedTuple):
@@ -386,7 +386,7 @@ class RingReader:
                 ):
                     at_batch = offset + HEADER_BYTES + PART_BYTES
                     batch = (topic_id, partition, count, at_batch, size, first_ms, last_ms)
-                    batches = [_new(BatchAt, batch)]
+                    batches = [_new(RecordBatchAt, batch)]
                     yield _new(RequestAt, (position, following, arrival_ns, b"", batches))
                     position = following
                     continue
@@ -414,14 +414,17 @@ class RingReader:
                 )
                 at_byte += PART_BYTES
                 batches.append(
-                    _new(BatchAt, (topic_id, partition, count, at_byte, size, first_ms, last_ms))
+                    _new(
+                        RecordBatchAt,
+                        (topic_id, partition, count, at_byte, size, first_ms, last_ms),
+                    )
                 )
                 at_byte += size
             following = position + length
             yield _new(RequestAt, (position, following, arrival_ns, conditions, batches))
             position = following
 
-    def part_position(self, position: int, batch: BatchAt) -> int:
+    def part_position(self, position: int, batch: RecordBatchAt) -> int:
         """Where the part of a batch begins, for the request at ``position``."""
         return position + batch.offset - PART_BYTES - position % self.capacity
 
@@ -485,11 +488,11 @@ class RingReader:
             return length, not flags & FLAG_PAD
         return (length, False) if checksum == right ^ VOID else (0, False)
 
-    def batch(self, batch: BatchAt) -> memoryview:
+    def batch(self, batch: RecordBatchAt) -> memoryview:
         """The bytes of a batch, in place; only of uncommitted requests, which stay."""
         return self.data[batch.offset : batch.offset + batch.length]
 
-    def copy(self, links: Sequence[Link]) -> list[tuple[BatchHead, bytes]] | None:
+    def copy(self, links: Sequence[Link]) -> list[tuple[RecordBatchHead, bytes]] | None:
         """Copies of batches, each its head and payload; None if one was overwritten.
 
         ``links`` are in the order of their positions. Checksums are not verified.
@@ -499,6 +502,6 @@ class RingReader:
         for _, offset, length, _ in links:
             size, count, arrival_ms, checksum, codec, _ = _UNPACK_BATCH(data, offset)
             payload = bytes(data[offset + BATCH_BYTES : offset + length])
-            head = _new(BatchHead, (0, size, count, arrival_ms, checksum, codec))
+            head = _new(RecordBatchHead, (0, size, count, arrival_ms, checksum, codec))
             copies.append((head, payload))
         return copies if not links or self.still_there(links[0].position) else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
-class Member(Protocol):
+class TreeMember(Protocol):
     """A group, as far as a tree needs it."""
 
     @property
@@ -21,7 +21,7 @@ class Member(Protocol):
     def shards(self) -> list[int]: ...
 
 
-GroupLike = TypeVar("GroupLike", bound=Member)
+GroupLike = TypeVar("GroupLike", bound=TreeMember)
 
 
 def tree_rows(

@@ -233,7 +233,7 @@ class CapTrackers:
         """Takes a commit from the log, in order."""
         if not self._trackers:
             return
-        end = next((s.end for s in commit.sources if s.shard == self._shard), 0)
+        end = next((s.end for s in commit.ranges if s.shard == self._shard), 0)
         topics = {head.topic_id for head in commit.heads}
         for topic_id, tracker in self._trackers.items():
             if topic_id in topics or (end and not tracker.idle):

@@ -1,7 +1,7 @@
 """Frames of routers: into the ring, among the requests of producers.
 
 A copy is published as a request whose conditions advance the router's cursor, and which waits for a
-commit window (``uploader/groups/turn.py``). It waits in ``pending.py`` among the requests of
+commit window (``uploader/groups/upload_turn.py``). It waits in ``pending.py`` among the requests of
 producers, since offsets are counted in the order of the ring. Nobody is answered: the router learns
 whether it was stored.
 

@@ -31,7 +31,7 @@ from daemon.http.request import Request
 from daemon.intake.topic_cache import TopicEntry
 from daemon.schemas.api import Produced, ProducedPart, ProducedSpread
 from daemon.schemas.errors import ApiError, cursor_moved, cursor_unknown
-from ledger.types import Advance, Commit, SourceRange, Verdict
+from ledger.types import Advance, Commit, LeasedRange, Verdict
 from shards import layout as at
 from shards.boards.topiccounts import TopicTally
 from shards.frame import VOID_BYTES_MAX
@@ -120,7 +120,7 @@ class PendingRequests:
         self._counters = segment.layout.shard(shard)
         self._waiting: deque[PendingRequest] = deque()
         self._left: deque[_Left] = deque()  # all of them come before those that wait
-        self._known: deque[tuple[SourceRange, Commit]] = deque()
+        self._known: deque[tuple[LeasedRange, Commit]] = deque()
         self._known_end = 0  # requests before it have a commit
         self._answering: _Answering | None = None
         self._given_up = 0  # how many at the front were given up at their deadline
@@ -153,10 +153,10 @@ class PendingRequests:
 
     def committed(self, commit: Commit) -> None:
         """Takes a commit, in order; ``answer`` answers this shard's requests in it."""
-        for source in commit.sources:
-            if source.shard == self._shard:
-                self._known.append((source, commit))
-                self._known_end = source.end
+        for leased in commit.ranges:
+            if leased.shard == self._shard:
+                self._known.append((leased, commit))
+                self._known_end = leased.end
 
     @property
     def has_known(self) -> bool:
@@ -178,22 +178,22 @@ class PendingRequests:
             if done_ns >= until_ns:
                 return
 
-    def _begin(self, source: SourceRange, commit: Commit) -> _Answering:
+    def _begin(self, leased: LeasedRange, commit: Commit) -> _Answering:
         shard = self._shard
         offsets = {
             (r.topic_id, r.partition): r.first_offset for r in commit.runs if r.shard == shard
         }
         heads = {(h.topic_id, h.partition): h.head_seq for h in commit.heads}
         verdicts = {v.position: v for v in commit.verdicts if v.shard == shard}
-        while self._left and self._left[0].position < source.end:
+        while self._left and self._left[0].position < leased.end:
             position, left = self._left.popleft()
             # What was committed before this process followed the log is not part of this run.
-            if position < source.start or position in verdicts:
+            if position < leased.start or position in verdicts:
                 continue
             for place, count in left:
                 if offsets[place]:
                     offsets[place] += count
-        return _Answering(source.end, offsets, heads, verdicts, commit.published_ns)
+        return _Answering(leased.end, offsets, heads, verdicts, commit.published_ns)
 
     def _answer(self, known: _Answering, now_ns: Callable[[], int], until_ns: int) -> bool:
         """Answers requests of one commit; False if the time was over before the last one."""

@@ -150,7 +150,7 @@ class DeliverySide:
     async def start(self, loop: asyncio.AbstractEventLoop, pipe_listener: socket.socket) -> None:
         """Begins, in the shard's loop."""
         servers = {
-            Kind.PUSH: self._push,
+            Kind.WATCH: self._watch,
             Kind.ROUTE: self._routers.serve,
             Kind.CONSUME: self._subscriptions.serve,
         }
@@ -186,7 +186,7 @@ class DeliverySide:
         )
         self._words[self._shard_at + at.S_LAGGED] = self.hub.lagged
         self._words[self._shard_at + at.S_LAGS] = self._lags + self.hub.lags
-        self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.PUSH)))
+        self._rows.refresh(lambda topic_id: self._ready.view((topic_id, Kind.WATCH)))
 
     def _follow_governor(self) -> None:
         coalesce_ns = int(self._words[at.G_COALESCE_NS])
@@ -240,7 +240,7 @@ class DeliverySide:
         self._latencies.observe(after_ns)
         self.recency.consumed(topic_id, monotonic_ns())
 
-    def _push(self, turn: Turn) -> Served:
+    def _watch(self, turn: Turn) -> Served:
         served = self.hub.serve(turn)
         if served.cost_bytes:
             self.recency.consumed(turn.key[0], monotonic_ns())
@@ -249,7 +249,7 @@ class DeliverySide:
     def _watched(self, topic_id: int, watchers: int, lagged: int) -> None:
         self._rows.watched(topic_id, watchers, lagged)
         if not watchers:
-            self._ready.forget((topic_id, Kind.PUSH))
+            self._ready.forget((topic_id, Kind.WATCH))
 
     def _topic_changed(self, topic: Topic) -> None:
         self.priorities.changed(topic)

@@ -43,7 +43,7 @@ from ledger.types import Commit
 from shards import layout as at
 from shards.clock import monotonic_ns, process_cpu_ns
 from uploader.groups.adopt import adopt_orphans
-from uploader.groups.turn import NEVER
+from uploader.groups.upload_turn import NEVER
 from uploader.pipeline.voids import Run
 from uploader.stores.base import StoreError
 

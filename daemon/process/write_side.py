@@ -26,7 +26,7 @@ from shards.commitlog import CommitLog
 from shards.leases import LeaseTable
 from shards.ring import RingReader, RingWriter
 from uploader.groups.puller import Puller
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 from uploader.groups.urgent import UrgentRequests
 from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.pipeline.upload import Uploads

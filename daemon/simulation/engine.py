@@ -33,7 +33,7 @@ from shards.locks import LockFile
 from shards.segment import Segment
 from uploader.groups.members import MemberRequests, RequestSource
 from uploader.groups.puller import Pulled, Puller
-from uploader.groups.turn import NEVER, Policy
+from uploader.groups.upload_turn import NEVER, Policy
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -69,7 +69,7 @@ class VirtualLocks(LockFile):
 
 
 class _Stored(NamedTuple):
-    """A lease whose object is stored, and the sources whose predecessors are not committed."""
+    """A lease whose object is stored, and the shards whose earlier ranges are not committed."""
 
     lease: Lease
     waits_for: set[int]
@@ -117,7 +117,7 @@ class VirtualShards(ABC):
         self._look_at = [NEVER] * layout.shards
         self._quiet_until = [0] * layout.shards
         self._bases = [layout.shard(shard) for shard in range(layout.shards)]
-        self._waiting: dict[tuple[int, int], _Stored] = {}  # by a source that must be committed
+        self._waiting: dict[tuple[int, int], _Stored] = {}  # by a range that must be committed
 
     def close(self) -> None:
         """Frees the segment."""
@@ -198,18 +198,18 @@ class VirtualShards(ABC):
         self.in_flight -= 1
         words, bases = self.words, self._bases
         waits_for = {
-            source.shard
-            for source in lease.sources
-            if words[bases[source.shard] + at.S_COMMITTED] != source.start
+            leased.shard
+            for leased in lease.ranges
+            if words[bases[leased.shard] + at.S_COMMITTED] != leased.start
         }
         if not waits_for:
             self._commit_soon(lease)
             return
         self._rung(lease.shard)  # as the uploader does
         stored = _Stored(lease, waits_for)
-        for source in lease.sources:
-            if source.shard in waits_for:
-                self._waiting[source.shard, source.start] = stored
+        for leased in lease.ranges:
+            if leased.shard in waits_for:
+                self._waiting[leased.shard, leased.start] = stored
 
     def _commit_soon(self, lease: Lease) -> None:
         self._ledger_free_ns = max(self.now_ns, self._ledger_free_ns) + self._commit_ns
@@ -218,16 +218,16 @@ class VirtualShards(ABC):
 
     def _commit(self, lease: Lease) -> None:
         words, bases = self.words, self._bases
-        for source in lease.sources:
-            words[bases[source.shard] + at.S_COMMITTED] = source.end
+        for leased in lease.ranges:
+            words[bases[leased.shard] + at.S_COMMITTED] = leased.end
         self.leases.finish(lease)
         self._rung(lease.shard)
         for shard in self.listeners:
             self._rung(shard)
         self._committed(lease)
-        for source in lease.sources:
-            stored = self._waiting.pop((source.shard, source.end), None)
+        for leased in lease.ranges:
+            stored = self._waiting.pop((leased.shard, leased.end), None)
             if stored is not None:
-                stored.waits_for.remove(source.shard)
+                stored.waits_for.remove(leased.shard)
                 if not stored.waits_for:
                     self._commit_soon(stored.lease)

@@ -28,7 +28,7 @@ from shards.layout import Layout
 from shards.leases import Lease
 from shards.ring import Arrival, RequestAt
 from uploader.groups.puller import Pulled
-from uploader.groups.turn import NEVER, Policy
+from uploader.groups.upload_turn import NEVER, Policy
 from uploader.stores.prices import GIB
 
 _RING_BYTES_MIN = 4096  # the segment's rings hold nothing here
@@ -297,7 +297,7 @@ class SimulatedDaemon(VirtualShards):
         self._bundles_of[lease.shard, lease.slot] = [
             rings[shard].take(request) for shard, request in pulled.requests
         ]
-        size_bytes = sum([source.end - source.start for source in lease.sources])
+        size_bytes = sum([leased.end - leased.start for leased in lease.ranges])
         self._begun = (self._begun[0] + 1, self._begun[1] + size_bytes)
         self.meter.put(PutBegun(self.now_ns, size_bytes))
         self.meter.in_flight.set(self.now_ns, self.in_flight)

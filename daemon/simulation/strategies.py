@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from daemon.simulation.load import LoadCurve, LoadPiece
 from daemon.simulation.meter import Meter, over_optimum, worst_over_optimum
 from daemon.simulation.model import Machine, SimulatedDaemon
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 from uploader.stores.prices import GIB, SECONDS_PER_MONTH, Prices
 
 S = 1_000_000_000

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from ledger.types import Commit, OffsetRun, PartitionHead, SourceRange
+from ledger.types import Commit, ExtentRun, LeasedRange, PartitionHead
 
 Key = tuple[int, int]  # topic id, partition
 
@@ -58,8 +58,8 @@ class TailExtent(NamedTuple):
     first_offset: int
     last_offset: int
     commit_number: int
-    runs: tuple[OffsetRun, ...]
-    sources: dict[int, SourceRange]
+    runs: tuple[ExtentRun, ...]
+    ranges: dict[int, LeasedRange]
     void_positions: frozenset[tuple[int, int]]  # (shard, position) of void requests
 
 
@@ -218,7 +218,7 @@ class FollowedPartitions:
         entry: _Followed,
         key: Key,
         head_seq: int,
-        runs: tuple[OffsetRun, ...],
+        runs: tuple[ExtentRun, ...],
         shared: _Shared,
     ) -> None:
         """Adds the extent of a commit that moved the head."""
@@ -228,7 +228,7 @@ class FollowedPartitions:
             last_offset=head_seq,
             commit_number=shared.number,
             runs=mine,
-            sources=shared.sources,
+            ranges=shared.ranges,
             void_positions=shared.void_positions,
         )
         tail = entry.tail
@@ -249,20 +249,20 @@ class FollowedPartitions:
 class _Shared:
     """What the extents of one commit share, and how far its runs were looked through."""
 
-    __slots__ = ("_next", "number", "sources", "void_positions")
+    __slots__ = ("_next", "number", "ranges", "void_positions")
 
     def __init__(self, commit: Commit) -> None:
         self.number = commit.number
-        self.sources = {source.shard: source for source in commit.sources}
+        self.ranges = {leased.shard: leased for leased in commit.ranges}
         self.void_positions = frozenset([(v.shard, v.position) for v in commit.verdicts])
         self._next = 0
 
-    def runs_of(self, key: Key, runs: tuple[OffsetRun, ...]) -> tuple[OffsetRun, ...]:
+    def runs_of(self, key: Key, runs: tuple[ExtentRun, ...]) -> tuple[ExtentRun, ...]:
         """The runs of a partition, which are next to each other; the next one's often follow."""
         at = self._next
         if at >= len(runs) or _place(runs[at]) != key:
             at = bisect_left(runs, key, key=_place)
-        mine: list[OffsetRun] = []
+        mine: list[ExtentRun] = []
         while at < len(runs) and _place(runs[at]) == key:
             if runs[at].first_offset:
                 mine.append(runs[at])
@@ -271,7 +271,7 @@ class _Shared:
         return tuple(mine)
 
 
-def _place(of: OffsetRun | PartitionHead) -> Key:
+def _place(of: ExtentRun | PartitionHead) -> Key:
     return of.topic_id, of.partition
 
 

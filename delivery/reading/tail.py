@@ -22,8 +22,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from delivery.reading.followed import Key, TailExtent
-from ledger.types import OffsetRun
-from shards.frame import BatchHead, verify_payload
+from ledger.types import ExtentRun
+from shards.frame import RecordBatchHead, verify_payload
 from shards.ring import Link, RingReader
 from shards.segment import Segment
 from uploader.l0 import records
@@ -48,7 +48,7 @@ Walk = dict[Key, list[Link]]
 class _Pieces(NamedTuple):
     """A large batch: its head, and where its pieces begin."""
 
-    head: BatchHead
+    head: RecordBatchHead
     each: int  # records in a piece; the last one has fewer
     cuts: array[int]
 
@@ -84,7 +84,7 @@ class TailReader:
 
     def raw_batches(
         self, key: Key, extent: TailExtent, from_offset: int
-    ) -> Iterator[tuple[int, BatchHead, bytes] | None]:
+    ) -> Iterator[tuple[int, RecordBatchHead, bytes] | None]:
         """The same, with each batch's head and its payload as it is; the checksum was verified. A
         large batch comes in pieces, each as if it were a batch."""
         voids = extent.void_positions
@@ -122,8 +122,8 @@ class TailReader:
                     offset += head.record_count
 
     def _in_pieces(
-        self, extent: TailExtent, run: OffsetRun, link: Link, offset: int, from_offset: int
-    ) -> Iterator[tuple[int, BatchHead, bytes] | None]:
+        self, extent: TailExtent, run: ExtentRun, link: Link, offset: int, from_offset: int
+    ) -> Iterator[tuple[int, RecordBatchHead, bytes] | None]:
         """A large batch, which begins at ``offset``, from the piece with ``from_offset`` on."""
         reader = self._readers[run.shard]
         identity = (extent.commit_number, run.shard, link)
@@ -152,7 +152,7 @@ class TailReader:
             part = head._replace(payload_length=len(payload), record_count=count)
             yield offset + first, part, payload
 
-    def _links(self, key: Key, extent: TailExtent, run: OffsetRun) -> Sequence[Link] | None:
+    def _links(self, key: Key, extent: TailExtent, run: ExtentRun) -> Sequence[Link] | None:
         """Where the batches of a run lie, in order; None if they were overwritten."""
         if run.ring_span:
             identity = (extent.commit_number, run.shard, key)
@@ -173,17 +173,17 @@ class TailReader:
     def _walk(self, extent: TailExtent, shard: int) -> Walk | None:
         """Where the batches of a commit from one source lie; None if they were overwritten."""
         identity = (extent.commit_number, shard)
-        source = extent.sources[shard]
+        leased = extent.ranges[shard]
         reader = self._readers[shard]
         walk = self._walks.get(identity)
         if walk is None:
             walk = {}
-            for request in reader.requests(source.start, source.end):
+            for request in reader.requests(leased.start, leased.end):
                 for batch in request.batches:
                     batch_key = (batch.topic_id, batch.partition)
                     link = Link(request.position, batch.offset, batch.length, batch.record_count)
                     walk.setdefault(batch_key, []).append(link)
-            if not reader.still_there(source.start):
+            if not reader.still_there(leased.start):
                 return None
             self._walks.keep(identity, walk)
         return walk

@@ -8,7 +8,7 @@ It decides only *when* work is done: never offsets, retention, what can be read 
 * An entry is in here at most once, however often its topic is written. One whose turn was given out
   is not given out again before ``finish``; if its topic is written meanwhile, it is ready then.
 * Bands share bytes by their weights (``bands.py``), within a band the entry that has been ready
-  longest is first, and age moves entries up (``lane.py``). Age counts since the entry became ready
+  longest is first, and age moves entries up (``aging.py``). Age counts since the entry became ready
   and begins again only when it is served.
 * While *deferring*, entries of topics with a negative manual priority get no turns and no credit,
   whatever their age, and their age stands still. Route entries that become ready meanwhile are one
@@ -42,8 +42,8 @@ from __future__ import annotations
 from collections import deque
 
 from delivery.ready import EntryKey, EntryView, Kind, PriorityInputs, Turn
+from delivery.scheduler.aging import GONE, HELD, NO_TICK, SERVED, AgingBands, ReadyEntry
 from delivery.scheduler.bands import BANDS, QUANTUM_BYTES, Credit
-from delivery.scheduler.lane import GONE, HELD, NO_TICK, SERVED, AgingLane, ReadyEntry
 
 # Entries come from pinned partitions (delivery/reading/followed.py), with three kinds of work each.
 ENTRIES_MAX = 100_000
@@ -60,9 +60,9 @@ class BandedReadySet:
         self._entries: dict[EntryKey, ReadyEntry] = {}
         self._held: deque[tuple[int, ReadyEntry]] = deque()  # with when each was marked
         self._held_from_ns = 0  # none of them is ready before
-        self._plain = AgingLane()
+        self._plain = AgingBands()
         # Entries that may be deferred. Its clock stands still meanwhile.
-        self._deferrable = AgingLane()
+        self._deferrable = AgingBands()
         self._deferring = False
         self._stopped_ns = 0  # when deferring began
         self._frozen_ns = 0  # how long it lasted in all, before
@@ -77,8 +77,8 @@ class BandedReadySet:
 
     def depths(self) -> list[int]:
         """How many entries are ready in each band, deferred ones too."""
-        lanes = zip(self._plain.counts, self._deferrable.counts, strict=True)
-        return [plain + deferrable for plain, deferrable in lanes]
+        counts = zip(self._plain.counts, self._deferrable.counts, strict=True)
+        return [plain + deferrable for plain, deferrable in counts]
 
     def deferred(self) -> int:
         """How many entries are deferred."""
@@ -184,7 +184,7 @@ class BandedReadySet:
             entry.forgotten, entry.again_ns = True, NO_TICK
             return
         if entry.band >= 0:
-            self._lane(entry).remove(entry, GONE)
+            self._bands(entry).remove(entry, GONE)
         entry.band = GONE
         del self._entries[key]
 
@@ -211,7 +211,7 @@ class BandedReadySet:
     def _admit(self, entry: ReadyEntry, now_ns: int) -> None:
         """Holds a push for the coalescing delay, if there is one. Copies of routers share commits
         anyway, and each delay would be one of the whole pipeline."""
-        if self._coalesce_ns and entry.key[1] is Kind.PUSH:
+        if self._coalesce_ns and entry.key[1] is Kind.WATCH:
             entry.band = HELD
             self._held.append((now_ns, entry))
         else:
@@ -235,8 +235,8 @@ class BandedReadySet:
         entry.enqueued_ns = at_ns
         entry.sensed_ns = sensed_ns
         entry.lowered = 1 if self._deferring and entry.key[1] == Kind.ROUTE else 0
-        entry.since_ns = self._lane_ns(entry, at_ns)
-        self._lane(entry).insert(entry)
+        entry.since_ns = self._clock_ns(entry, at_ns)
+        self._bands(entry).insert(entry)
 
     def _change(self, entry: ReadyEntry, inputs: PriorityInputs, now_ns: int) -> None:
         """Takes a new manual priority of an entry that waits; what it has waited counts on."""
@@ -247,17 +247,17 @@ class BandedReadySet:
         moved.sequence, moved.lowered = entry.sequence, entry.lowered
         moved.enqueued_ns = entry.enqueued_ns
         moved.sensed_ns = now_ns if entry.deferrable else entry.sensed_ns
-        lane_ns = self._lane_ns(moved, now_ns)
-        moved.since_ns = lane_ns - (self._lane_ns(entry, now_ns) - entry.since_ns)
-        self._lane(entry).remove(entry, GONE)
+        clock_ns = self._clock_ns(moved, now_ns)
+        moved.since_ns = clock_ns - (self._clock_ns(entry, now_ns) - entry.since_ns)
+        self._bands(entry).remove(entry, GONE)
         self._entries[entry.key] = moved
-        self._lane(moved).reinsert(moved, lane_ns)
+        self._bands(moved).reinsert(moved, clock_ns)
 
-    def _lane(self, entry: ReadyEntry) -> AgingLane:
+    def _bands(self, entry: ReadyEntry) -> AgingBands:
         return self._deferrable if entry.deferrable else self._plain
 
-    def _lane_ns(self, entry: ReadyEntry, now_ns: int) -> int:
-        """A time on the clock of the entry's lane."""
+    def _clock_ns(self, entry: ReadyEntry, now_ns: int) -> int:
+        """A time on the clock of the entry's bands."""
         if not entry.deferrable:
             return now_ns
         return (min(now_ns, self._stopped_ns) if self._deferring else now_ns) - self._frozen_ns
@@ -266,8 +266,8 @@ class BandedReadySet:
         """Raises AssertionError unless the head of the module holds. Looks at everything; for
         tests."""
         waiting = [entry for entry in self._entries.values() if entry.band >= 0]
-        for lane in (self._plain, self._deferrable):
-            lane.check_invariants([entry for entry in waiting if self._lane(entry) is lane])
+        for bands in (self._plain, self._deferrable):
+            bands.check_invariants([entry for entry in waiting if self._bands(entry) is bands])
         held = [entry for _, entry in self._held if entry.band == HELD]
         assert len(set(map(id, held))) == len(held)
         assert len(waiting) + len(held) == len(self)

@@ -46,7 +46,7 @@ _EPOCHS_OF_INCARNATION = 1 << 32  # so the 2 million first incarnations stay bel
 class TrackedWindow(Protocol):
     """What is read of a window."""
 
-    lanes: dict[int, LookAhead]
+    look_aheads: dict[int, LookAhead]
     epoch: int
 
     def take_news(self) -> Mapping[int, Sequence[int]]:
@@ -78,24 +78,24 @@ class TrackedProgress:
 
     def collect(self, costs_max: int) -> tuple[SubscriptionFlush | None, int]:
         """What has changed, of the partitions that are left, and what it costs to write."""
-        lanes = self.window.lanes
+        look_aheads = self.window.look_aheads
         if self.left is None:
-            self.left = list(lanes)
+            self.left = list(look_aheads)
         floors: list[tuple[int, int]] = []
         rows: list[tuple[int, int, bytes]] = []
         cost = 0
         while self.left and cost < costs_max:
             partition = self.left[-1]
-            lane = lanes[partition]
+            look_ahead = look_aheads[partition]
             if self.left_rows is None:
-                self.left_rows = sorted(lane.changed_rows, reverse=True)
-                if lane.floor != self.floors.get(partition, 0):
-                    floors.append((partition, lane.floor))
+                self.left_rows = sorted(look_ahead.changed_rows, reverse=True)
+                if look_ahead.floor != self.floors.get(partition, 0):
+                    floors.append((partition, look_ahead.floor))
                     cost += 1
             while self.left_rows and cost < costs_max:
                 row = self.left_rows.pop()
-                lane.changed_rows.discard(row)
-                bits = lane.row(row)
+                look_ahead.changed_rows.discard(row)
+                bits = look_ahead.row(row)
                 if bits is not None:
                     rows.append((partition, row, bits))
                     cost += ROW_COST
@@ -121,7 +121,7 @@ class TrackedProgress:
     def failed(self, flush: SubscriptionFlush) -> None:
         """This is not: it has to be collected again."""
         for partition, row, _ in flush.rows:
-            self.window.lanes[partition].changed_rows.add(row)
+            self.window.look_aheads[partition].changed_rows.add(row)
 
 
 class JournaledProgress:
@@ -328,9 +328,9 @@ class JournaledProgress:
         for subscription_id, tracked in self._tracked.items():
             assert tracked.subscription_id == subscription_id
             assert tracked.epoch <= tracked.window.epoch
-            for partition, lane in tracked.window.lanes.items():
-                assert tracked.floors.get(partition, 0) <= lane.floor
-                assert not lane.changed_rows or tracked in left
+            for partition, look_ahead in tracked.window.look_aheads.items():
+                assert tracked.floors.get(partition, 0) <= look_ahead.floor
+                assert not look_ahead.changed_rows or tracked in left
         assert self._sweep is not None or (not self._round and self._sweeping is None)
         self._journal.check_invariants()
 

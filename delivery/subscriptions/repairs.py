@@ -38,7 +38,7 @@ def unblock(
     window, place = running.window, request.place
     if request.key is not None:
         queue = window.queue_of(request.key)
-        place = None if queue is None else (queue.lane.partition, queue.head)
+        place = None if queue is None else (queue.look_ahead.partition, queue.head)
     found = None if place is None else window.stuck.get(place) or window.resting.get(place)
     if place is None or found is None:
         key = None if request.key is None else request.key[:60]
@@ -137,7 +137,7 @@ def _matcher(where: BlockedWhere) -> Callable[[Blocked], bool]:
 
     def matches(blocked: Blocked) -> bool:
         message = blocked.message
-        if partition is not None and message.lane.partition != partition:
+        if partition is not None and message.look_ahead.partition != partition:
             return False
         if is_key is not None and (message.queue is None or not is_key(message.queue.key)):
             return False
@@ -185,7 +185,7 @@ async def resend(
         )  # fmt: skip
     if (known := _asked_before(running, request)) is not None:
         return known
-    if partition not in running.window.lanes or seq > running.head(partition):
+    if partition not in running.window.look_aheads or seq > running.head(partition):
         raise OwnerRefused(404, "unknown_message", f"there is no {named}", detail)
     key = running.view.topic.topic_id, partition
     is_evicted = seq < (await reader.readable(key)).earliest_seq  # the rings may have it still

@@ -123,7 +123,7 @@ class RunningSubscription:
         self._look_at_all()
 
     def _look_at_all(self) -> None:
-        self._unread = OrderedDict.fromkeys(sorted(self.window.lanes))
+        self._unread = OrderedDict.fromkeys(sorted(self.window.look_aheads))
         self._growth = [(each, [*range(len(each.heads))]) for each in self.view.growth]
 
     def count_on(self, row: SubscriptionRow) -> None:
@@ -136,8 +136,8 @@ class RunningSubscription:
         counts.unmatched, self.dead_lettered = row.unmatched, row.dead_lettered
 
     def follow(self, view: SubscriptionView) -> None:
-        """Takes settings that may have changed, and partitions that were added, whose lanes are
-        open already."""
+        """Takes settings that may have changed, and partitions that were added, whose look-aheads
+        are open already."""
         self.view = view
         self.unserved = ""
         self.consumers.follow(view)
@@ -156,16 +156,16 @@ class RunningSubscription:
     @property
     def lag(self) -> int:
         """Records of the topic that are not finished."""
-        return sum(self.lag_of(partition) for partition in self.window.lanes)
+        return sum(self.lag_of(partition) for partition in self.window.look_aheads)
 
     def lag_of(self, partition: int) -> int:
         """Those of a partition."""
-        return self._unseen(partition) + self.window.lanes[partition].unfinished
+        return self._unseen(partition) + self.window.look_aheads[partition].unfinished
 
     def _unseen(self, partition: int) -> int:
         """Records that were not admitted yet and that a former process did not finish."""
-        lane = self.window.lanes[partition]
-        return max(0, self.head(partition) - lane.end - lane.finished_ahead)
+        look_ahead = self.window.look_aheads[partition]
+        return max(0, self.head(partition) - look_ahead.end - look_ahead.finished_ahead)
 
     @property
     def why_held(self) -> str:
@@ -174,7 +174,7 @@ class RunningSubscription:
         why = self.held or self.sender_held or self.unreadable or window.why_held or self.unserved
         if why or not self.why_letters_wait or window.drainable:
             return why
-        is_all_seen = not any(self._unseen(partition) for partition in window.lanes)
+        is_all_seen = not any(self._unseen(partition) for partition in window.look_aheads)
         return self.why_letters_wait if is_all_seen else ""
 
     @property
@@ -191,7 +191,7 @@ class RunningSubscription:
         unseen = 0
         if config.reliable:  # what nobody tracks does not wait for anybody
             unseen = sum(
-                min(self._unseen(partition), lane.room) for partition, lane in window.lanes.items()
+                min(self._unseen(each.partition), each.room) for each in window.look_aheads.values()
             )
         why = self.held or self.sender_held or self.unreadable or window.why_held
         is_held = bool(why) or config.paused
@@ -232,7 +232,7 @@ class RunningSubscription:
         """Without a consumer, what is not tracked is for nobody: the next one gets what is new."""
         window = self.window
         for partition in self._unread:
-            count = self.head(partition) - window.lanes[partition].end
+            count = self.head(partition) - window.look_aheads[partition].end
             if count > 0:
                 window.pass_over(partition, count)
                 window.counts.unmatched += count
@@ -288,9 +288,10 @@ class RunningSubscription:
             if back or size >= size_max:
                 back.append(message.place)
                 continue
-            lane, offset, _, attempts = message
-            if block is None or lane is not held or not block.low <= offset < block.end:
-                held, block = lane, self._blocks.block(self._key(lane.partition), offset)
+            look_ahead, offset, _, attempts = message
+            if block is None or look_ahead is not held or not block.low <= offset < block.end:
+                held = look_ahead
+                block = self._blocks.block(self._key(look_ahead.partition), offset)
             if block is None:
                 if not sent and not gone:
                     session.parked = batch
@@ -298,7 +299,7 @@ class RunningSubscription:
                     # With order per key it was loaded before, and is long ago.
                     is_near = self.view.subscription.config.mode == "key_shared"
                     records = NEAR_RECORDS if is_near else LOAD_RECORDS
-                    wanted.append(Wanted(self._key(lane.partition), offset, records))
+                    wanted.append(Wanted(self._key(look_ahead.partition), offset, records))
                     return 0
                 back.append(message.place)
                 continue
@@ -307,7 +308,7 @@ class RunningSubscription:
                 continue
             at = offset - block.low
             record = block.records[at]
-            sent.append((lane.partition, attempts + 1, (offset, block.times[at], record)))
+            sent.append((look_ahead.partition, attempts + 1, (offset, block.times[at], record)))
             size += len(record.data) + len(record.key or "") + MESSAGE_BYTES
             if record.meta or record.tag or record.node:
                 size += len(record.meta or "") + len(record.tag or "") + len(record.node or "")
@@ -396,29 +397,29 @@ class RunningSubscription:
     def _admit_of(self, partition: int, wanted: list[Wanted]) -> int:
         """As ``_admit``, of one partition."""
         window, key = self.window, self._key(partition)
-        lane = window.lanes[partition]
-        left = self.head(partition) - lane.end
+        look_ahead = window.look_aheads[partition]
+        left = self.head(partition) - look_ahead.end
         if left <= 0:
             del self._unread[partition]  # until its head moves
             return 0
         if partition in self.loading or not self._may_admit(partition):
             return 0
-        if lane.has_finished and lane.finished_next:
-            window.pass_over(partition, min(left, lane.finished_next))
+        if look_ahead.has_finished and look_ahead.finished_next:
+            window.pass_over(partition, min(left, look_ahead.finished_next))
             return 1
-        count = min(left, lane.room, ADMIT_LOT)
+        count = min(left, look_ahead.room, ADMIT_LOT)
         if count <= 0:
             return 0
         config = self.view.subscription.config
-        if config.mode == "exclusive" and config.reliable and lane.loose_behind >= ADMIT_TURN:
+        if config.mode == "exclusive" and config.reliable and look_ahead.loose_behind >= ADMIT_TURN:
             return 0  # it goes in its order, so what is known of it waits, too
         if config.mode != "key_shared":
             window.admit_loose(partition, count)
             return count
         is_far = window.unfinished > FAR_MESSAGES
-        known = self._blocks.known(key, lane.end + 1, count, is_far=is_far)
+        known = self._blocks.known(key, look_ahead.end + 1, count, is_far=is_far)
         if known.gone:
-            self._pass_to(partition, lane.end + 1 + min(left, known.gone))
+            self._pass_to(partition, look_ahead.end + 1 + min(left, known.gone))
             return 1
         if known.records:
             if self.view.subscription.config.takes_nodes:
@@ -432,15 +433,15 @@ class RunningSubscription:
             window.admit(partition, keys)
         elif len(self.loading) < LOADS_EACH:
             self.loading.add(partition)
-            wanted.append(Wanted(key, lane.end + 1, LOAD_RECORDS))
+            wanted.append(Wanted(key, look_ahead.end + 1, LOAD_RECORDS))
         return len(known.records)
 
     def _may_admit(self, partition: int) -> bool:
         """Whether older partitions are far enough: a key may have moved from there."""
-        lanes = self.window.lanes
+        look_aheads = self.window.look_aheads
         for each in [*self._growth]:
             growth, lagging = each
-            while lagging and lanes[lagging[-1]].end >= growth.heads[lagging[-1]]:
+            while lagging and look_aheads[lagging[-1]].end >= growth.heads[lagging[-1]]:
                 lagging.pop()
             if not lagging:
                 self._growth.remove(each)
@@ -450,7 +451,7 @@ class RunningSubscription:
 
     def committed(self, partition: int) -> None:
         """The head of a partition has moved."""
-        if partition in self.window.lanes:
+        if partition in self.window.look_aheads:
             self._unread[partition] = None
 
     def key_at_hand(self, place: Place) -> str | None:
@@ -481,7 +482,7 @@ class RunningSubscription:
         """Passes over what retention has removed so far, also where the rings still hold it: a
         former owner may have given it up, and have sent what follows it."""
         for partition, (_, state) in enumerate(self.view.partitions):
-            floor = self.window.lanes[partition].floor
+            floor = self.window.look_aheads[partition].floor
             if floor + 1 < state.earliest_seq:
                 _, tombstone = readable_of((state, [])).enter(floor)
                 self.evicted(partition, state.earliest_seq, tombstone)
@@ -489,22 +490,22 @@ class RunningSubscription:
     def evicted(self, partition: int, earliest_seq: int, tombstone: Tombstone | None) -> None:
         """The first record that can be read is this. What is told of those before it is told once,
         to one consumer and in the state."""
-        lane = self.window.lanes[partition]
+        look_ahead = self.window.look_aheads[partition]
         self.window.evict(partition, earliest_seq)
         self._pass_to(partition, earliest_seq)
-        if tombstone is None or tombstone.gap_to < lane.floor:
+        if tombstone is None or tombstone.gap_to < look_ahead.floor:
             return
         self.gaps.add(partition, tombstone)
 
     def missing(self, partition: int, first: int, following: int) -> None:
         """No record can be read from an offset to before another one. What of it was admitted is
         finished when it would be sent."""
-        if first <= self.window.lanes[partition].end + 1:
+        if first <= self.window.look_aheads[partition].end + 1:
             self._pass_to(partition, following)
 
     def _pass_to(self, partition: int, offset: int) -> None:
         """What was not admitted before an offset is gone."""
-        count = offset - self.window.lanes[partition].end - 1
+        count = offset - self.window.look_aheads[partition].end - 1
         if count > 0:
             self.window.counts.evicted += count
             self.window.pass_over(partition, count)

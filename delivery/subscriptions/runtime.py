@@ -198,7 +198,7 @@ class Subscriptions:
             seen = self._evictions(topic_id)
             if seen != self._seen_evictions[topic_id]:
                 self._seen_evictions[topic_id] = seen
-                for partition in range(len(there[0].window.lanes)):
+                for partition in range(len(there[0].window.look_aheads)):
                     self._start(self._look_at_evictions((topic_id, partition)))
         self.rows.write(self._running)
         if self.rows.ages.is_due:
@@ -414,7 +414,7 @@ class Subscriptions:
             self.progress.exchange(running.tracked, window)
             running.restart(view, window)
         else:
-            for partition in range(len(running.window.lanes), len(view.partitions)):
+            for partition in range(len(running.window.look_aheads), len(view.partitions)):
                 running.window.open(partition, 0)
             running.follow(view)
         running.enter()
@@ -562,10 +562,10 @@ class Subscriptions:
             self._seen_evictions[topic_id] = -1
             return
         for running in self._by_topic.get(topic_id, ()):
-            lane, tombstone = running.window.lanes[partition], None
-            if is_ahead := lane.floor + 1 < readable.earliest_seq:
-                _, tombstone = readable.enter(lane.floor)
-            if is_ahead or running.window.resent.lanes(partition):
+            look_ahead, tombstone = running.window.look_aheads[partition], None
+            if is_ahead := look_ahead.floor + 1 < readable.earliest_seq:
+                _, tombstone = readable.enter(look_ahead.floor)
+            if is_ahead or running.window.resent.look_aheads(partition):
                 running.evicted(partition, readable.earliest_seq, tombstone)
                 self._record(running)
                 self._wake(running)

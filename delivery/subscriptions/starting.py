@@ -1,10 +1,10 @@
 """How a subscription begins to run at its owner, and begins again.
 
     pinned: its partitions are followed, with their heads -> what is finished is read, after the
-    heads, so that nothing falls in between -> a window with a lane for each partition
+    heads, so that nothing falls in between -> a window with a look-ahead for each partition
 
-A seek, another mode, other keys and the growth of the topic give it another window, or more lanes;
-consumers stay, and what they had is not theirs any more.
+A seek, another mode, other keys and the growth of the topic give it another window, or more
+look-aheads; consumers stay, and what they had is not theirs any more.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Starting:
             window.open(partition, floor)
         if config.reliable:
             for partition, row, bits in known.rows:
-                window.lanes[partition].restore(row, bits)
+                window.look_aheads[partition].restore(row, bits)
         return window
 
 
@@ -89,9 +89,9 @@ def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> Subscripti
     """A window of another mode, which goes on where the former one is. Without members."""
     config = view.subscription.config
     window = _window(config, former.epoch)
-    for partition, lane in former.lanes.items():
-        opened = window.open(partition, lane.floor)
-        opened.take_over(lane)
+    for partition, look_ahead in former.look_aheads.items():
+        opened = window.open(partition, look_ahead.floor)
+        opened.take_over(look_ahead)
     return window
 
 

@@ -243,7 +243,7 @@ class WatchHub:
             topic = topics.get(topic_id)
             if topic is not None:
                 topic.waiting.update(topic.watchers)
-                keys.append((topic_id, Kind.PUSH))
+                keys.append((topic_id, Kind.WATCH))
         if keys:
             self._dirty(keys, published_ns)
 
@@ -321,7 +321,7 @@ class WatchHub:
                 return
             for topic_id in watcher.keys:
                 self._topics[topic_id].waiting[watcher] = None
-            self._dirty([(topic_id, Kind.PUSH) for topic_id in watcher.keys], now_ns)
+            self._dirty([(topic_id, Kind.WATCH) for topic_id in watcher.keys], now_ns)
 
     def _block(self, watcher: Watcher) -> None:
         """The outlet has not drained, although something is due."""

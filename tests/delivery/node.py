@@ -24,7 +24,7 @@ from delivery.reading.store_threads import StoreThreads
 from delivery.reading.stored import StoredReader
 from ledger import epochs, topics
 from ledger.ledger import Ledger
-from ledger.types import Commit, CommitDraft, LeaseId, SourceRange, Topic, TopicConfig
+from ledger.types import Commit, CommitDraft, LeasedRange, LeaseId, Topic, TopicConfig
 from shards import layout as at
 from shards.frame import Part, encode_conditions
 from shards.layout import Layout
@@ -122,15 +122,15 @@ class Node:
 
     def commit(self, *shards: int) -> Commit | None:
         """Commits what the rings of these shards (all, without one) hold; None for nothing."""
-        sources = tuple(
-            SourceRange(shard, self._readers[shard].committed, self._readers[shard].head)
+        ranges = tuple(
+            LeasedRange(shard, self._readers[shard].committed, self._readers[shard].head)
             for shard in shards or range(len(self._readers))
             if self._readers[shard].committed != self._readers[shard].head
         )
         requests = [
-            (source.shard, request)
-            for source in sources
-            for request in self._readers[source.shard].requests(source.start, source.end)
+            (leased.shard, request)
+            for leased in ranges
+            for request in self._readers[leased.shard].requests(leased.start, leased.end)
         ]
         if not requests:
             return None
@@ -144,15 +144,15 @@ class Node:
             locator=self.store.put(key, built.body, built.crc32c),
             size_bytes=len(built.body),
             created_ms=ARRIVAL_MS,
-            sources=sources,
+            ranges=ranges,
             extents=built.drafts,
             conditions=tuple(conditions),
         )
         commit = self.ledger.commit(draft, ARRIVAL_MS, lambda _: None)
         self._remember(commit, requests)
-        for source in sources:
-            self.segment.words[self.segment.layout.shard(source.shard) + at.S_COMMITTED] = (
-                source.end
+        for leased in ranges:
+            self.segment.words[self.segment.layout.shard(leased.shard) + at.S_COMMITTED] = (
+                leased.end
             )
         self.commits.append(commit)
         return commit

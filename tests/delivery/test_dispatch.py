@@ -62,7 +62,7 @@ class Rig:
         self.breaks_at = 0
         self.dispatcher = Dispatcher(FifoReadySet(), lambda _: INPUTS, lambda: self.loop.now_ns)
         self.failures: list[Exception] = []
-        self.dispatcher.start(self.loop, {Kind.PUSH: self.serve}, self.failures.append)
+        self.dispatcher.start(self.loop, {Kind.WATCH: self.serve}, self.failures.append)
 
     def serve(self, turn: Turn) -> Served:
         topic_id, _ = turn.key
@@ -76,7 +76,7 @@ class Rig:
     def dirty(self, **turns: int) -> None:
         for name, count in turns.items():
             self.left[int(name[1:])] = count
-        self.dispatcher.dirty([(int(name[1:]), Kind.PUSH) for name in turns], 0)
+        self.dispatcher.dirty([(int(name[1:]), Kind.WATCH) for name in turns], 0)
 
 
 def test_what_a_commit_made_ready_is_served_in_the_next_turn_of_the_loop() -> None:
@@ -165,7 +165,7 @@ def test_a_server_that_appends_in_its_turn_gets_no_turn_within_it() -> None:
         rig.dispatcher.serve_now()
         return rig.serve(turn)
 
-    rig.dispatcher.servers[Kind.PUSH] = serve
+    rig.dispatcher.servers[Kind.WATCH] = serve
     rig.dirty(t1=1)
     while rig.loop.turn():
         pass
@@ -201,8 +201,8 @@ def test_turns_that_may_be_deferred_are_not_part_of_the_latency() -> None:
     ready = BandedReadySet()
     loop = HandLoop()
     dispatcher = Dispatcher(ready, lambda _: PriorityInputs(priority=-1), lambda: loop.now_ns)
-    dispatcher.start(loop, {Kind.PUSH: lambda _: Served(1, False)}, lambda _: None)
-    dispatcher.dirty([(1, Kind.PUSH)], 0)
+    dispatcher.start(loop, {Kind.WATCH: lambda _: Served(1, False)}, lambda _: None)
+    dispatcher.dirty([(1, Kind.WATCH)], 0)
     loop.now_ns = 3600 * 1000 * MS
     while loop.turn():
         pass
@@ -217,10 +217,10 @@ def test_one_turn_in_sixteen_tells_how_long_it_waited_and_none_that_may_be_defer
         BandedReadySet(), lambda _: PriorityInputs(priority=priority), lambda: loop.now_ns,
         told.append,
     )  # fmt: skip
-    dispatcher.start(loop, {Kind.PUSH: lambda _: Served(1, False)}, lambda _: None)
+    dispatcher.start(loop, {Kind.WATCH: lambda _: Served(1, False)}, lambda _: None)
 
     def serve(topics: range) -> None:
-        dispatcher.dirty([(topic_id, Kind.PUSH) for topic_id in topics], loop.now_ns)
+        dispatcher.dirty([(topic_id, Kind.WATCH) for topic_id in topics], loop.now_ns)
         loop.now_ns += 7
         while loop.turn():
             pass

@@ -84,7 +84,7 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
                 wait_until(lambda: proxy.held, "the PUT to be under way")
                 # Shards take turns: the one that uploads need not be the one that was written to.
                 lease = held_lease(leases)
-                (source,) = lease.sources
+                (source,) = lease.ranges
                 header = source.start % segment.layout.ring_bytes + 9
                 segment.ring(source.shard)[header] ^= 1
                 os.kill(pids[lease.holder], signal.SIGKILL)

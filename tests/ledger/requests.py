@@ -18,9 +18,9 @@ from ledger.types import (
     Condition,
     ConditionPart,
     ExtentDraft,
+    ExtentRunDraft,
+    LeasedRange,
     LeaseId,
-    RunDraft,
-    SourceRange,
 )
 
 REQUEST_BYTES = 64
@@ -100,7 +100,7 @@ def draft_of(lease_id: LeaseId, requests: Sequence[Request]) -> CommitDraft:
         )
         byte_start += 10 * records
     key = key_of(lease_id)
-    sources = tuple(SourceRange(shard, 0, end) for shard, end in ends.items())
+    sources = tuple(LeasedRange(shard, 0, end) for shard, end in ends.items())
     return CommitDraft(
         lease_id, key, f"at:{key}", byte_start, 5_000, sources, tuple(extents), tuple(conditions)
     )
@@ -140,14 +140,14 @@ def positioned(requests: Sequence[Request]) -> list[tuple[int, Request]]:
     return found
 
 
-def _runs(there: Sequence[tuple[Request, int]]) -> tuple[RunDraft, ...]:
-    runs: list[RunDraft] = []
+def _runs(there: Sequence[tuple[Request, int]]) -> tuple[ExtentRunDraft, ...]:
+    runs: list[ExtentRunDraft] = []
     index = 0
     for request, count in there:
         if runs and runs[-1].shard == request.shard:
             last = runs.pop()
-            runs.append(RunDraft(last.shard, last.record_index, last.record_count + count))
+            runs.append(ExtentRunDraft(last.shard, last.record_index, last.record_count + count))
         else:
-            runs.append(RunDraft(request.shard, index, count))
+            runs.append(ExtentRunDraft(request.shard, index, count))
         index += count
     return tuple(runs)

@@ -18,7 +18,7 @@ from ledger.types import (
     Commit,
     Condition,
     ConditionPart,
-    OffsetRun,
+    ExtentRun,
     PartitionHead,
     Topic,
     TopicConfig,
@@ -40,11 +40,11 @@ def test_offsets_start_at_one_and_go_on_densely_over_commits(ledger: Ledger, top
     first = commit(ledger, 1, [Request(topic.topic_id, ((0, 3), (1, 2)))])
     second = commit(ledger, 2, [Request(topic.topic_id, ((0, 4),))])
     assert first.runs == (
-        OffsetRun(0, topic.topic_id, 0, 1, 3),
-        OffsetRun(0, topic.topic_id, 1, 1, 2),
+        ExtentRun(0, topic.topic_id, 0, 1, 3),
+        ExtentRun(0, topic.topic_id, 1, 1, 2),
     )
     assert first.heads == (PartitionHead(topic.topic_id, 0, 3), PartitionHead(topic.topic_id, 1, 2))
-    assert second.runs == (OffsetRun(0, topic.topic_id, 0, 4, 4),)
+    assert second.runs == (ExtentRun(0, topic.topic_id, 0, 4, 4),)
     assert (first.number, second.number) == (1, 2)
 
 
@@ -57,14 +57,14 @@ def test_runs_of_two_shards_in_one_extent_get_consecutive_offsets(
     ]
     result = commit(ledger, 1, requests)
     assert result.runs == (
-        OffsetRun(3, topic.topic_id, 0, 1, 2),
-        OffsetRun(4, topic.topic_id, 0, 3, 5),
+        ExtentRun(3, topic.topic_id, 0, 1, 2),
+        ExtentRun(4, topic.topic_id, 0, 3, 5),
     )
 
 
 def test_a_run_of_a_former_version_does_not_say_where_it_lies_in_the_ring() -> None:
     former = msgspec.msgpack.encode([3, 7, 0, 11, 2])
-    assert msgspec.msgpack.decode(former, type=OffsetRun) == OffsetRun(3, 7, 0, 11, 2, 0, 0)
+    assert msgspec.msgpack.decode(former, type=ExtentRun) == ExtentRun(3, 7, 0, 11, 2, 0, 0)
 
 
 def test_a_lease_is_committed_once_and_its_repeat_is_the_first_result(
@@ -211,7 +211,7 @@ def test_an_extent_whose_records_are_all_void_never_reaches_a_reader(
     ledger: Ledger, topic: Topic
 ) -> None:
     result = commit(ledger, 1, [Request(topic.topic_id, ((0, 3),), expected_seq=8)])
-    assert result.runs == (OffsetRun(0, topic.topic_id, 0, 1, 3),)
+    assert result.runs == (ExtentRun(0, topic.topic_id, 0, 1, 3),)
     assert result.heads == (PartitionHead(topic.topic_id, 0, 0),)
     assert ledger.read(reads.extents_from, topic.topic_id, 0, 0, 10) == []
     assert ledger.read(reads.objects)[0].records == 3

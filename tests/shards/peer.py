@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ledger.types import Commit, LeaseId, OffsetRun, SourceRange
+from ledger.types import Commit, ExtentRun, LeasedRange, LeaseId
 from shards import layout as at
 from shards import locks
 from shards.commitlog import CommitLog
@@ -90,8 +90,8 @@ def request_parts(number: int) -> list[Part]:
 
 def commit_of(number: int) -> Commit:
     """Commit ``number``: every word of it follows from the number."""
-    runs = tuple(OffsetRun(index, number, index, number, number) for index in range(number % 7))
-    source = SourceRange(number % 5, number, number + 1)
+    runs = tuple(ExtentRun(index, number, index, number, number) for index in range(number % 7))
+    source = LeasedRange(number % 5, number, number + 1)
     return Commit(number, LeaseId(1, 2, 3, number), (source,), runs, ())
 
 

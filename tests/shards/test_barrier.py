@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import alarms, barrier, commitlog, frame, leases, ring, rows
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
@@ -177,9 +177,9 @@ def test_a_lease_becomes_live_after_its_words_and_its_sources_follow_its_id(
     fences = Fences(monkeypatch, leases)
     words = segment.words
     fences.look = lambda: (
-        words[base + at.L_COUNTER], words[base + at.L_SOURCES + 2], words[base]
+        words[base + at.L_COUNTER], words[base + at.L_RANGES + 2], words[base]
     )  # fmt: skip
-    lease = table.fill(1, 0, LeaseId(1, 1, 1, 9), 5, [SourceRange(0, 0, 8)])
+    lease = table.fill(1, 0, LeaseId(1, 1, 1, 9), 5, [LeasedRange(0, 0, 8)])
     assert fences.seen == [(9, 0, 0), (9, 8, 0)]
     fences.seen.clear()
     table.finish(lease)
@@ -191,7 +191,7 @@ def test_a_lease_changes_its_holder_in_order(
 ) -> None:
     table = LeaseTable(segment.words, LAYOUT)
     base, words = LAYOUT.lease(1, 0), segment.words
-    lease = table.fill(1, 0, LeaseId(3, 1, 1, 9), 5, [SourceRange(0, 0, 8)])
+    lease = table.fill(1, 0, LeaseId(3, 1, 1, 9), 5, [LeasedRange(0, 0, 8)])
     fences = Fences(monkeypatch, leases)
     words[base] = ORPHAN
     fences.look = lambda: (words[base + at.L_HOLDER], words[base])
@@ -211,20 +211,20 @@ def test_the_words_of_a_lease_are_read_after_its_state(
     segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = LeaseTable(segment.words, LAYOUT)
-    table.fill(1, 0, LeaseId(1, 1, 1, 9), 5, [SourceRange(0, 0, 8)])
-    end_at = LAYOUT.lease(1, 0) + at.L_SOURCES + 2
+    table.fill(1, 0, LeaseId(1, 1, 1, 9), 5, [LeasedRange(0, 0, 8)])
+    end_at = LAYOUT.lease(1, 0) + at.L_RANGES + 2
     segment.words[end_at] = 0
     fences = Fences(monkeypatch, leases)
     fences.acts = [lambda: None, lambda: segment.words.__setitem__(end_at, 8)]
     (lease,) = table.in_state(LIVE)
-    assert lease.sources == (SourceRange(0, 0, 8),)
+    assert lease.ranges == (LeasedRange(0, 0, 8),)
     # And looks at the counter again after them.
     new: list[Lease] = []
 
     def replace() -> None:
         table.finish(lease)
         table.free_done(1)
-        new.append(table.fill(1, 0, LeaseId(1, 1, 1, 10), 5, [SourceRange(0, 8, 16)]))
+        new.append(table.fill(1, 0, LeaseId(1, 1, 1, 10), 5, [LeasedRange(0, 8, 16)]))
 
     fences.acts = [lambda: None, lambda: None, replace]
     assert list(table.in_state(LIVE)) == new
@@ -283,6 +283,6 @@ def test_rings_and_leases_work_with_the_fence_of_aarch64(
     log.publish(commit_of(1))
     assert log.read(1) == commit_of(1)
     table = LeaseTable(segment.words, LAYOUT)
-    lease = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [SourceRange(0, 0, writer.head)])
+    lease = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [LeasedRange(0, 0, writer.head)])
     assert list(table.in_state(LIVE)) == [lease]
     assert table.leased_ends() == [writer.head, 0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.types import Commit, OffsetRun
+from ledger.types import Commit, ExtentRun
 from shards import layout as at
 from shards.clock import monotonic_ns
 from shards.commitlog import CommitLog
@@ -71,7 +71,7 @@ def test_entries_of_any_sizes_are_read_while_their_bytes_last(sizes: list[int], 
     at_byte = 0
     for number, runs in enumerate(sizes, 1):
         commit = msgspec.structs.replace(
-            commit_of(number), runs=tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(runs))
+            commit_of(number), runs=tuple(ExtentRun(1, 2, 3, 4, 5) for _ in range(runs))
         )
         if number == 5:  # a writer dies after it has reserved
             at_byte += died
@@ -101,7 +101,7 @@ def test_the_time_of_publication_is_known_even_of_a_commit_that_the_log_does_not
     make_segment: MakeSegment,
 ) -> None:
     log = CommitLog(make_segment(LAYOUT))
-    runs = tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(100))
+    runs = tuple(ExtentRun(1, 2, 3, 4, 5) for _ in range(100))
     log.publish(msgspec.structs.replace(commit_of(1), runs=runs), 77)
     log.publish(commit_of(2), 88)
     assert log.read(1) is None
@@ -118,7 +118,7 @@ def test_an_entry_larger_than_the_limit_is_left_out_and_the_log_continues(
 ) -> None:
     log = CommitLog(make_segment(LAYOUT))
     log.publish(commit_of(1))
-    runs = tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(100))
+    runs = tuple(ExtentRun(1, 2, 3, 4, 5) for _ in range(100))
     log.publish(msgspec.structs.replace(commit_of(2), runs=runs))
     log.publish(commit_of(3))
     assert log.end == 3
@@ -130,7 +130,7 @@ def test_an_entry_is_read_whole_or_not_at_all(runs: int) -> None:
     segment = Segment.create(LAYOUT)
     log = CommitLog(segment)
     commit = msgspec.structs.replace(
-        commit_of(1), runs=tuple(OffsetRun(1, 2, 3, 4, 5) for _ in range(runs))
+        commit_of(1), runs=tuple(ExtentRun(1, 2, 3, 4, 5) for _ in range(runs))
     )
     log.publish(commit)
     fits = entry_bytes(commit) <= LAYOUT.commit_bytes_max

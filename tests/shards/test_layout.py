@@ -11,7 +11,7 @@ from shards.layout import LINE_WORDS, WORD_BYTES, Layout
 
 HOT = {
     "G_DRAINING", "G_WINDOW_NS", "G_COMMITS", "G_TOPICS", "G_DEATHS", "S_RESERVED", "S_HEAD",
-    "S_COMMITTED", "S_PULLED", "S_HEARTBEAT", "S_PID", "P_SIZE", "P_TURN", "L_STATE",
+    "S_COMMITTED", "S_PULLED", "S_HEARTBEAT", "S_PID", "P_SIZE", "P_UPLOAD_TURN", "L_STATE",
 }  # fmt: skip
 
 layouts = st.builds(
@@ -39,10 +39,10 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for slot in range(layout.lease_slots):
             base = layout.lease(shard, slot)
             found += [
-                (name, base + word) for name, word in names("L_").items() if name != "L_SOURCES"
+                (name, base + word) for name, word in names("L_").items() if name != "L_RANGES"
             ]
-            sources = at.SOURCE_WORDS * layout.shards
-            found += [("L_SOURCES", base + at.L_SOURCES + index) for index in range(sources)]
+            sources = at.RANGE_WORDS * layout.shards
+            found += [("L_RANGES", base + at.L_RANGES + index) for index in range(sources)]
     for process in range(layout.shards + 1):
         for kind in range(at.ALARM_KINDS_MAX):
             row = layout.alarm(process, kind)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import DONE, FREE, LIVE, ORPHAN, Lease, LeaseTable
@@ -42,31 +42,31 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(shard=shards, slot=slots, sizes=st.lists(st.integers(0, 3), min_size=3, max_size=3))
     def fill(self, shard: int, slot: int, sizes: list[int]) -> None:
-        sources = tuple(
-            SourceRange(source, self.pulled[source], self.pulled[source] + 8 * size)
-            for source, size in enumerate(sizes)
+        ranges = tuple(
+            LeasedRange(leased, self.pulled[leased], self.pulled[leased] + 8 * size)
+            for leased, size in enumerate(sizes)
             if size
         )
         lease_id = self.next_id(shard)
         if (shard, slot) in self.model:
             with pytest.raises(ValueError, match=f"slot {slot} of shard {shard} is not free"):
-                self.table.fill(shard, slot, lease_id, 1, sources)
-        elif sources:
-            lease = self.table.fill(shard, slot, lease_id, 1000 + self.counter, sources)
-            assert lease == Lease(shard, slot, lease_id, 1000 + self.counter, shard, sources)
+                self.table.fill(shard, slot, lease_id, 1, ranges)
+        elif ranges:
+            lease = self.table.fill(shard, slot, lease_id, 1000 + self.counter, ranges)
+            assert lease == Lease(shard, slot, lease_id, 1000 + self.counter, shard, ranges)
             self.model[shard, slot] = (LIVE, lease)
-            for source in sources:
-                self.pulled[source.shard] = source.end
+            for leased in ranges:
+                self.pulled[leased.shard] = leased.end
 
     @rule(shard=shards, slot=slots)
     def commit_and_finish(self, shard: int, slot: int) -> None:
         state, lease = self.model.get((shard, slot), (FREE, None))
         if lease is None or state != LIVE:
             return
-        if any(self.committed[source.shard] != source.start for source in lease.sources):
+        if any(self.committed[leased.shard] != leased.start for leased in lease.ranges):
             return  # its predecessors come first
-        for source in lease.sources:
-            self.committed[source.shard] = source.end
+        for leased in lease.ranges:
+            self.committed[leased.shard] = leased.end
         self.table.finish(lease)
         self.model[shard, slot] = (DONE, lease)
 
@@ -148,7 +148,7 @@ def test_a_lease_is_live_only_when_all_its_words_are_stored() -> None:
             super().__setitem__(index, value)
 
     table = LeaseTable(Words([0] * LAYOUT.words), LAYOUT)
-    table.fill(1, 0, LeaseId(1, 1, 1, 1), 5, [SourceRange(0, 0, 8), SourceRange(1, 0, 8)])
+    table.fill(1, 0, LeaseId(1, 1, 1, 1), 5, [LeasedRange(0, 0, 8), LeasedRange(1, 0, 8)])
     assert seen.index(LAYOUT.lease(1, 0)) == len(seen) - 1
 
 
@@ -164,28 +164,26 @@ def test_two_words_of_each_slot_tell_who_holds_leases() -> None:
             return found
 
     table = LeaseTable(Words([0] * layout.words), layout)
-    sources = [SourceRange(shard, 0, 8) for shard in range(64)]
+    ranges = [LeasedRange(shard, 0, 8) for shard in range(64)]
     for shard in range(0, 64, 3):
         for slot in range(layout.lease_slots):
-            table.fill(shard, slot, LeaseId(1, 1, shard, slot), 5, sources)
+            table.fill(shard, slot, LeaseId(1, 1, shard, slot), 5, ranges)
     loaded = 0
     assert table.holders() == set(range(0, 64, 3))
     assert loaded == 2 * 64 * layout.lease_slots
 
 
-@pytest.mark.parametrize(
-    "word", [at.L_INCARNATION, at.L_SOURCES, at.L_SOURCES + 2, at.L_CREATED_MS]
-)
+@pytest.mark.parametrize("word", [at.L_INCARNATION, at.L_RANGES, at.L_RANGES + 2, at.L_CREATED_MS])
 def test_a_lease_that_is_replaced_while_it_is_read_is_read_again(word: int) -> None:
     words = WatchedWords(LAYOUT.words)
     table = LeaseTable(words, LAYOUT)
-    old = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [SourceRange(1, 0, 800)])
+    old = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [LeasedRange(1, 0, 800)])
     new: list[Lease] = []
 
     def replace() -> None:
         table.finish(old)
         table.free_done(0)
-        new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [SourceRange(2, 0, 8)]))
+        new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [LeasedRange(2, 0, 8)]))
 
     words.before[LAYOUT.lease(0, 0) + word] = replace
     assert list(table.in_state(LIVE)) == new
@@ -196,7 +194,7 @@ def test_a_lease_filled_during_a_read_is_never_half_of_the_former_one() -> None:
     words = WatchedWords(LAYOUT.words)
     table = LeaseTable(words, LAYOUT)
     base = LAYOUT.lease(0, 0)
-    old = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [SourceRange(1, 0, 800)])
+    old = table.fill(0, 0, LeaseId(1, 1, 0, 1), 5, [LeasedRange(1, 0, 800)])
     new: list[Lease] = []
 
     def begin() -> None:
@@ -205,7 +203,7 @@ def test_a_lease_filled_during_a_read_is_never_half_of_the_former_one() -> None:
         words[base + at.L_COUNTER] = 2
 
     def end() -> None:
-        new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [SourceRange(2, 0, 8)]))
+        new.append(table.fill(0, 0, LeaseId(1, 1, 0, 2), 6, [LeasedRange(2, 0, 8)]))
 
     words.before[base + at.L_SHARD] = begin  # the counter is new, the sources are not yet
     words.before[base + at.L_COMMITS_SEEN] = end
@@ -226,7 +224,7 @@ def test_the_oldest_epoch_is_that_of_a_live_lease_or_of_the_shard_that_knows_the
         for shard in range(SHARDS):
             segment.follow_epoch(shard)
         assert table.oldest_epoch() == epoch
-    lease = table.fill(1, 0, segment.next_lease_id(1), 5, [SourceRange(1, 0, 8)])
+    lease = table.fill(1, 0, segment.next_lease_id(1), 5, [LeasedRange(1, 0, 8)])
     words[at.G_EPOCH] = 3
     segment.follow_epoch(0)
     segment.follow_epoch(2)
@@ -256,5 +254,5 @@ def test_a_lease_that_is_made_while_the_oldest_epoch_is_looked_for_is_not_older(
     segment.follow_epoch(2)
     table = LeaseTable(words, LAYOUT)
     oldest = table.oldest_epoch()
-    table.fill(1, 0, lease_id, 5, [SourceRange(1, 0, 8)])
+    table.fill(1, 0, lease_id, 5, [LeasedRange(1, 0, 8)])
     assert oldest <= lease_id.epoch

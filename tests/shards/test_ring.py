@@ -24,7 +24,7 @@ from shards.frame import (
     encode_conditions,
 )
 from shards.layout import Layout
-from shards.ring import Arrival, BatchAt, Link, RequestAt, RingFull, RingReader, RingWriter
+from shards.ring import Arrival, Link, RecordBatchAt, RequestAt, RingFull, RingReader, RingWriter
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 from tests.shards.peer import request_parts, shape, started
@@ -52,7 +52,7 @@ def contents(reader: RingReader, request: RequestAt) -> list[tuple[int, bytes]]:
     return found
 
 
-def copied(reader: RingReader, position: int, batch: BatchAt) -> bytes | None:
+def copied(reader: RingReader, position: int, batch: RecordBatchAt) -> bytes | None:
     """The payload of a batch of the request at ``position``; None if it was overwritten."""
     link = Link(position, batch.offset, batch.length, batch.record_count)
     copies = reader.copy([link])

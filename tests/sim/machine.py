@@ -67,7 +67,7 @@ from uploader.groups import adopt
 from uploader.groups import puller as groups
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.puller import GroupTable, Puller
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 from uploader.ownership.ownership import PERIOD_NS, Moment, tell_sent
 from uploader.pipeline import outage, upload
 from uploader.pipeline.upload import Uploads
@@ -230,10 +230,10 @@ class Shard:
 
     def _answer(self, commit: Commit) -> None:
         """Answers the producers of this life whose requests the commit covers."""
-        for source in commit.sources:
-            if source.shard != self.shard:
+        for leased in commit.ranges:
+            if leased.shard != self.shard:
                 continue
-            covered = [p for p in self.waiting if source.start <= p < source.end]
+            covered = [p for p in self.waiting if leased.start <= p < leased.end]
             if self.copier is not None:
                 self.copier.ended(covered, commit)
             for position in covered:

@@ -21,7 +21,7 @@ from shards.leases import Lease
 from shards.locks import LockFile
 from shards.ring import RingFull, RingWriter
 from uploader.groups.puller import Pulled
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 
 
 class Load(NamedTuple):
@@ -135,17 +135,17 @@ class Node(VirtualShards):
     def _started(self, pulled: Pulled) -> int:
         lease = pulled.lease
         size_bytes = 0
-        ranges = {source.shard: source for source in lease.sources}
-        assert len(ranges) == len(lease.sources)
+        ranges = {leased.shard: leased for leased in lease.ranges}
+        assert len(ranges) == len(lease.ranges)
         for shard, request in pulled.requests:
             expected = self._expected[shard].popleft()
             assert expected == (request.position, request.end)
-            source = ranges[shard]
-            assert source.start <= request.position and request.end <= source.end
+            leased = ranges[shard]
+            assert leased.start <= request.position and request.end <= leased.end
             size_bytes += request.end - request.position
             self.slowest_pull_ns = max(self.slowest_pull_ns, self.now_ns - request.arrival_ns)
         self.puts.append(Put(self.now_ns, lease.holder, size_bytes))
-        self.log.append((self.now_ns, "put", lease.lease_id, lease.sources))
+        self.log.append((self.now_ns, "put", lease.lease_id, lease.ranges))
         jitter = 0.8 + 0.4 * self.rng.random()
         return int(jitter * self.put_ns + size_bytes / self.put_bytes_per_s * S)
 

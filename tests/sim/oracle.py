@@ -127,7 +127,7 @@ class Oracle:
         known = self._recent.get(commit.number)
         if known is not None:
             require(known.lease_id == commit.lease_id, "the log is the ledger's", known, commit)
-            require(known.sources == commit.sources, "the log is the ledger's", known, commit)
+            require(known.ranges == commit.ranges, "the log is the ledger's", known, commit)
         require(position < self._committed[shard], "acknowledged, not committed", number, shard)
         require(number not in self._void, "acknowledged and taken back", number, shard)
         self.acknowledgements += 1
@@ -153,12 +153,12 @@ class Oracle:
             raise Violation(f"leases tile what is not committed: {error}") from error
         truth = list(committed)
         for lease in self._leases.in_state(LIVE, ORPHAN):
-            for source in lease.sources:
-                truth[source.shard] = max(truth[source.shard], source.end)
+            for leased in lease.ranges:
+                truth[leased.shard] = max(truth[leased.shard], leased.end)
         for lease in self._leases.in_state(DONE):
-            for source in lease.sources:
+            for leased in lease.ranges:
                 require(
-                    source.end <= committed[source.shard],
+                    leased.end <= committed[leased.shard],
                     "a lease is done after its committed words", lease, committed,
                 )  # fmt: skip
         for group in self._groups.map.groups():
@@ -202,28 +202,28 @@ class Oracle:
             self.cursors.check(self._ledger)
 
     def _committed_now(self, commit: Commit) -> None:
-        self._log(f"commit {commit.number} {commit.lease_id} {commit.sources}")
+        self._log(f"commit {commit.number} {commit.lease_id} {commit.ranges}")
         self._recent[commit.number] = commit
         self._recent.pop(commit.number - 1_000, None)
         numbers: list[int] = []
         void = {(verdict.shard, verdict.position) for verdict in commit.verdicts}
-        for source in commit.sources:
-            waiting = self._published[source.shard]
-            end = self._committed[source.shard]
-            while waiting and waiting[0][0] < source.end:
+        for leased in commit.ranges:
+            waiting = self._published[leased.shard]
+            end = self._committed[leased.shard]
+            while waiting and waiting[0][0] < leased.end:
                 position, end, number = waiting.popleft()
-                require(end <= source.end, "a request is whole", position, end, source)
+                require(end <= leased.end, "a request is whole", position, end, leased)
                 if number in self._void:
                     self._void.remove(number)
                     continue
                 require(
-                    position >= source.start,
+                    position >= leased.start,
                     "commits of a source are in ring order, each request in one", commit, number,
                 )  # fmt: skip
                 numbers.append(number)
-                self.stored[number] = (source.shard, position) not in void
-            require(end == source.end, "a commit ends with a request", end, source)
-            self._committed[source.shard] = end
+                self.stored[number] = (leased.shard, position) not in void
+            require(end == leased.end, "a commit ends with a request", end, leased)
+            self._committed[leased.shard] = end
         self._check_object(commit, numbers)
         self._check_keys(commit, numbers)
         self._check_appends(commit, numbers)

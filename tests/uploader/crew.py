@@ -16,7 +16,7 @@ from shards.locks import LockFile
 from shards.ring import RingWriter
 from shards.segment import Segment
 from uploader.groups.puller import GroupTable, Puller
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 
 MS = 1_000_000
 TARGET = 8192
@@ -76,9 +76,9 @@ class Crew:
         self.words[self.layout.shard(shard) + word] = value
 
     def commit(self, lease: Lease) -> None:
-        for source in lease.sources:
-            assert self.word(source.shard, at.S_COMMITTED) == source.start
-            self.store(source.shard, at.S_COMMITTED, source.end)
+        for leased in lease.ranges:
+            assert self.word(leased.shard, at.S_COMMITTED) == leased.start
+            self.store(leased.shard, at.S_COMMITTED, leased.end)
         self.leases.finish(lease)
 
     def commit_all(self) -> None:
@@ -88,7 +88,7 @@ class Crew:
             ready = next(
                 lease
                 for lease in live
-                if all(self.word(s.shard, at.S_COMMITTED) == s.start for s in lease.sources)
+                if all(self.word(s.shard, at.S_COMMITTED) == s.start for s in lease.ranges)
             )
             self.commit(ready)
             live.remove(ready)

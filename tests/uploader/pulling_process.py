@@ -29,25 +29,25 @@ from shards.segment import Segment
 from tests.uploader.crew import TARGET
 from uploader.groups.pull import LeaseRequests
 from uploader.groups.puller import Pulled, Puller
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 
 
 def is_next(segment: Segment, lease: Lease) -> bool:
     words = segment.words
     return all(
-        words[segment.layout.shard(s.shard) + at.S_COMMITTED] == s.start for s in lease.sources
+        words[segment.layout.shard(s.shard) + at.S_COMMITTED] == s.start for s in lease.ranges
     )
 
 
 def commit(segment: Segment, leases: LeaseTable, lease: Lease) -> None:
     """Says a lease, then moves the words."""
-    line = msgspec.json.encode((lease.lease_id, lease.sources)) + b"\n"
+    line = msgspec.json.encode((lease.lease_id, lease.ranges)) + b"\n"
     os.write(sys.stdout.fileno(), line)
-    for source in lease.sources:
-        index = segment.layout.shard(source.shard) + at.S_COMMITTED
+    for leased in lease.ranges:
+        index = segment.layout.shard(leased.shard) + at.S_COMMITTED
         # An adopter may follow a holder that had moved some of them.
-        if segment.words[index] == source.start:
-            segment.words[index] = source.end
+        if segment.words[index] == leased.start:
+            segment.words[index] = leased.end
     leases.finish(lease)
 
 

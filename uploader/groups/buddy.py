@@ -16,7 +16,7 @@ Source: the buddy system (Knowlton 1965; Knuth, TAOCP 1, 2.5), applied to upload
 Redpanda's note on Cloud Topics' write-request scheduler.
 
 Writers hold locks: the group's for a split, those of both groups for a merge. This module takes no
-lock and decides nothing (see uploader/groups/turn.py).
+lock and decides nothing (see uploader/groups/upload_turn.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from shards.ring import Arrival, RequestAt
 from uploader.groups.pull import Pending
-from uploader.groups.turn import NEVER
+from uploader.groups.upload_turn import NEVER
 
 
 class RequestSource(Protocol):

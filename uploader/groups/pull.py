@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ledger.types import SourceRange
+from ledger.types import LeasedRange
 from shards.ring import RequestAt
 
 EXTENTS_MAX = 1_000  # bounds a footer (about 100 KiB) and a ledger transaction
@@ -39,7 +39,7 @@ class PulledRange(NamedTuple):
 class LeaseRequests(NamedTuple):
     """What one lease takes: the ring ranges, and their requests in pull order."""
 
-    sources: tuple[SourceRange, ...]
+    ranges: tuple[LeasedRange, ...]
     requests: tuple[tuple[int, RequestAt], ...]
 
 
@@ -94,9 +94,9 @@ def bounded(pending: Iterable[Pending], bytes_max: int) -> list[PulledRange]:
 
 def _one_lease(taken: Sequence[PulledRange]) -> LeaseRequests:
     """Less than one and a half objects, including pads, become one."""
-    sources = [SourceRange(m.shard, m.start, m.requests[-1].end) for m in taken]
+    ranges = [LeasedRange(m.shard, m.start, m.requests[-1].end) for m in taken]
     requests = [(member.shard, request) for member in taken for request in member.requests]
-    return LeaseRequests(tuple(sources), tuple(requests))
+    return LeaseRequests(tuple(ranges), tuple(requests))
 
 
 def cut(
@@ -122,7 +122,7 @@ def cut(
     total = sum([r.end - r.position for member in taken for r in member.requests])
     count = object_count(total, target_bytes, slots)
     leases: list[LeaseRequests] = []
-    sources: list[SourceRange] = []
+    ranges: list[LeasedRange] = []
     requests: list[tuple[int, RequestAt]] = []
     keys: set[tuple[int, int]] = set()
     passed = shared_out = 0
@@ -137,8 +137,8 @@ def cut(
                 )
             if requests and (full or passed * count >= total * (len(leases) - shared_out + 1)):
                 if end > start:
-                    sources.append(SourceRange(member.shard, start, end))
-                leases.append(LeaseRequests(tuple(sources), tuple(requests)))
+                    ranges.append(LeasedRange(member.shard, start, end))
+                leases.append(LeaseRequests(tuple(ranges), tuple(requests)))
                 if len(leases) == slots:
                     return leases
                 if full:  # of extents, not of bytes: the rest is divided anew
@@ -146,7 +146,7 @@ def cut(
                     total = min(total - passed, (slots - shared_out) * target_bytes)
                     count = object_count(total, target_bytes, slots - shared_out)
                     passed = 0
-                sources, requests, keys = [], [], set()
+                ranges, requests, keys = [], [], set()
                 start = end
             requests.append((member.shard, request))
             if countable:
@@ -154,6 +154,6 @@ def cut(
             passed += request.end - request.position
             end = request.end
         if end > start:
-            sources.append(SourceRange(member.shard, start, end))
-    leases.append(LeaseRequests(tuple(sources), tuple(requests)))
+            ranges.append(LeasedRange(member.shard, start, end))
+    leases.append(LeaseRequests(tuple(ranges), tuple(requests)))
     return leases

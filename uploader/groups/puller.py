@@ -27,11 +27,11 @@ from shards.leases import Lease, LeaseTable
 from shards.locks import LockFile
 from shards.ring import RequestAt, RingReader
 from shards.segment import Segment
-from uploader.groups import turn
+from uploader.groups import upload_turn
 from uploader.groups.buddy import BuddyMap, Group
 from uploader.groups.members import MemberRequests
 from uploader.groups.pull import LeaseRequests, Pending, cut
-from uploader.groups.turn import BuddyView, GroupView, Policy, TurnAction
+from uploader.groups.upload_turn import BuddyView, GroupView, Policy, UploadAction
 
 LOCK_RETRY_NS = 5_000_000
 _TRIES_MAX = 3  # each new try follows a change that another shard has finished
@@ -134,9 +134,9 @@ class GroupTable:
             order = f"shard {shard}: committed {committed}, pulled {pulled}, head {head}"
             assert committed <= pulled <= head, order
 
-    def turn(self, group: Group) -> int:
-        """The member whose turn it is."""
-        found = self.word(group.group, at.P_TURN)
+    def upload_turn(self, group: Group) -> int:
+        """The member whose upload turn it is."""
+        found = self.word(group.group, at.P_UPLOAD_TURN)
         return found if found in self.map.members(group) else group.group
 
 
@@ -169,7 +169,7 @@ class Puller:
         table = self.table
         oldest = self._requests.oldest
         backlog = 0
-        oldest_ns = waits_ns = urgent_ns = turn.NEVER
+        oldest_ns = waits_ns = urgent_ns = upload_turn.NEVER
         urgent_ends = table.column(at.S_URGENT_END, members)
         for member, (start, size_bytes), urgent_end in zip(
             members, table.pending(members), urgent_ends, strict=True
@@ -179,7 +179,7 @@ class Puller:
                 if urgent_end > start:
                     urgent_ns = min(urgent_ns, table.shard_word(member, at.S_URGENT_NS))
                 known = oldest[member]
-                if known.start != start or known.arrival_ns == turn.NEVER:
+                if known.start != start or known.arrival_ns == upload_turn.NEVER:
                     known = self._requests.oldest_of(member, start, start + size_bytes)
                 if known.arrival_ns < oldest_ns:  # min() would take twice as long
                     oldest_ns = known.arrival_ns
@@ -189,8 +189,8 @@ class Puller:
             me=self.shard,
             leader=group.group,
             members=len(members),
-            turn=table.turn(group),
-            backlog_bytes=backlog if min(oldest_ns, waits_ns) < turn.NEVER else 0,
+            upload_turn=table.upload_turn(group),
+            backlog_bytes=backlog if min(oldest_ns, waits_ns) < upload_turn.NEVER else 0,
             oldest_arrival_ns=oldest_ns,
             last_pull_ns=table.word(group.group, at.P_LAST_PULL_NS),
             last_change_ns=table.word(group.group, at.P_LAST_CHANGE_NS),
@@ -211,39 +211,39 @@ class Puller:
             group = self.table.map.group_of(self.shard)
             members = self.table.map.members(group)
             view = self._view(group, members)
-            decision = turn.decide(view, now_ns, self._policy)
-            if decision.do is TurnAction.IDLE:
+            decision = upload_turn.decide(view, now_ns, self._policy)
+            if decision.do is UploadAction.IDLE:
                 return Look([], self._try_merge(group, now_ns))
-            if decision.do is TurnAction.WAIT:
+            if decision.do is UploadAction.WAIT:
                 left = max(0, self._policy.object_bytes_target - view.backlog_bytes)
-                if view.oldest_arrival_ns == turn.NEVER:
+                if view.oldest_arrival_ns == upload_turn.NEVER:
                     left = 0  # what is pending waits; the next request may not
                 again_at_ns = min(decision.at_ns, self._try_merge(group, now_ns))
                 return Look([], again_at_ns, left // view.members)
-            if decision.do is TurnAction.WAKE:
-                self._bells.ring(view.turn)
+            if decision.do is UploadAction.WAKE:
+                self._bells.ring(view.upload_turn)
                 return Look([], decision.at_ns)
-            if decision.do is TurnAction.PASS_TURN:
-                return Look([], self._pass_turn(group, view, now_ns))
+            if decision.do is UploadAction.PASS_TURN:
+                return Look([], self._pass_upload_turn(group, view, now_ns))
             if not self._locks.try_lock(locks.GROUP + group.group):
                 return Look([], now_ns + LOCK_RETRY_NS)
             try:
-                if self._changed(group, view.turn):
+                if self._changed(group, view.upload_turn):
                     continue
                 self._enter(group)
-                if decision.do is TurnAction.SPLIT:
+                if decision.do is UploadAction.SPLIT:
                     group = self._split(group, now_ns)
                 pulled = self._pull(group, now_ns)
-                next_turn = self._advance_turn(group)
+                next_upload_turn = self._advance_upload_turn(group)
                 self.table.store(view.leader, at.P_MARK, 0)
             finally:
                 self._locks.unlock(locks.GROUP + view.leader)
             # Without a ring, what was published since the scan would wait for the next request.
-            if next_turn != self.shard and self.table.backlog_bytes(group):
-                self._bells.ring(next_turn)
-            if decision.do is TurnAction.SPLIT:
+            if next_upload_turn != self.shard and self.table.backlog_bytes(group):
+                self._bells.ring(next_upload_turn)
+            if decision.do is UploadAction.SPLIT:
                 self._bells.ring(view.leader + group.size)
-            return Look(pulled, now_ns if self.table.backlog_bytes(group) else turn.NEVER)
+            return Look(pulled, now_ns if self.table.backlog_bytes(group) else upload_turn.NEVER)
         return Look([], now_ns + LOCK_RETRY_NS)
 
     def enter(self) -> Group | None:
@@ -269,10 +269,12 @@ class Puller:
         """Releases the lock that ``enter`` took."""
         self._locks.unlock(locks.GROUP + group.group)
 
-    def _changed(self, group: Group, seen_turn: int) -> bool:
-        """Under the lock: whether map or turn have changed since the decision."""
+    def _changed(self, group: Group, seen_upload_turn: int) -> bool:
+        """Under the lock: whether map or upload turn have changed since the decision."""
         table = self.table
-        return table.map.group_of(group.group) != group or table.turn(group) != seen_turn
+        return (
+            table.map.group_of(group.group) != group or table.upload_turn(group) != seen_upload_turn
+        )
 
     def _enter(self, group: Group) -> None:
         """Leaves this shard's mark, after repairing what a holder that died here left."""
@@ -292,7 +294,7 @@ class Puller:
     def _split(self, group: Group, now_ns: int) -> Group:
         table = self.table
         upper = table.map.halves(group)[1].group
-        table.store(upper, at.P_TURN, upper)
+        table.store(upper, at.P_UPLOAD_TURN, upper)
         table.store(upper, at.P_LAST_CHANGE_NS, now_ns)
         table.store(upper, at.P_LAST_PULL_NS, table.word(group.group, at.P_LAST_PULL_NS))
         table.store(upper, at.P_MARK, 0)
@@ -313,11 +315,11 @@ class Puller:
         pulled = [
             self._take(slot, wanted)
             for slot, wanted in zip(slots, leases, strict=False)
-            if wanted.sources
+            if wanted.ranges
         ]
         for taken in pulled:
-            for source in taken.lease.sources:
-                self._words[self._segment.layout.shard(source.shard) + at.S_PULLED] = source.end
+            for leased in taken.lease.ranges:
+                self._words[self._segment.layout.shard(leased.shard) + at.S_PULLED] = leased.end
         if pulled:
             self.table.store(group.group, at.P_LAST_PULL_NS, now_ns)
         else:  # what was known to wait has become void; the next look must not come for it again
@@ -327,31 +329,31 @@ class Puller:
     def _take(self, slot: int, wanted: LeaseRequests) -> Pulled:
         lease_id = self._segment.next_lease_id(self.shard)
         seen = int(self._words[at.G_COMMITS])
-        lease = self._leases.fill(self.shard, slot, lease_id, wall_ms(), wanted.sources, seen)
+        lease = self._leases.fill(self.shard, slot, lease_id, wall_ms(), wanted.ranges, seen)
         return Pulled(lease, wanted.requests)
 
     def _pending(self, member: int) -> Pending:
         pulled = int(self._words[self._segment.layout.shard(member) + at.S_PULLED])
         return self._requests.pending(member, pulled)
 
-    def _advance_turn(self, group: Group) -> int:
+    def _advance_upload_turn(self, group: Group) -> int:
         members = self.table.map.members(group)
         following = self.shard + 1 if self.shard + 1 < members.stop else members.start
-        self.table.store(group.group, at.P_TURN, following)
+        self.table.store(group.group, at.P_UPLOAD_TURN, following)
         return following
 
-    def _pass_turn(self, group: Group, view: GroupView, now_ns: int) -> int:
-        """Passes the turn to the next member with a free lease slot; waits if there is none."""
+    def _pass_upload_turn(self, group: Group, view: GroupView, now_ns: int) -> int:
+        """Passes the upload turn to the next member with a free lease slot; waits if none has."""
         members = self.table.map.members(group)
         after = [*range(self.shard + 1, members.stop), *range(members.start, self.shard)]
         able = next((member for member in after if self._leases.free_slots(member)), None)
         if able is None:
-            return turn.NEVER  # the commit of each slot rings its shard's bell
+            return upload_turn.NEVER  # the commit of each slot rings its shard's bell
         if not self._locks.try_lock(locks.GROUP + group.group):
             return now_ns + LOCK_RETRY_NS
         try:
-            if not self._changed(group, view.turn):
-                self.table.store(group.group, at.P_TURN, able)
+            if not self._changed(group, view.upload_turn):
+                self.table.store(group.group, at.P_UPLOAD_TURN, able)
         finally:
             self._locks.unlock(locks.GROUP + group.group)
         self._bells.ring(able)
@@ -360,13 +362,13 @@ class Puller:
     def _try_merge(self, low: Group, now_ns: int) -> int:
         """Absorbs the upper buddy if this shard leads the lower one and both have been empty."""
         if low.group != self.shard:
-            return turn.NEVER
+            return upload_turn.NEVER
         high = self.table.map.upper_buddy(low)
         if high is None:
             # A split buddy may become whole again, and nobody rings for that.
             is_lower = low.size < self.table.map.slots and not low.group % (2 * low.size)
             pause = self._policy.hysteresis_ns(int(self._words[at.G_WINDOW_NS]))
-            return now_ns + pause if is_lower else turn.NEVER
+            return now_ns + pause if is_lower else upload_turn.NEVER
         when = self._merge_at_ns(low, high)
         if when > now_ns:
             pause = self._policy.hysteresis_ns(int(self._words[at.G_WINDOW_NS]))
@@ -393,7 +395,7 @@ class Puller:
         last_pulls = [table.word(group.group, at.P_LAST_PULL_NS) for group in (low, high)]
         table.store(low.group, at.P_LAST_PULL_NS, max(last_pulls))
         table.store(low.group, at.P_LAST_CHANGE_NS, now_ns)
-        table.store(low.group, at.P_TURN, low.group)
+        table.store(low.group, at.P_UPLOAD_TURN, low.group)
         table.store(low.group, at.P_MERGES, table.word(low.group, at.P_MERGES) + 1)
         table.map.merge(low, high)
         table.store(high.group, at.P_MARK, 0)
@@ -401,7 +403,7 @@ class Puller:
 
     def _merge_at_ns(self, low: Group, high: Group) -> int:
         window_ns = int(self._words[at.G_WINDOW_NS])
-        return turn.merge_at_ns(
+        return upload_turn.merge_at_ns(
             self._buddy_view(low), self._buddy_view(high), window_ns, self._policy
         )
 

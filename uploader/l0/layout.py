@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ledger.types import Advance, Condition, ConditionPart, ExtentDraft, LeaseId, RunDraft
+from ledger.types import Advance, Condition, ConditionPart, ExtentDraft, ExtentRunDraft, LeaseId
 
 MAGIC = b"HEADGATE"
 VERSION = 1
@@ -90,7 +90,9 @@ class FooterExtent(Struct, frozen=True, array_like=True):
             codec=self.codec,
             crc32c=self.crc32c,
             runs=tuple(
-                RunDraft(r.shard, r.record_index, r.record_count, r.ring_start if span else 0, span)
+                ExtentRunDraft(
+                    r.shard, r.record_index, r.record_count, r.ring_start if span else 0, span
+                )
                 for r, span in zip(self.runs, ring_spans or [0] * len(self.runs), strict=True)
             ),
         )

@@ -16,9 +16,9 @@ from ledger.types import Extent
 from shards.checksum import crc32c
 from shards.frame import (
     CODEC_RECORDS,
-    BatchHead,
     Buffer,
     FrameError,
+    RecordBatchHead,
     batch_payload,
     batches,
 )
@@ -187,7 +187,7 @@ def _fetched(fetch: Fetch, start: int, length: int, key: str) -> Buffer:
     return data
 
 
-def batch_heads(extent: Buffer, key: str, extent_start: int = 0) -> Iterator[BatchHead]:
+def batch_heads(extent: Buffer, key: str, extent_start: int = 0) -> Iterator[RecordBatchHead]:
     """The heads of an extent's batches, in order. Raises L0Error."""
     end = 0
     try:
@@ -198,7 +198,7 @@ def batch_heads(extent: Buffer, key: str, extent_start: int = 0) -> Iterator[Bat
         raise L0Error(key, extent_start + end, "a whole batch", str(error)) from error
 
 
-def payload(extent: Buffer, head: BatchHead, key: str, extent_start: int = 0) -> bytes:
+def payload(extent: Buffer, head: RecordBatchHead, key: str, extent_start: int = 0) -> bytes:
     """A copy of a batch's payload, after a check of its checksum. Raises L0Error."""
     try:
         return batch_payload(extent, head)
@@ -211,7 +211,9 @@ def payload(extent: Buffer, head: BatchHead, key: str, extent_start: int = 0) ->
         ) from error
 
 
-def decode_batch(extent: Buffer, head: BatchHead, key: str, extent_start: int = 0) -> list[Record]:
+def decode_batch(
+    extent: Buffer, head: RecordBatchHead, key: str, extent_start: int = 0
+) -> list[Record]:
     """The records of a batch of codec 1, after checks of checksum and count. Raises L0Error."""
     byte = extent_start + head.start
     if head.codec != CODEC_RECORDS:

@@ -33,7 +33,7 @@ class ExtentParts(Struct, frozen=True):
     ``batches`` are slices of the rings, each with one or more whole batches including their heads.
     The timestamps are the smallest and the largest of the records. ``runs`` are in the order of
     the records and together cover all ``record_count`` of them. ``ring_spans`` is for the ledger
-    (``OffsetRun``): of each run, or empty.
+    (``ExtentRun``): of each run, or empty.
     """
 
     topic_name: str

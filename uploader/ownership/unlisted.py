@@ -75,7 +75,7 @@ class Unlisted(Struct, frozen=True):
             locator=self.head.locator,
             size_bytes=self.head.size_bytes,
             created_ms=self.footer.created_ms,
-            sources=(),
+            ranges=(),
             extents=tuple(extent.draft() for extent in self.footer.extents),
             conditions=tuple(conditions),
         )

@@ -1,6 +1,6 @@
 """From a lease's requests to the extents of its object: pure, given the rings.
 
-The batches of an extent are in pull order: by source as in the lease, and within a source in ring
+The batches of an extent are in pull order: by range as in the lease, and within a range in ring
 order. The same lease always gives the same extents, in any process.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ledger.types import Condition, ConditionPart
 from shards.frame import CODEC_RECORDS, FrameError, decode_conditions
 from shards.leases import Lease
-from shards.ring import BatchAt, RequestAt, RingReader
+from shards.ring import RecordBatchAt, RequestAt, RingReader
 from uploader.l0 import ExtentParts, RingRun
 
 
@@ -25,7 +25,7 @@ class _Run:
         self.first = first  # ring position of the first request
         self.index = index
         self.count = 0
-        self.last: tuple[int, BatchAt]  # request and batch
+        self.last: tuple[int, RecordBatchAt]  # request and batch
 
 
 class _Extent:
@@ -47,14 +47,14 @@ def requests_of(lease: Lease, readers: Sequence[RingReader]) -> Iterable[tuple[i
     Raises FrameError if a ring no longer holds all of an uncommitted range: committing an object
     of the rest would make the loss permanent.
     """
-    for source in lease.sources:
-        end = source.start
-        for request in readers[source.shard].requests(source.start, source.end):
+    for leased in lease.ranges:
+        end = leased.start
+        for request in readers[leased.shard].requests(leased.start, leased.end):
             end = request.end
-            yield source.shard, request
-        if end != source.end:
+            yield leased.shard, request
+        if end != leased.end:
             raise FrameError(
-                f"the ring of shard {source.shard} has no frame at {end}, although {source} of"
+                f"the ring of shard {leased.shard} has no frame at {end}, although {leased} of"
                 f" lease {lease.lease_id} is not committed"
             )
 

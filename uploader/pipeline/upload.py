@@ -6,7 +6,7 @@ Lifecycle of a lease here; each arrow is a step::
             -> ledger transaction and commit log -> committed words, bells, done
 
 Several leases are in flight per shard. An upload that finishes early waits until ``committed`` of
-each of its sources has reached its start, so commits of one source happen in pull order. The object
+each of its ranges has reached its start, so commits of one ring happen in pull order. The object
 is a function of the lease, so a PUT whose answer was lost is simply repeated.
 
 **A lease that cannot commit stalls all that follow it.** So no error ends a lease silently. Every
@@ -15,7 +15,7 @@ step can be repeated, and ``_advance`` alone decides: an error that may pass
 Any other error ends the process (``ended``), and another process adopts the lease.
 
 A key that holds other bytes (ForeignObject) holds up its lease, with an alarm, until an operator
-has removed them: no other key is ever chosen, and nothing after it in its sources is committed.
+has removed them: no other key is ever chosen, and nothing after it in its rings is committed.
 
 Threads: ``start``, ``committed_moved`` and ``stop`` belong to the loop, the rest to the pool. The
 ledger is used by one thread at a time, under a mutex.
@@ -113,7 +113,7 @@ class Uploads:
         self.health = UploadHealth(self._outage.hangs)
         self._log = CommitLog(segment)
         layout = segment.layout
-        self._readers = [RingReader(segment, source) for source in range(layout.shards)]
+        self._readers = [RingReader(segment, shard) for shard in range(layout.shards)]
         self._committed_at = [layout.shard(s) + at.S_COMMITTED for s in range(layout.shards)]
         self._counters_at = layout.shard(shard)
         self._mutex = threading.Lock()  # the waiting leases and the counters
@@ -239,7 +239,7 @@ class Uploads:
             locator=locator,
             size_bytes=len(built.body),
             created_ms=lease.created_ms,
-            sources=lease.sources,
+            ranges=lease.ranges,
             extents=built.drafts,
             conditions=tuple(work.conditions),
         )
@@ -278,10 +278,10 @@ class Uploads:
 
     def _finish(self, work: _Work) -> _Step | None:
         lease = work.lease
-        for source in lease.sources:
-            index = self._committed_at[source.shard]
-            if self._words[index] == source.start:
-                self._words[index] = source.end
+        for leased in lease.ranges:
+            index = self._committed_at[leased.shard]
+            if self._words[index] == leased.start:
+                self._words[index] = leased.end
         shards = range(self._segment.layout.shards)
         self._bells.ring_all(shard for shard in shards if shard != self._shard)
         self._count(at.S_OBJECTS_COMMITTED, 1)
@@ -294,7 +294,7 @@ class Uploads:
     # What they need
 
     def _is_next(self, lease: Lease) -> bool:
-        return all(self._words[self._committed_at[s.shard]] == s.start for s in lease.sources)
+        return all(self._words[self._committed_at[s.shard]] == s.start for s in lease.ranges)
 
     def _put_once(self, key: str, body: bytes, crc32c: int) -> str:
         """One attempt, counted."""

@@ -281,7 +281,7 @@ class StatusBuilder:
         return schemas.GroupStatus(
             group=group.group,
             shards=list(table.map.members(group)),
-            turn=table.turn(group),
+            turn=table.upload_turn(group),
             backlog_bytes=table.backlog_bytes(group),
             last_upload_age_ms=_age_ms(table.word(group.group, at.P_LAST_PULL_NS), now_ns),
             last_change_age_ms=_age_ms(table.word(group.group, at.P_LAST_CHANGE_NS), now_ns),

@@ -1,11 +1,11 @@
 """What the same requests would have cost without groups: PUTs of uploaders that share with nobody.
 
 A *lone uploader* gets requests and uploads them by the rule of a group of one
-(``uploader/groups/turn.py``): when an object's bytes wait, when the oldest request has waited a
-window, or immediately after an idle window. One of them per shard is per-shard uploading, one for
-all requests is a single stream. Nothing is uploaded; only the PUTs are counted. What is sent twice
-does not count, and no upload takes time: a real single stream would run out of time, not need more
-PUTs.
+(``uploader/groups/upload_turn.py``): when an object's bytes wait, when the oldest request has
+waited a window, or immediately after an idle window. One of them per shard is per-shard uploading,
+one for all requests is a single stream. Nothing is uploaded; only the PUTs are counted. What is
+sent twice does not count, and no upload takes time: a real single stream would run out of time, not
+need more PUTs.
 
 Pure. The requests of a tick are taken as evenly distributed over it, which is within a tenth of
 what requests at random moments would need.

@@ -83,8 +83,10 @@ def _why_crowded(running: RunningSubscription) -> str:
 def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
     """How far it has got in each partition."""
     return [
-        PartitionProgress(partition, lane.floor, running.head(partition), running.lag_of(partition))
-        for partition, lane in sorted(running.window.lanes.items())
+        PartitionProgress(
+            partition, look_ahead.floor, running.head(partition), running.lag_of(partition)
+        )
+        for partition, look_ahead in sorted(running.window.look_aheads.items())
     ]
 
 
@@ -171,7 +173,7 @@ def shown_blocked(found: Blocked, wall_ms: WallMs) -> BlockedKey:
     queue = message.queue
     return BlockedKey(
         key=None if queue is None else queue.key,
-        partition=message.lane.partition,
+        partition=message.look_ahead.partition,
         seq=message.offset,
         attempts=found.attempts,
         since_ms=wall_ms(found.since_ns),
@@ -187,7 +189,7 @@ def key_of(running: RunningSubscription, key: str, wall_ms: WallMs) -> KeyState:
     queue = window.queue_of(key)
     if queue is None:
         return KeyState(key, "idle", window.members.owner_of(key))
-    place = (queue.lane.partition, queue.head)
+    place = (queue.look_ahead.partition, queue.head)
     found = window.stuck.get(place) or window.resting.get(place)
     sent = _sent(running, queue)
     return KeyState(
@@ -215,7 +217,7 @@ def _sent(running: RunningSubscription, queue: KeyQueue) -> tuple[str, int] | No
     """Who has the head of a queue, and since when."""
     if queue.state is not QueueState.SENT:
         return None
-    place = (queue.lane.partition, queue.head)
+    place = (queue.look_ahead.partition, queue.head)
     for batch in running.window.batches.values():
         if batch.sent_ns is not None and batch.index(place) is not None:
             return batch.member.name, batch.sent_ns
@@ -229,6 +231,6 @@ def _why(queue: KeyQueue, sent: tuple[str, int] | None) -> str:
             if sent is None
             else f"consumer {sent[0]} has not acknowledged it yet"
         )
-    if queue.state is QueueState.HELD:
+    if queue.state is QueueState.UNMATCHED:
         return "no consumer that is present accepts the key"
     return "it waits for its consumer to take it"

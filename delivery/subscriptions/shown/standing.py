@@ -40,8 +40,12 @@ class SubscriptionStanding:
     def look(self, now_ns: int) -> Standstill | None:
         """To be called about once a second."""
         running, self._now_ns = self._running, now_ns
-        config, lanes = running.view.subscription.config, running.window.lanes
-        first = {part: lane.floor + 1 for part, lane in lanes.items() if running.lag_of(part)}
+        config, look_aheads = running.view.subscription.config, running.window.look_aheads
+        first = {
+            part: look_ahead.floor + 1
+            for part, look_ahead in look_aheads.items()
+            if running.lag_of(part)
+        }
         self.first = first
         is_pushed = config.push is not None
         present_ns = self._present.look(is_pushed or len(running.consumers) > 0, now_ns)
@@ -81,7 +85,7 @@ class SubscriptionStanding:
 
     def _reason(self, place: Place) -> Why | None:
         running, window = self._running, self._running.window
-        lane = window.lanes[place[0]]
+        look_ahead = window.look_aheads[place[0]]
         if (stuck := window.stuck.get(place)) is not None:
             waits = running.why_letters_wait
             after = f"is blocked after {stuck.attempts} failed deliveries: {stuck.why}"
@@ -104,10 +108,10 @@ class SubscriptionStanding:
             attempts = self._attempts.get(name)
             since_ns = attempts.since_ns if attempts else 0
             return why_not_posted(self._senders.get(name), since_ns, self._now_ns)
-        if place[1] > lane.end:
+        if place[1] > look_ahead.end:
             if running.is_crowded:
                 return Why("waits: the subscriptions of this shard have used up their memory")
-            if lane.room <= 0:
+            if look_ahead.room <= 0:
                 return Why("waits: too much after it, or before it, is not finished")
         return self._why_unsent(place)
 
@@ -117,9 +121,9 @@ class SubscriptionStanding:
         key = running.key_at_hand(place)
         queue = None if key is None else window.queue_of(key)
         if queue is not None:
-            if queue.state is QueueState.HELD:
+            if queue.state is QueueState.UNMATCHED:
                 return Why("waits: no consumer that is present accepts its key")
-            head = queue.lane.partition, queue.head
+            head = queue.look_ahead.partition, queue.head
             if head != place:
                 return self._why_resent(head)
             if queue.owner is not None and not window.room(queue.owner.name):
@@ -133,7 +137,7 @@ class SubscriptionStanding:
         or one that is a front itself or has one; but no front has what is sent once more."""
         window = self._running.window
         blocked = window.stuck.get(head) or window.resting.get(head)
-        if blocked is None or blocked.message.lane is window.lanes[head[0]]:
+        if blocked is None or blocked.message.look_ahead is window.look_aheads[head[0]]:
             return None
         return Why(
             f"waits for {head[0]}:{head[1]}, which was sent once more and is blocked after"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from delivery.subscriptions.window.key_queue import KeyQueue
     from delivery.subscriptions.window.look_ahead import LookAhead
-    from delivery.subscriptions.window.members import Consumer
+    from delivery.subscriptions.window.members import Member
 
 Place = tuple[int, int]
 """A message: its partition and its offset."""
@@ -29,7 +29,7 @@ class SentMessage(NamedTuple):
     """A message in a batch; ``attempts`` deliveries of it failed before. ``queue`` is None for one
     that has no order."""
 
-    lane: LookAhead
+    look_ahead: LookAhead
     offset: int
     queue: KeyQueue | None
     attempts: int
@@ -37,7 +37,7 @@ class SentMessage(NamedTuple):
     @property
     def place(self) -> Place:
         """Partition and offset."""
-        return self.lane.partition, self.offset
+        return self.look_ahead.partition, self.offset
 
 
 new_message = tuple.__new__  # a third of the time that SentMessage() takes
@@ -48,7 +48,7 @@ class Batch:
 
     __slots__ = ("epoch", "member", "sent_ns", "messages", "open", "_places")
 
-    def __init__(self, epoch: int, member: Consumer, messages: list[SentMessage | None]) -> None:
+    def __init__(self, epoch: int, member: Member, messages: list[SentMessage | None]) -> None:
         self.epoch = epoch
         self.member = member
         self.sent_ns: int | None = None

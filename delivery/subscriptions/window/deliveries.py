@@ -36,7 +36,7 @@ from delivery.subscriptions.window.blocked import Rests, WaitingLetters
 from delivery.subscriptions.window.key_queue import KeyQueue
 from delivery.subscriptions.window.look_ahead import LookAhead, Tally
 from delivery.subscriptions.window.loose import LooseMessages
-from delivery.subscriptions.window.members import Consumer, Members
+from delivery.subscriptions.window.members import Member, Members
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.resent import ResentMessages
 
@@ -55,7 +55,7 @@ class Deliveries(ABC):
         self.policy = policy
         self.epoch = epoch  # of the last batch
         self.members = Members()
-        self.lanes: dict[int, LookAhead] = {}
+        self.look_aheads: dict[int, LookAhead] = {}
         self.resent = ResentMessages()
         self.loose = LooseMessages()
         self.in_flight = 0
@@ -127,12 +127,12 @@ class Deliveries(ABC):
     # What a mode decides
 
     @abstractmethod
-    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+    def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         """Up to ``left`` messages for a member; they are with it from now on."""
 
     @abstractmethod
-    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
-        """Messages of a lane that were sent or blocked are finished."""
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        """Messages of a look-ahead that were sent or blocked are finished."""
 
     @abstractmethod
     def _again(self, message: SentMessage) -> None:
@@ -152,15 +152,15 @@ class Deliveries(ABC):
         return
 
     @abstractmethod
-    def _members_changed(self, gone: Consumer | None) -> None:
+    def _members_changed(self, gone: Member | None) -> None:
         """Who owns what has to be found again."""
 
     # Messages come in
 
     def open(self, partition: int, floor: int) -> LookAhead:
         """Begins a partition after ``floor``."""
-        lane = self.lanes[partition] = LookAhead(partition, floor, self._tally)
-        return lane
+        look_ahead = self.look_aheads[partition] = LookAhead(partition, floor, self._tally)
+        return look_ahead
 
     @abstractmethod
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
@@ -168,35 +168,35 @@ class Deliveries(ABC):
 
     def admit_loose(self, partition: int, count: int) -> None:
         """The next messages of a partition, none of which has a key."""
-        lane = self.lanes[partition]
-        if not lane.has_finished:
-            self.loose.add(lane, count)
+        look_ahead = self.look_aheads[partition]
+        if not look_ahead.has_finished:
+            self.loose.add(look_ahead, count)
             return
-        for offset in range(lane.end + 1, lane.end + count + 1):
-            if lane.was_finished(offset):
-                lane.add_done(1)
+        for offset in range(look_ahead.end + 1, look_ahead.end + count + 1):
+            if look_ahead.was_finished(offset):
+                look_ahead.add_done(1)
             else:
-                self.loose.add(lane, 1)
+                self.loose.add(look_ahead, 1)
 
-    def admit_again(self, lane: LookAhead, key: str | None) -> None:
-        """One message more, of a lane of its own (``resent.py``)."""
-        self.loose.add(lane, 1)
+    def admit_again(self, look_ahead: LookAhead, key: str | None) -> None:
+        """One message more, of a look-ahead of its own (``resent.py``)."""
+        self.loose.add(look_ahead, 1)
 
     def pass_over(self, partition: int, count: int) -> None:
         """The next offsets of a partition hold nothing: voids, or evicted."""
-        self.lanes[partition].add_done(count)
+        self.look_aheads[partition].add_done(count)
 
     def evict(self, partition: int, before: int) -> None:
         """Retention removed what is below ``before``. It is finished, in lots, and counted; what is
         with a consumer can still be acknowledged, but not be sent again."""
-        lanes = (self.lanes[partition], *self.resent.lanes(partition))
-        gone = {lane for lane in lanes if lane.evict(before)}
+        resent = self.resent.look_aheads(partition)
+        gone = {each for each in (self.look_aheads[partition], *resent) if each.evict(before)}
         if not gone:
             return
         self._rests.evict(partition, before)
         self.counts.evicted += sum(map(self.loose.evict, gone))
         for message in [each.message for each in (*self.stuck.values(), *self.resting.values())]:
-            if message.lane in gone and message.offset < message.lane.gone_before:
+            if message.look_ahead in gone and message.offset < message.look_ahead.gone_before:
                 self._unblock(message.place)
                 self._evict_one(message)
         self._evicted()
@@ -204,7 +204,7 @@ class Deliveries(ABC):
     def _evict_one(self, message: SentMessage) -> None:
         self.counts.evicted += 1
         self._rests.finished((message,))
-        self._finish(message.lane, (message,))
+        self._finish(message.look_ahead, (message,))
 
     # Members
 
@@ -224,7 +224,7 @@ class Deliveries(ABC):
         failed delivery, in new batches."""
         self._give_all_back(self.members.by_name[name])
 
-    def _give_all_back(self, member: Consumer) -> None:
+    def _give_all_back(self, member: Member) -> None:
         for epoch in sorted(member.batches, reverse=True):
             self._withdraw(self.batches[epoch])
 
@@ -310,7 +310,7 @@ class Deliveries(ABC):
 
     def _once_more(self, batch: Batch, index: int) -> None:
         message = self._take_out(batch, index)
-        if message.offset < message.lane.gone_before:
+        if message.offset < message.look_ahead.gone_before:
             self._evict_one(message)
             return
         self.counts.redelivered += batch.sent_ns is not None
@@ -403,25 +403,25 @@ class Deliveries(ABC):
 
     def is_finished(self, partition: int, offset: int) -> bool:
         """Whether a message is known to be finished."""
-        lane = self.lanes.get(partition)
-        return lane is not None and lane.is_finished(offset)
+        look_ahead = self.look_aheads.get(partition)
+        return look_ahead is not None and look_ahead.is_finished(offset)
 
     def _done(self, messages: Sequence[SentMessage]) -> None:
         """Messages are finished by a decision: the owner makes that durable."""
-        lanes: dict[LookAhead, list[SentMessage]] = {}
-        lane, mine = None, []
+        look_aheads: dict[LookAhead, list[SentMessage]] = {}
+        look_ahead, mine = None, []
         self._rests.finished(messages)
         for message in messages:
-            if message[0] is not lane:
-                lane = message[0]
-                mine = lanes.setdefault(lane, [])
+            if message[0] is not look_ahead:
+                mine = look_aheads.setdefault(look_ahead := message[0], [])
             mine.append(message)
-        for lane, mine in lanes.items():
-            if lane is self.lanes.get(lane.partition):
-                self._news.setdefault(lane.partition, []).extend([message[1] for message in mine])
+        for look_ahead, mine in look_aheads.items():
+            if look_ahead is self.look_aheads.get(look_ahead.partition):
+                news = self._news.setdefault(look_ahead.partition, [])
+                news.extend([message[1] for message in mine])
             else:
-                self.resent.dealt_with(lane)
-            self._finish(lane, mine)
+                self.resent.dealt_with(look_ahead)
+            self._finish(look_ahead, mine)
 
     def take_news(self) -> dict[int, list[int]]:
         """The offsets, by partition, that were finished since the last call: by acknowledgments,
@@ -441,7 +441,7 @@ class Deliveries(ABC):
                 continue
             message = self._take_out(batch, index)
             self._take_back_after(message)
-            if message.offset < message.lane.gone_before:
+            if message.offset < message.look_ahead.gone_before:
                 self._evict_one(message)
             else:
                 self._fail(message, now_ns, delay_ns, why, is_counted)
@@ -453,7 +453,7 @@ class Deliveries(ABC):
         attempts = message.attempts + is_counted
         failures = self._rests.failed(place, attempts, is_counted=is_counted)
         if is_counted and message.queue is None:
-            self.loose.attempts[message.lane, message.offset] = attempts
+            self.loose.attempts[message.look_ahead, message.offset] = attempts
         if not is_counted or attempts <= policy.redeliveries_max:
             due_ns = now_ns + policy.rest_ns(failures, delay_ns)
             self.counts.redelivered += 1
@@ -556,7 +556,7 @@ class Deliveries(ABC):
             return False
         self._rests.forgive(place)
         if found.message.queue is None:
-            self.loose.attempts.pop((found.message.lane, offset), None)
+            self.loose.attempts.pop((found.message.look_ahead, offset), None)
         else:
             found.message.queue.attempts = 0
         self._again(found.message)
@@ -581,7 +581,7 @@ class Deliveries(ABC):
             left = [message for message in batch.messages if message is not None]
             assert batch.open == len(left) > 0
             for message in left:
-                assert message.place not in sent and not message.lane.is_done(message.offset)
+                assert message.place not in sent and not message.look_ahead.is_done(message.offset)
                 sent.add(message.place)
         assert self._unanswered.keys() <= self.batches.keys()
         assert self.in_flight == len(sent)
@@ -589,12 +589,12 @@ class Deliveries(ABC):
             assert member.in_flight == sum(self.batches[epoch].open for epoch in member.batches)
         assert not self.stuck.keys() & self.resting.keys()
         for place, blocked in [*self.stuck.items(), *self.resting.items()]:
-            assert place not in sent and not blocked.message.lane.is_done(place[1])
+            assert place not in sent and not blocked.message.look_ahead.is_done(place[1])
             assert (blocked.due_ns is None) == (place in self.stuck)
         are_moved = self.policy.poison == "dead_letter"
         self.dead_letters.check_invariants(self.stuck.keys(), are_moved=are_moved)
         self._rests.check_invariants()
-        for lane in self.lanes.values():
-            lane.check_invariants()
-        assert self.unfinished == sum(lane.unfinished for lane in self.lanes.values())
-        self.loose.check_invariants([*self.lanes.values(), *self.resent.lanes()])
+        for look_ahead in self.look_aheads.values():
+            look_ahead.check_invariants()
+        assert self.unfinished == sum(each.unfinished for each in self.look_aheads.values())
+        self.loose.check_invariants([*self.look_aheads.values(), *self.resent.look_aheads()])

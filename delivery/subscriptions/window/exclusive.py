@@ -23,7 +23,7 @@ from itertools import islice
 
 from delivery.subscriptions.window.batches import Batch, SentMessage
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Consumer
+from delivery.subscriptions.window.members import Member
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.shared import SharedWindow
 
@@ -42,8 +42,8 @@ class ExclusiveWindow(SharedWindow):
         """There is work for one consumer at most, and none after a blocked message."""
         if self.in_flight:
             return 1
-        for lane in self.lanes.values():
-            first, blocked = lane.next_loose(), self._first_blocked(lane)
+        for look_ahead in self.look_aheads.values():
+            first, blocked = look_ahead.next_loose(), self._first_blocked(look_ahead)
             if first and (blocked is None or first < blocked):
                 return 1
         return 0
@@ -56,8 +56,8 @@ class ExclusiveWindow(SharedWindow):
         """How many more messages a member may have: none, if it stands by."""
         return super().room(name) if self.is_active(name) else 0
 
-    def _first_blocked(self, lane: LookAhead) -> int | None:
-        blocks = self._blocks.get(lane)
+    def _first_blocked(self, look_ahead: LookAhead) -> int | None:
+        blocks = self._blocks.get(look_ahead)
         return min(blocks) if blocks else None
 
     @property
@@ -69,19 +69,19 @@ class ExclusiveWindow(SharedWindow):
         """As in all modes: the active member."""
         return [*islice(self.members.by_name, 1)] if self.loose.count else []
 
-    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+    def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         messages = self.loose.pick(left, self._before)
         if self._in_runs:
-            self._out.update(message.lane for message in messages if message is not None)
+            self._out.update(message.look_ahead for message in messages if message is not None)
         return messages
 
-    def _before(self, lane: LookAhead) -> int | None:
+    def _before(self, look_ahead: LookAhead) -> int | None:
         """Only messages below this one may be sent; None: all may."""
-        return lane.floor if self._out[lane] else self._first_blocked(lane)
+        return look_ahead.floor if self._out[look_ahead] else self._first_blocked(look_ahead)
 
     def _came_back(self, messages: Sequence[SentMessage]) -> None:
         """Messages are not with the active member any more."""
-        self._out.subtract(message.lane for message in messages)
+        self._out.subtract(message.look_ahead for message in messages)
 
     def _take_out(self, batch: Batch, index: int) -> SentMessage:
         message = super()._take_out(batch, index)
@@ -96,50 +96,56 @@ class ExclusiveWindow(SharedWindow):
         return messages
 
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
-        self._blocks.setdefault(message.lane, set()).add(message.offset)
+        self._blocks.setdefault(message.look_ahead, set()).add(message.offset)
 
     def _take_back_after(self, message: SentMessage) -> None:
-        lane = message.lane
+        look_ahead = message.look_ahead
         for epoch in sorted(self.batches, reverse=True):
             batch = self.batches[epoch]
             for index in range(len(batch.messages) - 1, -1, -1):
                 other = batch.messages[index]
-                if other is not None and other.lane is lane and other.offset > message.offset:
+                if (
+                    other is not None
+                    and other.look_ahead is look_ahead
+                    and other.offset > message.offset
+                ):
                     self._once_more(batch, index)
 
-    def _pass(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
-        blocks = self._blocks.get(lane)
+    def _pass(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        blocks = self._blocks.get(look_ahead)
         if blocks is not None:
             blocks.difference_update(message.offset for message in messages)
             if not blocks:
-                del self._blocks[lane]
+                del self._blocks[look_ahead]
 
-    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
-        self._pass(lane, messages)
-        super()._finish(lane, messages)
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        self._pass(look_ahead, messages)
+        super()._finish(look_ahead, messages)
 
     def _again(self, message: SentMessage) -> None:
-        self._pass(message.lane, (message,))
+        self._pass(message.look_ahead, (message,))
         super()._again(message)
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""
         super().check_invariants()
         blocked = {
-            (lane.partition, offset) for lane, offsets in self._blocks.items() for offset in offsets
+            (look_ahead.partition, offset)
+            for look_ahead, offsets in self._blocks.items()
+            for offset in offsets
         }
         assert blocked == self.stuck.keys() | self.resting.keys()
         assert all(self._blocks.values())
         out = [
-            (message.lane, batch.epoch)
+            (message.look_ahead, batch.epoch)
             for batch in self.batches.values() for message in batch.messages if message is not None
         ]  # fmt: skip
         if self._in_runs:
-            assert +self._out == Counter(lane for lane, _ in out)
+            assert +self._out == Counter(look_ahead for look_ahead, _ in out)
             assert len(set(out)) == len(+self._out), "a run is of one batch"
         for batch in self.batches.values():
             assert self.is_active(batch.member.name)
             for message in batch.messages:
                 if message is not None:
-                    first = self._first_blocked(message.lane)
+                    first = self._first_blocked(message.look_ahead)
                     assert first is None or message.offset < first

@@ -9,7 +9,7 @@ States of a queue::
     READY (a consumer may take its head) -> SENT -> READY with the next head, or gone
                                             SENT -> RESTING (until a time) -> READY
                                             SENT -> STUCK (until an operator acts) -> READY
-    HELD: no consumer accepts the key       <-> READY
+    UNMATCHED: no consumer accepts the key  <-> READY
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delivery.subscriptions.window.look_ahead import LookAhead
-    from delivery.subscriptions.window.members import Consumer
+    from delivery.subscriptions.window.members import Member
 
 QUEUE_BYTES = 240  # as measured, with its place among the keys, without its key
 
@@ -32,24 +32,24 @@ class QueueState(Enum):
     SENT = "sent"
     RESTING = "resting"
     STUCK = "stuck"
-    HELD = "held"
+    UNMATCHED = "unmatched"
 
 
 class KeyQueue:
     """One key's messages."""
 
     __slots__ = (
-        "key", "state", "lane", "head", "tail", "others", "owner", "version", "attempts",
+        "key", "state", "look_ahead", "head", "tail", "others", "owner", "version", "attempts",
         "waiting",
     )  # fmt: skip
 
-    def __init__(self, key: str, lane: LookAhead, offset: int) -> None:
+    def __init__(self, key: str, look_ahead: LookAhead, offset: int) -> None:
         self.key = key
-        self.state = QueueState.HELD
-        self.lane = lane
+        self.state = QueueState.UNMATCHED
+        self.look_ahead = look_ahead
         self.head = self.tail = offset
-        self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: lane, head, tail
-        self.owner: Consumer | None = None
+        self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: look-ahead, head, tail
+        self.owner: Member | None = None
         self.version = -1  # of the members, when the owner was found
         self.attempts = 0  # failed deliveries of the head
         self.waiting = 1  # messages, with the head
@@ -59,16 +59,16 @@ class KeyQueue:
         """What it takes. A key of 1,024 characters may take 4 KB."""
         return QUEUE_BYTES + getsizeof(self.key)
 
-    def append(self, lane: LookAhead, offset: int) -> None:
+    def append(self, look_ahead: LookAhead, offset: int) -> None:
         """A further message of the key, in another partition than the current run's."""
         self.waiting += 1
         runs = self.others = self.others or []
         for index, (other, head, tail) in enumerate(runs):
-            if other is lane:
-                lane.link(tail, offset)
-                runs[index] = (lane, head, offset)
+            if other is look_ahead:
+                look_ahead.link(tail, offset)
+                runs[index] = (look_ahead, head, offset)
                 return
-        runs.append((lane, offset, offset))
+        runs.append((look_ahead, offset, offset))
 
     def advance(self, following: int) -> bool:
         """The head is finished, ``following`` is the one after it in its partition; returns whether
@@ -85,6 +85,6 @@ class KeyQueue:
             self.head = following
             return True
         if self.others:
-            self.lane, self.head, self.tail = self.others.pop(0)
+            self.look_ahead, self.head, self.tail = self.others.pop(0)
             return True
         return False

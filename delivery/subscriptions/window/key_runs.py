@@ -17,7 +17,7 @@ from delivery.subscriptions.window.batches import SentMessage, new_message
 from delivery.subscriptions.window.key_queue import KeyQueue, QueueState
 from delivery.subscriptions.window.key_shared import DeliveryWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Consumer
+from delivery.subscriptions.window.members import Member
 from delivery.subscriptions.window.policy import WindowPolicy
 
 
@@ -29,18 +29,18 @@ class KeyRunsWindow(DeliveryWindow):
         # By key, the offsets that are out, in their order, each with the number of its batch.
         self._out: dict[KeyQueue, dict[int, int]] = {}
 
-    def _pick_keys(self, member: Consumer, left: int, messages: list[SentMessage | None]) -> None:
+    def _pick_keys(self, member: Member, left: int, messages: list[SentMessage | None]) -> None:
         ready, run_max, epoch = member.ready, self.policy.run_max, self.epoch + 1
         while left > len(messages) and ready:
             queue = ready.popleft()
             queue.state = QueueState.SENT
-            lane, offset, attempts = queue.lane, queue.head, queue.attempts
+            look_ahead, offset, attempts = queue.look_ahead, queue.head, queue.attempts
             run = self._out[queue] = {}
             while offset and len(run) < run_max and len(messages) < left:
                 run[offset] = epoch
-                messages.append(new_message(SentMessage, (lane, offset, queue, attempts)))
+                messages.append(new_message(SentMessage, (look_ahead, offset, queue, attempts)))
                 attempts = 0
-                offset = lane.following(offset)
+                offset = look_ahead.following(offset)
 
     def _came_back(self, message: SentMessage) -> None:
         """A message is not with its member any more."""
@@ -51,7 +51,7 @@ class KeyRunsWindow(DeliveryWindow):
             if not run:
                 del self._out[message.queue]
 
-    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
         finished: dict[KeyQueue, set[int]] = {}
         for message in messages:
             if message.queue is not None:
@@ -59,10 +59,10 @@ class KeyRunsWindow(DeliveryWindow):
                 self._came_back(message)
         # Before they are finished, which forgets what follows what.
         passed = [(queue, len(each), _unlink(queue, each)) for queue, each in finished.items()]
-        lane.finish_all([message.offset for message in messages])
+        look_ahead.finish_all([message.offset for message in messages])
         for message in messages:
             if message.queue is None:
-                self.loose.finished(lane, message.offset)
+                self.loose.finished(look_ahead, message.offset)
         for queue, count, head in passed:
             if head == queue.head:
                 queue.waiting -= count
@@ -78,7 +78,7 @@ class KeyRunsWindow(DeliveryWindow):
             if offset <= message.offset or run is None:
                 return
             batch = self.batches[run[offset]]
-            index = batch.index((message.lane.partition, offset))
+            index = batch.index((message.look_ahead.partition, offset))
             assert index is not None
             self._once_more(batch, index)
 
@@ -106,7 +106,7 @@ class KeyRunsWindow(DeliveryWindow):
 
     def _check_sent(self, message: SentMessage) -> None:
         assert message.queue is not None and message.queue.state is QueueState.SENT
-        assert message.queue.lane is message.lane
+        assert message.queue.look_ahead is message.look_ahead
         assert message.offset in self._out[message.queue]
 
     def check_invariants(self) -> None:
@@ -118,7 +118,7 @@ class KeyRunsWindow(DeliveryWindow):
                 if message is not None and message.queue is not None:
                     out[message.place] = epoch, message.queue
         known = {
-            (queue.lane.partition, offset): (epoch, queue)
+            (queue.look_ahead.partition, offset): (epoch, queue)
             for queue, run in self._out.items() for offset, epoch in run.items()
         }  # fmt: skip
         assert out == known
@@ -128,20 +128,20 @@ class KeyRunsWindow(DeliveryWindow):
             offset = queue.head
             for place in run:
                 assert offset == place, "nothing between them is left out"
-                offset = queue.lane.following(offset)
+                offset = queue.look_ahead.following(offset)
 
 
 def _unlink(queue: KeyQueue, finished: set[int]) -> int:
     """Takes messages that will be finished, all among the first ones of a key, out of its queue;
     returns the new head in its partition, 0 if there is none."""
-    lane, offset, before, head = queue.lane, queue.head, 0, 0
+    look_ahead, offset, before, head = queue.look_ahead, queue.head, 0, 0
     left = len(finished)
     while left:
-        following = lane.following(offset)
+        following = look_ahead.following(offset)
         if offset in finished:
             left -= 1
             if before:
-                lane.link(before, following)
+                look_ahead.link(before, following)
                 queue.tail = queue.tail if following else before
         else:
             head, before = head or offset, offset

@@ -26,7 +26,7 @@ from delivery.subscriptions.window.batches import SentMessage, new_message
 from delivery.subscriptions.window.deliveries import Deliveries
 from delivery.subscriptions.window.key_queue import KeyQueue, QueueState
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Consumer
+from delivery.subscriptions.window.members import Member
 from delivery.subscriptions.window.policy import WindowPolicy
 
 MOVES_AT_ONCE = 500  # about 1 ms; a key that is compared with many patterns counts as several
@@ -40,9 +40,9 @@ class DeliveryWindow(Deliveries):
         super().__init__(policy, epoch)
         self.keys: dict[str, KeyQueue] = {}
         self._keys_bytes = 0
-        self._held: deque[KeyQueue] = deque()
+        self._unmatched: deque[KeyQueue] = deque()
         self._moving: deque[deque[KeyQueue]] = deque()
-        self._woken: dict[Consumer, None] = {}  # members with ready keys, and perhaps some without
+        self._woken: dict[Member, None] = {}  # members with ready keys, and perhaps some without
 
     # What there is
 
@@ -54,7 +54,7 @@ class DeliveryWindow(Deliveries):
         found = len(self.keys) + self.loose.taken - blocked
         if not self.members.by_name:
             return found + self.loose.count
-        found -= len(self._held)
+        found -= len(self._unmatched)
         return found + self.loose.count if self.members.without_patterns else found
 
     @property
@@ -75,33 +75,33 @@ class DeliveryWindow(Deliveries):
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
         """The next messages of a partition, by their keys. The caller looks at ``room`` before."""
-        lane = self.lanes[partition]
-        if lane.has_finished or None in keys:
+        look_ahead = self.look_aheads[partition]
+        if look_ahead.has_finished or None in keys:
             for key in keys:
-                if lane.was_finished(lane.end + 1):
-                    lane.add_done(1)
+                if look_ahead.was_finished(look_ahead.end + 1):
+                    look_ahead.add_done(1)
                 elif key is None:
-                    self.loose.add(lane, 1)
+                    self.loose.add(look_ahead, 1)
                 else:
-                    self._admit_keyed(lane, (key,))
+                    self._admit_keyed(look_ahead, (key,))
         else:
-            self._admit_keyed(lane, keys)
+            self._admit_keyed(look_ahead, keys)
 
-    def admit_again(self, lane: LookAhead, key: str | None) -> None:
-        """One message more, of a lane of its own: the last one of its key."""
+    def admit_again(self, look_ahead: LookAhead, key: str | None) -> None:
+        """One message more, of a look-ahead of its own: the last one of its key."""
         if key is None:
-            super().admit_again(lane, key)
+            super().admit_again(look_ahead, key)
         else:
-            self._admit_keyed(lane, (key,))
+            self._admit_keyed(look_ahead, (key,))
 
-    def _admit_keyed(self, lane: LookAhead, keys: Sequence[str | None]) -> None:
+    def _admit_keyed(self, look_ahead: LookAhead, keys: Sequence[str | None]) -> None:
         queues, members, ready = self.keys, self.members, QueueState.READY
         woken = self._woken
-        for offset, key in enumerate(keys, lane.add_keyed(len(keys))):
+        for offset, key in enumerate(keys, look_ahead.add_keyed(len(keys))):
             assert key is not None
             queue = queues.get(key)
             if queue is None:
-                queue = queues[key] = KeyQueue(key, lane, offset)
+                queue = queues[key] = KeyQueue(key, look_ahead, offset)
                 self._keys_bytes += queue.bytes
                 is_costly = members.matching_of(key) > MATCHED_NOW
                 member = None if is_costly else members.owner(queue)
@@ -111,12 +111,12 @@ class DeliveryWindow(Deliveries):
                     queue.state = ready
                     member.ready.append(queue)
                     woken[member] = None
-            elif queue.lane is lane:
-                lane.link(queue.tail, offset)
+            elif queue.look_ahead is look_ahead:
+                look_ahead.link(queue.tail, offset)
                 queue.tail = offset
                 queue.waiting += 1
             else:
-                queue.append(lane, offset)
+                queue.append(look_ahead, offset)
 
     def _forget(self, queue: KeyQueue) -> None:
         """All messages of a key are finished."""
@@ -129,7 +129,7 @@ class DeliveryWindow(Deliveries):
 
     # Members
 
-    def _members_changed(self, gone: Consumer | None) -> None:
+    def _members_changed(self, gone: Member | None) -> None:
         self._move_all()
         if gone is not None:
             self._move(gone.ready)
@@ -141,11 +141,11 @@ class DeliveryWindow(Deliveries):
                 self._move(member.ready)
                 member.ready = deque()
         self._woken.clear()
-        self._move_held()
+        self._move_unmatched()
 
-    def _move_held(self) -> None:
-        self._move(self._held)
-        self._held = deque()
+    def _move_unmatched(self) -> None:
+        self._move(self._unmatched)
+        self._unmatched = deque()
 
     def _move(self, queues: deque[KeyQueue]) -> None:
         if queues:
@@ -178,7 +178,7 @@ class DeliveryWindow(Deliveries):
 
     def _place(self, queue: KeyQueue, *, first: bool = False) -> None:
         queue.state = QueueState.READY
-        if queue.head < queue.lane.gone_before:
+        if queue.head < queue.look_ahead.gone_before:
             self.counts.evicted += 1
             self._pass(queue)
             return
@@ -187,17 +187,17 @@ class DeliveryWindow(Deliveries):
             (member.ready.appendleft if first else member.ready.append)(queue)
             self._woken[member] = None
         elif not self.members.by_name or self.policy.unmatched == "hold":
-            queue.state = QueueState.HELD
-            self._held.append(queue)
+            queue.state = QueueState.UNMATCHED
+            self._unmatched.append(queue)
         else:
             self.counts.unmatched += 1
-            self._news.setdefault(queue.lane.partition, []).append(queue.head)
+            self._news.setdefault(queue.look_ahead.partition, []).append(queue.head)
             self._pass(queue)
 
     def _pass(self, queue: KeyQueue) -> None:
         """Finishes the head that nobody gets. One at a time: a key may have a million."""
-        self._rests.forgive((queue.lane.partition, queue.head))
-        self._passed_over(queue, more=queue.advance(queue.lane.finish_all((queue.head,))[0]))
+        self._rests.forgive((queue.look_ahead.partition, queue.head))
+        self._passed_over(queue, more=queue.advance(queue.look_ahead.finish_all((queue.head,))[0]))
 
     def _passed_over(self, queue: KeyQueue, *, more: bool) -> None:
         if more:
@@ -211,7 +211,7 @@ class DeliveryWindow(Deliveries):
         """As in all modes: members with ready keys."""
         return [member.name for member in self._woken]
 
-    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+    def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         ready = member.ready
         messages: list[SentMessage | None] = []
         self._pick_keys(member, left, messages)
@@ -222,21 +222,21 @@ class DeliveryWindow(Deliveries):
             messages += self.loose.pick(min(left - len(messages), part))
         return messages
 
-    def _pick_keys(self, member: Consumer, left: int, messages: list[SentMessage | None]) -> None:
+    def _pick_keys(self, member: Member, left: int, messages: list[SentMessage | None]) -> None:
         """Adds messages of the member's ready keys."""
         ready, sent = member.ready, QueueState.SENT
         for _ in range(min(left - len(messages), len(ready))):
             queue = ready.popleft()
             queue.state = sent
-            found = queue.lane, queue.head, queue, queue.attempts
+            found = queue.look_ahead, queue.head, queue, queue.attempts
             messages.append(new_message(SentMessage, found))
 
-    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
-        version, gone_before, ready = self.members.version, lane.gone_before, QueueState.READY
-        finished = lane.finish_all([message[1] for message in messages])
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        version, gone_before, ready = self.members.version, look_ahead.gone_before, QueueState.READY
+        finished = look_ahead.finish_all([message[1] for message in messages])
         for (_, offset, queue, _), following in zip(messages, finished, strict=True):
             if queue is None:
-                self.loose.finished(lane, offset)
+                self.loose.finished(look_ahead, offset)
             elif following > gone_before and queue.version == version and queue.owner is not None:
                 queue.head = following  # as below, without the calls
                 queue.attempts = 0
@@ -251,7 +251,7 @@ class DeliveryWindow(Deliveries):
 
     def _again(self, message: SentMessage) -> None:
         if message.queue is None:
-            self.loose.again(message.lane, message.offset)
+            self.loose.again(message.look_ahead, message.offset)
         else:
             self._make_ready(message.queue, first=True)
 
@@ -274,7 +274,7 @@ class DeliveryWindow(Deliveries):
     def set_policy(self, policy: WindowPolicy) -> None:
         """As in all modes; held keys are judged again."""
         super().set_policy(policy)
-        self._move_held()
+        self._move_unmatched()
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""
@@ -285,23 +285,23 @@ class DeliveryWindow(Deliveries):
                     self._check_sent(message)
         waiting = [queue for m in self.members.by_name.values() for queue in m.ready]
         assert all(queue.state is QueueState.READY for queue in waiting)
-        assert all(queue.state is QueueState.HELD for queue in self._held)
+        assert all(queue.state is QueueState.UNMATCHED for queue in self._unmatched)
         assert all(self._moving), "no lot is empty"
         with_ready = {member for member in self.members.by_name.values() if member.ready}
         assert with_ready <= self._woken.keys() <= set(self.members.by_name.values())
-        waiting += [*chain.from_iterable(self._moving), *self._held]
+        waiting += [*chain.from_iterable(self._moving), *self._unmatched]
         everywhere = set(waiting)
         assert len(waiting) == len(everywhere), "a queue waits in one place"
         resting = {blocked.message.queue for blocked in self.resting.values()}
         stuck = {blocked.message.queue for blocked in self.stuck.values()}
         assert self._keys_bytes == sum(queue.bytes for queue in self.keys.values())
         for key, queue in self.keys.items():
-            assert queue.key == key and not queue.lane.is_done(queue.head)
-            ready = queue.state in (QueueState.READY, QueueState.HELD)
+            assert queue.key == key and not queue.look_ahead.is_done(queue.head)
+            ready = queue.state in (QueueState.READY, QueueState.UNMATCHED)
             assert ready == (queue in everywhere), queue.state
             assert (queue.state is QueueState.RESTING) == (queue in resting)
             assert (queue.state is QueueState.STUCK) == (queue in stuck)
 
     def _check_sent(self, message: SentMessage) -> None:
         assert message.queue is not None and message.queue.state is QueueState.SENT
-        assert (message.queue.lane, message.queue.head) == message[:2]
+        assert (message.queue.look_ahead, message.queue.head) == message[:2]

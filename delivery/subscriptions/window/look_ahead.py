@@ -55,7 +55,7 @@ class Tally:
         self.unfinished = 0
 
 
-class LaneSegment:
+class LookAheadSegment:
     """The messages of up to 4,096 offsets from ``first`` on. Index 0 is that offset, or if the
     segment is sparse the one that ``places`` says."""
 
@@ -123,7 +123,7 @@ class LookAhead:
         self.gone_before = 0  # retention removed what is below
         self.unfinished = 0
         self._tally = tally or Tally()
-        self._segments: dict[int, LaneSegment] = {}  # by number, ascending
+        self._segments: dict[int, LookAheadSegment] = {}  # by number, ascending
         self._far: dict[int, int] = {}  # what follows an offset in its key's queue
         self._with_loose: list[int] = []  # a heap of the segments that may have some
         self._finished = FinishedAhead()
@@ -144,7 +144,7 @@ class LookAhead:
             self._tally.bytes += self._finished.bytes
 
     def take_over(self, former: LookAhead) -> None:
-        """Tells of what another lane has finished after the same floor."""
+        """Tells of what another look-ahead has finished after the same floor."""
         finished, row = FinishedAhead(), (former.floor + 1) // ROW_OFFSETS
         last = former.end // ROW_OFFSETS
         for number in sorted({*former._segments, last}):
@@ -221,7 +221,7 @@ class LookAhead:
             self._advance(part)
             segment = self._segments.get(number)
             if segment is None:
-                segment = self._segments[number] = LaneSegment(offset)
+                segment = self._segments[number] = LookAheadSegment(offset)
                 self._tally.bytes += SEGMENT_BYTES
             passed = offset - segment.first - len(segment.states)
             segment.states += bytes((DONE,)) * passed + bytes((state,)) * part
@@ -246,7 +246,7 @@ class LookAhead:
         self.unfinished += more
         self._tally.unfinished += more
 
-    def _list(self, number: int, segment: LaneSegment) -> None:
+    def _list(self, number: int, segment: LookAheadSegment) -> None:
         if not segment.is_listed:
             segment.is_listed = True
             heappush(self._with_loose, number)

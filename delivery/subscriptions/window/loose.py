@@ -1,7 +1,7 @@
-"""Messages that wait in no key's queue: in the order of their offsets, lane by lane.
+"""Messages that wait in no key's queue: in the order of their offsets, look-ahead by look-ahead.
 
-Lanes take turns: each ``pick`` begins with another one, so that a backlog in one partition does not
-keep the others waiting.
+Look-aheads take turns: each ``pick`` begins with another one, so that a backlog in one partition
+does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from delivery.subscriptions.window.batches import SentMessage, new_message
 from delivery.subscriptions.window.look_ahead import LookAhead
 
 
-def _no_limit(lane: LookAhead) -> int | None:
+def _no_limit(look_ahead: LookAhead) -> int | None:
     return None
 
 
 class LooseMessages:
-    """The loose messages of all lanes; ``count`` of them are with nobody, ``taken`` are
+    """The loose messages of all look-aheads; ``count`` of them are with nobody, ``taken`` are
     sent or blocked."""
 
     def __init__(self) -> None:
         self.count = 0
         self.taken = 0
         self.attempts: dict[tuple[LookAhead, int], int] = {}  # of those whose delivery failed
-        self._lanes: dict[LookAhead, None] = {}
+        self._look_aheads: dict[LookAhead, None] = {}
         self._to_share = 0  # what waited when something came last
 
-    def add(self, lane: LookAhead, count: int) -> None:
-        """Admits the next offsets of a lane."""
-        lane.add_loose(count)
+    def add(self, look_ahead: LookAhead, count: int) -> None:
+        """Admits the next offsets of a look-ahead."""
+        look_ahead.add_loose(count)
         self.count += count
         self._to_share = self.count
-        self._lanes[lane] = None
+        self._look_aheads[look_ahead] = None
 
     def part_of(self, members: int) -> int:
         """What one of several members gets of what waits. Parts of what came are equal: parts of
@@ -42,48 +42,52 @@ class LooseMessages:
     def pick(
         self, left: int, before: Callable[[LookAhead], int | None] = _no_limit
     ) -> list[SentMessage | None]:
-        """Takes up to ``left`` messages, of each lane those below ``before``."""
+        """Takes up to ``left`` messages, of each look-ahead those below ``before``."""
         messages: list[SentMessage | None] = []
         attempts = self.attempts
-        for lane in list(self._lanes):
+        for look_ahead in list(self._look_aheads):
             if len(messages) == left:
                 break
-            limit = before(lane)
-            for offset in lane.take_loose(left - len(messages), limit):
-                failed = attempts.get((lane, offset), 0) if attempts else 0
-                messages.append(new_message(SentMessage, (lane, offset, None, failed)))
-            del self._lanes[lane]
-            if lane.next_loose():
-                self._lanes[lane] = None  # the others come first now
+            limit = before(look_ahead)
+            for offset in look_ahead.take_loose(left - len(messages), limit):
+                failed = attempts.get((look_ahead, offset), 0) if attempts else 0
+                messages.append(new_message(SentMessage, (look_ahead, offset, None, failed)))
+            del self._look_aheads[look_ahead]
+            if look_ahead.next_loose():
+                self._look_aheads[look_ahead] = None  # the others come first now
         self.count -= len(messages)
         self.taken += len(messages)
         return messages
 
-    def again(self, lane: LookAhead, offset: int) -> None:
+    def again(self, look_ahead: LookAhead, offset: int) -> None:
         """A message that was taken waits again."""
-        lane.give_back(offset)
+        look_ahead.give_back(offset)
         self.count += 1
         self.taken -= 1
         self._to_share = self.count
-        self._lanes[lane] = None
+        self._look_aheads[look_ahead] = None
 
-    def finished(self, lane: LookAhead, offset: int) -> None:
+    def finished(self, look_ahead: LookAhead, offset: int) -> None:
         """A message that was taken has been finished."""
         if self.attempts:
-            self.attempts.pop((lane, offset), None)
+            self.attempts.pop((look_ahead, offset), None)
         self.taken -= 1
 
-    def evict(self, lane: LookAhead) -> int:
+    def evict(self, look_ahead: LookAhead) -> int:
         """Finishes what waits below ``gone_before``; returns how many."""
-        count = lane.finish_loose()
+        count = look_ahead.finish_loose()
         self.count -= count
         for failed in [*self.attempts]:
-            if failed[0] is lane and lane.is_done(failed[1]):
+            if failed[0] is look_ahead and look_ahead.is_done(failed[1]):
                 del self.attempts[failed]
         return count
 
-    def check_invariants(self, lanes: list[LookAhead]) -> None:
-        """Raises AssertionError unless count and lanes are right."""
-        assert self.count == sum(lane.loose_count() for lane in lanes)
-        assert all(lane in self._lanes for lane in lanes if lane.loose_count())
-        assert not any(lane.is_done(offset) for lane, offset in self.attempts)
+    def check_invariants(self, look_aheads: list[LookAhead]) -> None:
+        """Raises AssertionError unless count and look-aheads are right."""
+        assert self.count == sum(look_ahead.loose_count() for look_ahead in look_aheads)
+        assert all(
+            look_ahead in self._look_aheads
+            for look_ahead in look_aheads
+            if look_ahead.loose_count()
+        )
+        assert not any(look_ahead.is_done(offset) for look_ahead, offset in self.attempts)

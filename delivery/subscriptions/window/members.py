@@ -37,7 +37,7 @@ def size_of(patterns: Sequence[str]) -> int:
     return sum(len(pattern) + 16 for pattern in patterns)
 
 
-class Consumer:
+class Member:
     """One consumer."""
 
     __slots__ = ("name", "patterns", "in_flight", "ready", "batches", "heard_ns")
@@ -56,7 +56,7 @@ class Members:
 
     def __init__(self) -> None:
         self._ring = HashRing()
-        self.by_name: dict[str, Consumer] = {}
+        self.by_name: dict[str, Member] = {}
         self.version = 0
         self.without_patterns = 0
         self._patterns_size = 0
@@ -85,7 +85,7 @@ class Members:
                 f" use fewer or shorter ones",
             )
 
-    def join(self, name: str, patterns: Sequence[str]) -> Consumer:
+    def join(self, name: str, patterns: Sequence[str]) -> Member:
         """Adds a member; the pattern ``*`` is as none, so it takes messages without a key, too.
         Raises ValueError if there are MEMBERS_MAX, or one of this name."""
         if len(self.by_name) >= MEMBERS_MAX:
@@ -93,13 +93,13 @@ class Members:
         if any(pattern and not pattern.strip("*") for pattern in patterns):
             patterns = ()
         self._ring.join(name, patterns)
-        member = self.by_name[name] = Consumer(name, patterns)
+        member = self.by_name[name] = Member(name, patterns)
         self.version += 1
         self.without_patterns += not member.patterns
         self._patterns_size += size_of(member.patterns)
         return member
 
-    def leave(self, name: str) -> Consumer:
+    def leave(self, name: str) -> Member:
         """Removes a member."""
         self._ring.leave(name)
         self.version += 1
@@ -135,7 +135,7 @@ class Members:
         """The part of all keys of each member, without regard to patterns."""
         return self._ring.shares()
 
-    def owner(self, queue: KeyQueue) -> Consumer | None:
+    def owner(self, queue: KeyQueue) -> Member | None:
         """The member that a queue belongs to; None if none accepts its key."""
         if queue.version != self.version:
             name = self._ring.owner(queue.key)

@@ -1,10 +1,10 @@
 """The finished messages of a window that are sent once more, because an operator asks for it.
 
-Each gets a lane of its own, next to that of its partition, whose floor it does not move: at the end
-of its key's queue, so the order of the key and the lock on it hold. It is acknowledged and fails
-like any other; its dead letter is another one, stored without a settlement, since it is finished
-already. Retention removes it like any other, too: then it is *evicted*, unless a consumer that had
-it has dealt with it since.
+Each gets a look-ahead of its own, next to that of its partition, whose floor it does not move: at
+the end of its key's queue, so the order of the key and the lock on it hold. It is acknowledged and
+fails like any other; its dead letter is another one, stored without a settlement, since it is
+finished already. Retention removes it like any other, too: then it is *evicted*, unless a consumer
+that had it has dealt with it since.
 
 Nothing of it is durable: after a seek, another mode or the death of the owner it is as finished as
 before. Whoever wants it to be delivered in spite of that gives it an *id*, and repeats the request
@@ -25,18 +25,18 @@ REMEMBERED_MAX = 1_000  # that are finished again and have an id; 2 KB each
 class Resent(NamedTuple):
     """A message, by what it was asked for."""
 
-    lane: LookAhead
+    look_ahead: LookAhead
     key: str | None
 
     @property
     def is_finished(self) -> bool:
         """Whether it is finished again."""
-        return self.lane.is_done(self.lane.end)
+        return self.look_ahead.is_done(self.look_ahead.end)
 
     @property
     def is_evicted(self) -> bool:
         """Whether it is finished because retention removed it, not because it was dealt with."""
-        return self.is_finished and self.lane.gone_before > self.lane.end
+        return self.is_finished and self.look_ahead.gone_before > self.look_ahead.end
 
 
 class ResentMessages:
@@ -51,16 +51,16 @@ class ResentMessages:
         found = self._last.get(place)
         return found is not None and not found.is_finished
 
-    def lanes(self, partition: int | None = None) -> list[LookAhead]:
+    def look_aheads(self, partition: int | None = None) -> list[LookAhead]:
         """Those of the messages that are not finished, of one partition or all."""
         return [
-            each.lane for place, each in self._last.items()
+            each.look_ahead for place, each in self._last.items()
             if partition in (None, place[0]) and not each.is_finished
         ]  # fmt: skip
 
-    def dealt_with(self, lane: LookAhead) -> None:
+    def dealt_with(self, look_ahead: LookAhead) -> None:
         """A message is about to be finished by a decision, even if retention removed it since."""
-        lane.gone_before = 0
+        look_ahead.gone_before = 0
 
     def named(self, place: Place, resend_id: str) -> Resent | None:
         """What was asked for with this id; None if that is not known."""
@@ -73,7 +73,7 @@ class ResentMessages:
         return len(self._last)
 
     def add(self, place: Place, key: str | None = None, resend_id: str = "") -> LookAhead:
-        """A lane for one message more."""
+        """A look-ahead for one message more."""
         partition, seq = place
         resent = self._last[place] = Resent(LookAhead(partition, seq - 1), key)
         if resend_id:
@@ -81,4 +81,4 @@ class ResentMessages:
         if len(self._named) > RESENT_MAX + REMEMBERED_MAX:
             oldest = next(name for name, each in self._named.items() if each.is_finished)
             del self._named[oldest]
-        return resent.lane
+        return resent.look_ahead

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from delivery.subscriptions.window.batches import SentMessage
 from delivery.subscriptions.window.deliveries import Deliveries
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Consumer
+from delivery.subscriptions.window.members import Member
 
 
 class SharedWindow(Deliveries):
@@ -27,20 +27,20 @@ class SharedWindow(Deliveries):
         """A consumer is present; patterns that it had in another mode mean nothing."""
         super().join(name)
 
-    def _members_changed(self, gone: Consumer | None) -> None:
+    def _members_changed(self, gone: Member | None) -> None:
         pass  # nobody owns anything
 
-    def _pick(self, member: Consumer, left: int) -> list[SentMessage | None]:
+    def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         return self.loose.pick(min(left, self.loose.part_of(len(self.members.by_name))))
 
-    def _finish(self, lane: LookAhead, messages: Sequence[SentMessage]) -> None:
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
         offsets = [message[1] for message in messages]
-        lane.finish_all(offsets)
+        look_ahead.finish_all(offsets)
         for offset in offsets:
-            self.loose.finished(lane, offset)
+            self.loose.finished(look_ahead, offset)
 
     def _again(self, message: SentMessage) -> None:
-        self.loose.again(message.lane, message.offset)
+        self.loose.again(message.look_ahead, message.offset)
 
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
         pass  # nothing waits for it

@@ -28,7 +28,7 @@ from delivery.subscriptions.window.batches import (
 from delivery.subscriptions.window.blocked import WaitingLetters
 from delivery.subscriptions.window.key_queue import KeyQueue
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Consumer, Members
+from delivery.subscriptions.window.members import Member, Members
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.resent import ResentMessages
 
@@ -44,7 +44,7 @@ class UnreliableWindow:
         self.policy = policy
         self.epoch = epoch
         self.members = Members()
-        self.lanes: dict[int, LookAhead] = {}
+        self.look_aheads: dict[int, LookAhead] = {}
         self.resent = ResentMessages()  # there are none
         self.counts = WindowCounts()
         self.batches: dict[int, Batch] = {}  # taken, and not written yet
@@ -52,7 +52,7 @@ class UnreliableWindow:
         self.resting: dict[Place, Blocked] = {}
         self.dead_letters = WaitingLetters()
         self._mode = mode
-        self._waiting: dict[Consumer, deque[SentMessage]] = {}
+        self._waiting: dict[Member, deque[SentMessage]] = {}
         self._for_any: deque[SentMessage] = deque()
 
     @property
@@ -107,37 +107,41 @@ class UnreliableWindow:
 
     def open(self, partition: int, floor: int) -> LookAhead:
         """Begins a partition after ``floor``."""
-        lane = self.lanes[partition] = LookAhead(partition, floor)
-        return lane
+        look_ahead = self.look_aheads[partition] = LookAhead(partition, floor)
+        return look_ahead
 
-    def admit_again(self, lane: LookAhead, key: str | None) -> None:
+    def admit_again(self, look_ahead: LookAhead, key: str | None) -> None:
         """Nothing is sent once more."""
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
         """The next messages of a partition, by their keys."""
-        lane, limit, members = self.lanes[partition], self.policy.member_max, self.members
+        look_ahead, limit, members = (
+            self.look_aheads[partition],
+            self.policy.member_max,
+            self.members,
+        )
         if self._mode != "key_shared":
             self.admit_loose(partition, len(keys))
             return
-        for offset, key in enumerate(keys, lane.end + 1):
+        for offset, key in enumerate(keys, look_ahead.end + 1):
             if key is None:
-                self._offer(SentMessage(lane, offset, None, 0))
+                self._offer(SentMessage(look_ahead, offset, None, 0))
                 continue
             owner = members.owner_of(key)
             if owner is None:
                 self.counts.unmatched += 1
             elif len(waiting := self._waiting[members.by_name[owner]]) < limit:
-                waiting.append(SentMessage(lane, offset, None, 0))
+                waiting.append(SentMessage(look_ahead, offset, None, 0))
             else:
                 self.counts.dropped += 1
-        lane.add_done(len(keys))
+        look_ahead.add_done(len(keys))
 
     def admit_loose(self, partition: int, count: int) -> None:
         """The next messages of a partition, none of which has a key."""
-        lane = self.lanes[partition]
-        for offset in range(lane.end + 1, lane.end + count + 1):
-            self._offer(SentMessage(lane, offset, None, 0))
-        lane.add_done(count)
+        look_ahead = self.look_aheads[partition]
+        for offset in range(look_ahead.end + 1, look_ahead.end + count + 1):
+            self._offer(SentMessage(look_ahead, offset, None, 0))
+        look_ahead.add_done(count)
 
     @property
     def _takers(self) -> int:
@@ -155,7 +159,7 @@ class UnreliableWindow:
 
     def pass_over(self, partition: int, count: int) -> None:
         """The next offsets of a partition hold nothing."""
-        self.lanes[partition].add_done(count)
+        self.look_aheads[partition].add_done(count)
 
     def evict(self, partition: int, before: int) -> None:
         """Nothing is tracked: whoever reads a message that is gone calls ``missing``."""
@@ -298,8 +302,8 @@ class UnreliableWindow:
 
     def is_finished(self, partition: int, offset: int) -> bool:
         """Whether a message was admitted."""
-        lane = self.lanes.get(partition)
-        return lane is not None and lane.is_finished(offset)
+        look_ahead = self.look_aheads.get(partition)
+        return look_ahead is not None and look_ahead.is_finished(offset)
 
     def take_news(self) -> dict[int, list[int]]:
         """Nothing has to be made durable: floors say all."""
@@ -330,7 +334,7 @@ class UnreliableWindow:
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""
-        assert all(lane.floor == lane.end for lane in self.lanes.values())
+        assert all(look_ahead.floor == look_ahead.end for look_ahead in self.look_aheads.values())
         assert self._waiting.keys() == set(self.members.by_name.values())
         assert self.members.without_patterns or not self._for_any
         for epoch, batch in self.batches.items():

@@ -20,8 +20,8 @@ from ledger.types import (
     CommitDraft,
     Condition,
     ConditionPart,
+    LeasedRange,
     LeaseId,
-    SourceRange,
     TopicConfig,
 )
 from shards.frame import CODEC_RECORDS, encode_batch
@@ -65,7 +65,7 @@ class Place:
         built = build(lease, NOW_MS, [extent], conditions)
         name = object_key(lease)
         locator = self.store.put(name, built.body, built.crc32c)
-        source = SourceRange(0, self.position, self.position + 4096)
+        source = LeasedRange(0, self.position, self.position + 4096)
         self.position += 4096
         self.ledger.commit(
             CommitDraft(

@@ -68,7 +68,7 @@ class Delivering:
             self.ready, lambda topic_id: PriorityInputs(priority_of(topic_id)),
             lambda: self.loop.now_ns,
         )  # fmt: skip
-        self.dispatcher.start(self.loop, {Kind.PUSH: self._serve}, self._failed)
+        self.dispatcher.start(self.loop, {Kind.WATCH: self._serve}, self._failed)
         self.governor = Governor({})
         self.seen: list[Governed] = []
         self.served: dict[int, int] = {}
@@ -92,7 +92,7 @@ class Delivering:
         """One write, and the next, which a busy loop does not delay."""
         gap_ns = MS
         if self.writes_per_s:
-            self.dispatcher.dirty([(self._rng.choice(self.topics), Kind.PUSH)], self.loop.now_ns)
+            self.dispatcher.dirty([(self._rng.choice(self.topics), Kind.WATCH)], self.loop.now_ns)
             gap_ns = round(self._rng.expovariate(self.writes_per_s) * S)
         self._write_ns += gap_ns
         self.loop.call_at(self._write_ns, self._write)

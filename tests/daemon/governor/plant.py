@@ -1,11 +1,11 @@
-"""What a budget steers, simulated: groups that upload by the shipped rule (``turn.due_ns``)."""
+"""What a budget steers, simulated: groups that upload by the rule of ``upload_turn.due_ns``."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 
-from uploader.groups.turn import NEVER, GroupView, Policy, due_ns
+from uploader.groups.upload_turn import NEVER, GroupView, Policy, due_ns
 
 S = 1_000_000_000
 
@@ -69,7 +69,7 @@ class Plant:
             return NEVER
         return due_ns(
             GroupView(
-                me=0, leader=0, members=1, turn=0, backlog_bytes=group.backlog_bytes,
+                me=0, leader=0, members=1, upload_turn=0, backlog_bytes=group.backlog_bytes,
                 oldest_arrival_ns=group.oldest_ns, last_pull_ns=group.last_pull_ns,
                 last_change_ns=0, window_ns=int(self.window_ms * 1e6), free_slots=1,
                 can_split=False,

@@ -45,7 +45,7 @@ class World:
 def test_the_words_are_what_the_parts_of_the_shard_say() -> None:
     world = World(lambda: 12_345)
     assert world.sensed(at.S_READY_MS) == 0
-    world.ready.mark((7, Kind.PUSH), PriorityInputs(), NOW - 250 * MS, NOW)
+    world.ready.mark((7, Kind.WATCH), PriorityInputs(), NOW - 250 * MS, NOW)
     assert world.sensed(at.S_READY_MS) == 250
     assert world.sensed(at.S_SLOTS_USED) == 0
     world.leases.fill(1, 0, LeaseId(1, 1, 1, 1), 0, ())

@@ -26,7 +26,7 @@ from daemon.intake.topic_cache import TopicCache
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.waiters import Waiters
 from ledger.ledger import Ledger
-from ledger.types import Commit, LeaseId, OffsetRun, PartitionHead, SourceRange, TopicConfig
+from ledger.types import Commit, ExtentRun, LeasedRange, LeaseId, PartitionHead, TopicConfig
 from shards import layout as at
 from shards.boards.topiccounts import TopicTally
 from shards.layout import Layout
@@ -150,12 +150,12 @@ class Intake:
         for key, count in counts.items():
             first = self._seq.get(key, 0) + 1
             self._seq[key] = first + count - 1
-            runs.append(OffsetRun(0, *key, first, count))
+            runs.append(ExtentRun(0, *key, first, count))
             heads.append(PartitionHead(*key, first + count - 1))
         self._commits += 1
         self.words[self._base + at.S_COMMITTED] = end
         if counts:
-            source = SourceRange(0, start, end)
+            source = LeasedRange(0, start, end)
             lease = LeaseId(1, 1, 0, self._commits)
             self.pending.committed(
                 Commit(self._commits, lease, (source,), tuple(runs), tuple(heads))

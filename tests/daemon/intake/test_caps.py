@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from daemon.intake.caps import CapTracker, CapTrackers, Payload, TopicFull
 from ledger.types import (
     Commit,
+    ExtentRun,
+    LeasedRange,
     LeaseId,
-    OffsetRun,
     PartitionHead,
     PartitionState,
-    SourceRange,
     Topic,
     TopicConfig,
 )
@@ -94,9 +94,9 @@ class World:
             # Up to `number` requests of the shard in one object, as a pull takes them.
             some = [in_flight.popleft() for _ in range(min(number, len(in_flight)))]
             count = sum(records for _, records in some)
-            run = OffsetRun(shard, TOPIC_ID, 0, self.head_seq + 1, count)
+            run = ExtentRun(shard, TOPIC_ID, 0, self.head_seq + 1, count)
             self.head_seq += count
-            source = SourceRange(shard, some[0][0], some[-1][0] + 8)
+            source = LeasedRange(shard, some[0][0], some[-1][0] + 8)
             self.commits.append(
                 Commit(len(self.commits) + 1, LeaseId(1, 1, shard, len(self.commits)), (source,),
                        (run,), (PartitionHead(TOPIC_ID, 0, self.head_seq),))
@@ -104,7 +104,7 @@ class World:
         elif action == "follow" and self.followed[shard] < len(self.commits):
             commit = self.commits[self.followed[shard]]
             self.followed[shard] += 1
-            end = commit.sources[0].end if commit.sources[0].shard == shard else 0
+            end = commit.ranges[0].end if commit.ranges[0].shard == shard else 0
             tracker.committed(commit, end)
         elif action == "ask":
             tracker.begin_load()

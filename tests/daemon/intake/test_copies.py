@@ -22,10 +22,10 @@ from ledger.ledger import Ledger
 from ledger.types import (
     Advance,
     Commit,
+    ExtentRun,
+    LeasedRange,
     LeaseId,
-    OffsetRun,
     PartitionHead,
-    SourceRange,
     Topic,
     TopicConfig,
 )
@@ -67,11 +67,11 @@ class Outbox:
     def commit_all(self) -> None:
         """Everything is stored."""
         words, base = self.segment.words, self.segment.layout.shard(0)
-        source = SourceRange(0, words[base + at.S_COMMITTED], self.ring.head)
+        source = LeasedRange(0, words[base + at.S_COMMITTED], self.ring.head)
         count = sum(count for waiting in self.pending._waiting for _, count in waiting.parts)
         key = (self.dest.topic_id, 0)
         made = Commit(
-            1, LeaseId(1, 1, 0, 1), (source,), (OffsetRun(0, *key, 1, count),),
+            1, LeaseId(1, 1, 0, 1), (source,), (ExtentRun(0, *key, 1, count),),
             (PartitionHead(*key, count),),
         )  # fmt: skip
         words[base + at.S_COMMITTED] = self.ring.head
@@ -187,7 +187,7 @@ def test_requests_after_a_stored_copy_get_the_offsets_after_it(shard: Shard) -> 
     shard.waits(topic(7), (0, 1))
     copy(shard, (0, 4), fates=fates)
     shard.waits(topic(7), (0, 2))
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 11, 7), heads=(PartitionHead(7, 0, 17),)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 11, 7), heads=(PartitionHead(7, 0, 17),)))
     assert shard.said() == [(200, one(11, 11, 17)), (200, one(16, 17, 17))]
     assert fates == [True]
     assert [shard.word(word) for word in (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED)] == [2, 3]
@@ -198,7 +198,7 @@ def test_a_void_copy_takes_no_offsets(shard: Shard) -> None:
     position = copy(shard, (0, 4), fates=fates)
     shard.waits(topic(7), (0, 2))
     made = commit(
-        shard, OffsetRun(ME, 7, 0, 11, 6), heads=(PartitionHead(7, 0, 12),),
+        shard, ExtentRun(ME, 7, 0, 11, 6), heads=(PartitionHead(7, 0, 12),),
         verdicts=(verdict(position, "cursor_moved"),),
     )  # fmt: skip
     shard.takes(made)
@@ -209,7 +209,7 @@ def test_a_void_copy_takes_no_offsets(shard: Shard) -> None:
 def test_a_copy_without_conditions_to_a_deleted_topic_is_void(shard: Shard) -> None:
     fates: list[bool] = []
     copy(shard, (0, 4), fates=fates)
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 0, 4)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 0, 4)))
     assert fates == [False]
 
 

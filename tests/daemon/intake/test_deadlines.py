@@ -16,7 +16,7 @@ from daemon.intake.pending import EARLY_ANSWERED_MAX, NEVER, ExpiredRequests
 from daemon.intake.producer import outcome_unknown
 from daemon.intake.topic_cache import TopicEntry
 from daemon.schemas.errors import ApiError
-from ledger.types import OffsetRun, PartitionHead, Topic, TopicConfig
+from ledger.types import ExtentRun, PartitionHead, Topic, TopicConfig
 from tests.daemon.http.front import post
 from tests.daemon.http.memory_transport import connect
 from tests.daemon.intake.test_pending import ME, S, Shard, commit, one, shard, topic
@@ -61,7 +61,7 @@ def test_what_nobody_pulled_in_time_is_answered_503_and_takes_no_offsets(shard: 
     assert b"HTTP/1.1 503 " in gone.written and b"ack_timeout" in gone.written
     shard.takes(
         commit(
-            shard, OffsetRun(ME, 7, 0, 11, 1), heads=(PartitionHead(7, 0, 11),), end=shard.position
+            shard, ExtentRun(ME, 7, 0, 11, 1), heads=(PartitionHead(7, 0, 11),), end=shard.position
         )
     )
     assert shard.said() == [(200, one(11, 11, 11))]
@@ -109,7 +109,7 @@ def test_what_is_pulled_is_answered_504_at_its_deadline_and_keeps_its_offsets_an
     assert not shard.pending.is_due(29 * S)  # what ended is not looked at again
     shard.takes(
         commit(
-            shard, OffsetRun(ME, 7, 0, 11, 2), heads=(PartitionHead(7, 0, 12),), end=shard.position
+            shard, ExtentRun(ME, 7, 0, 11, 2), heads=(PartitionHead(7, 0, 12),), end=shard.position
         )
     )
     assert shard.said() == [(200, one(12, 12, 12))]
@@ -158,7 +158,7 @@ def test_a_deadline_ends_its_request_and_no_other_whatever_the_others_are(
             gone = sorted(waiting)[:count]
             for position in gone:
                 del waiting[position]
-            runs = OffsetRun(ME, 7, 0, 11, count)
+            runs = ExtentRun(ME, 7, 0, 11, count)
             end = min(waiting, default=shard.position)
             shard.takes(commit(shard, runs, heads=(PartitionHead(7, 0, 11),), end=end))
         due = {position for position, due_ns in waiting.items() if due_ns <= now_ns}
@@ -179,7 +179,7 @@ def test_deadlines_of_requests_that_were_answered_do_not_pile_up(
     monkeypatch.setattr("daemon.intake.pending.EARLY_ANSWERED_MAX", 10)
     for number in range(100):
         position = arrives(shard, S, 5 * S)
-        run = OffsetRun(ME, 7, 0, 1 + number, 1)
+        run = ExtentRun(ME, 7, 0, 1 + number, 1)
         shard.takes(commit(shard, run, heads=(PartitionHead(7, 0, 1 + number),), end=position + 1))
         assert len(shard.pending._early) <= 14
 
@@ -192,7 +192,7 @@ def test_a_request_whose_commit_is_known_has_its_answer_whatever_its_deadline(
     second = arrives(shard, 2 * S)
     late = shard.transport
     third = arrives(shard, 3 * S)
-    run = OffsetRun(ME, 7, 0, 11, 1)
+    run = ExtentRun(ME, 7, 0, 11, 1)
     shard.pending.committed(commit(shard, run, heads=(PartitionHead(7, 0, 11),), end=second))
     expired = expire(shard, 60 * S, pulled=third)
     assert [waiting.position for waiting in expired.unknown] == [second]
@@ -217,7 +217,7 @@ def test_requests_after_one_whose_outcome_is_unknown_are_answered_in_their_order
         positions.append(shard.hands_in(request, topic(7), ((0, 1),), timeout_ns=timeout_s * S))
     assert len(expire(shard, 4 * S, pulled=shard.position).unknown) == 1
     assert shard.transport.written == b"", "the one before it has no answer yet"
-    run = OffsetRun(ME, 7, 0, 11, 3)
+    run = ExtentRun(ME, 7, 0, 11, 3)
     shard.takes(commit(shard, run, heads=(PartitionHead(7, 0, 13),), end=shard.position))
     statuses = re.findall(rb"HTTP/1.1 (\d+)", shard.transport.written)
     assert statuses == [b"200", b"504", b"200"] and not shard.transport.ended

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.intake.drained import is_drained
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import layout as at
 from shards.frame import Part
 from shards.layout import Layout
@@ -63,6 +63,6 @@ def test_the_holder_of_a_lease_goes_on_and_the_others_may_end(
     segment: Segment, leases: LeaseTable
 ) -> None:
     # Committed, and its holder has not come to finishing it.
-    leases.fill(0, 0, LeaseId(1, 1, 0, 1), 1, [SourceRange(0, 0, 8)])
+    leases.fill(0, 0, LeaseId(1, 1, 0, 1), 1, [LeasedRange(0, 0, 8)])
     assert not is_drained(segment, leases, 0, unanswered=0)
     assert is_drained(segment, leases, 1, unanswered=0)

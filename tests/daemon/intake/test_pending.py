@@ -23,10 +23,10 @@ from daemon.intake.topic_cache import TopicEntry
 from ledger.types import (
     AnswerPart,
     Commit,
+    ExtentRun,
+    LeasedRange,
     LeaseId,
-    OffsetRun,
     PartitionHead,
-    SourceRange,
     Topic,
     TopicConfig,
     Verdict,
@@ -128,13 +128,13 @@ def shard() -> Iterator[Shard]:
 
 
 def commit(
-    shard: Shard, *runs: OffsetRun, heads: tuple[PartitionHead, ...] = (),
+    shard: Shard, *runs: ExtentRun, heads: tuple[PartitionHead, ...] = (),
     verdicts: tuple[Verdict, ...] = (), end: int | None = None,
 ) -> Commit:  # fmt: skip
     """A commit of all that waits (or of what ends at ``end``)."""
     sources = (
-        SourceRange(OTHER, 0, 50),
-        SourceRange(ME, 0, shard.position if end is None else end),
+        LeasedRange(OTHER, 0, 50),
+        LeasedRange(ME, 0, shard.position if end is None else end),
     )
     return Commit(1, LEASE, sources, runs, heads, verdicts)
 
@@ -152,7 +152,7 @@ def one(
 def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> None:
     shard.waits(topic(7), (0, 2))
     shard.waits(topic(7), (0, 3))
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 11, 5), heads=(PartitionHead(7, 0, 20),)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 11, 5), heads=(PartitionHead(7, 0, 20),)))
     assert shard.said() == [(200, one(11, 12, 20)), (200, one(13, 15, 20))]
     assert len(shard.pending) == 0
     counters = (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED, at.S_BYTES_ACKED)
@@ -163,7 +163,7 @@ def test_requests_of_a_run_get_its_offsets_one_after_the_other(shard: Shard) -> 
 def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: int) -> None:
     shard.waits(topic(7), (0, 1))
     ours, others = (1, 2) if first == ME else (5, 1)
-    runs = [OffsetRun(ME, 7, 0, ours, 1), OffsetRun(OTHER, 7, 0, others, 4)]
+    runs = [ExtentRun(ME, 7, 0, ours, 1), ExtentRun(OTHER, 7, 0, others, 4)]
     shard.takes(
         commit(shard, *(runs if first == ME else runs[::-1]), heads=(PartitionHead(7, 0, 5),))
     )
@@ -172,7 +172,7 @@ def test_another_shards_run_in_the_same_commit_is_not_ours(shard: Shard, first: 
 
 def test_a_commit_of_other_shards_only_answers_nobody(shard: Shard) -> None:
     shard.waits(topic(7), (0, 1))
-    foreign = Commit(1, LEASE, (SourceRange(OTHER, 0, 1000),), (OffsetRun(OTHER, 7, 0, 1, 4),), ())
+    foreign = Commit(1, LEASE, (LeasedRange(OTHER, 0, 1000),), (ExtentRun(OTHER, 7, 0, 1, 4),), ())
     shard.takes(foreign)
     assert shard.said() == [] and len(shard.pending) == 1
 
@@ -181,7 +181,7 @@ def test_what_lies_after_the_commits_range_goes_on_waiting(shard: Shard) -> None
     shard.waits(topic(7), (0, 1))
     later = shard.waits(topic(7), (0, 1))
     shard.takes(
-        commit(shard, OffsetRun(ME, 7, 0, 1, 1), heads=(PartitionHead(7, 0, 1),), end=later)
+        commit(shard, ExtentRun(ME, 7, 0, 1, 1), heads=(PartitionHead(7, 0, 1),), end=later)
     )
     assert shard.said() == [(200, one(1, 1, 1))]
     assert len(shard.pending) == 1
@@ -189,10 +189,10 @@ def test_what_lies_after_the_commits_range_goes_on_waiting(shard: Shard) -> None
 
 def test_what_a_dead_predecessor_left_in_the_ring_is_passed_over(shard: Shard) -> None:
     shard.position = 300  # three requests of the predecessor
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),)))
     assert shard.said() == []
     shard.waits(topic(7), (0, 1))
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 4, 1), heads=(PartitionHead(7, 0, 4),)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 4, 1), heads=(PartitionHead(7, 0, 4),)))
     assert shard.said() == [(200, one(4, 4, 4))]
 
 
@@ -200,7 +200,7 @@ def test_a_request_that_keys_spread_is_told_of_each_partition(shard: Shard) -> N
     wide = topic(7, partitions=3)
     shard.waits(wide, (0, 2), (2, 1))
     shard.waits(wide, (2, 4))
-    runs = (OffsetRun(ME, 7, 0, 10, 2), OffsetRun(ME, 7, 2, 30, 5))
+    runs = (ExtentRun(ME, 7, 0, 10, 2), ExtentRun(ME, 7, 2, 30, 5))
     shard.takes(commit(shard, *runs, heads=(PartitionHead(7, 0, 11), PartitionHead(7, 2, 40))))
     spread = {
         "topic": "t7", "count": 3, "deduped": False,
@@ -226,7 +226,7 @@ def test_a_void_request_takes_no_offsets_from_those_after_it(shard: Shard) -> No
     shard.takes(
         commit(
             shard,
-            OffsetRun(ME, 7, 0, 10, 8),
+            ExtentRun(ME, 7, 0, 10, 8),
             heads=(PartitionHead(7, 0, 12),),
             verdicts=(mismatch,),
         )
@@ -246,7 +246,7 @@ def test_a_repeat_gets_the_first_answer_and_deduped(shard: Shard) -> None:
         verdict(single, "deduped", AnswerPart(0, 4, 6), head_seq=6),
         verdict(spread, "deduped", AnswerPart(0, 7, 7), AnswerPart(1, 1, 2)),
     )
-    runs = (OffsetRun(ME, 7, 0, 50, 4), OffsetRun(ME, 7, 1, 60, 2))
+    runs = (ExtentRun(ME, 7, 0, 50, 4), ExtentRun(ME, 7, 1, 60, 2))
     shard.takes(commit(shard, *runs, verdicts=verdicts))
     first, second = shard.said()
     assert first == (200, one(4, 6, 6) | {"deduped": True})
@@ -262,7 +262,7 @@ def test_all_requests_to_a_topic_that_was_deleted_are_refused(shard: Shard) -> N
     shard.waits(wide, (0, 1), (1, 1))
     conditional = shard.waits(wide, (1, 1))
     shard.waits(topic(8), (0, 1))
-    runs = (OffsetRun(ME, 7, 0, 0, 4), OffsetRun(ME, 7, 1, 0, 3), OffsetRun(ME, 8, 0, 1, 1))
+    runs = (ExtentRun(ME, 7, 0, 0, 4), ExtentRun(ME, 7, 1, 0, 3), ExtentRun(ME, 8, 0, 1, 1))
     shard.takes(
         commit(
             shard, *runs, heads=(PartitionHead(8, 0, 1),),
@@ -284,7 +284,7 @@ def test_an_answer_to_a_connection_that_is_gone_goes_nowhere_and_keeps_the_count
     shard.hands_in(request, topic(7), ((0, 2),))
     connection.connection_lost(None)
     shard.waits(topic(7), (0, 1))
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 1, 3), heads=(PartitionHead(7, 0, 3),)))
     assert not transport.written
     assert shard.said() == [(200, one(3, 3, 3))]
 
@@ -307,7 +307,7 @@ def test_what_a_dead_predecessor_left_in_the_same_commit_has_its_offsets_before_
     left_behind(shard, ((7, 0, 2),), ((7, 0, 1), (7, 1, 4)))
     shard.waits(topic(7), (0, 3))
     shard.waits(topic(7), (1, 1))
-    runs = OffsetRun(ME, 7, 0, 11, 6), OffsetRun(ME, 7, 1, 21, 5)
+    runs = ExtentRun(ME, 7, 0, 11, 6), ExtentRun(ME, 7, 1, 21, 5)
     shard.takes(commit(shard, *runs, heads=(PartitionHead(7, 0, 16), PartitionHead(7, 1, 25))))
     assert shard.said() == [(200, one(14, 16, 16)), (200, one(25, 25, 25, partition=1))]
 
@@ -317,7 +317,7 @@ def test_a_void_request_of_a_predecessor_takes_no_offsets(shard: Shard) -> None:
     shard.waits(topic(7), (0, 3))
     void = Verdict(ME, 0, "deduped", (AnswerPart(0, 1, 2),), 9)
     made = commit(
-        shard, OffsetRun(ME, 7, 0, 11, 6), heads=(PartitionHead(7, 0, 14),), verdicts=(void,)
+        shard, ExtentRun(ME, 7, 0, 11, 6), heads=(PartitionHead(7, 0, 14),), verdicts=(void,)
     )
     shard.takes(made)
     assert shard.said() == [(200, one(12, 14, 14))]
@@ -327,7 +327,7 @@ def test_a_run_of_a_predecessor_whose_topic_is_deleted_moves_no_offsets(shard: S
     left_behind(shard, ((8, 0, 2),))
     shard.waits(topic(8), (0, 1))
     shard.waits(topic(7), (0, 1))
-    runs = OffsetRun(ME, 7, 0, 11, 1), OffsetRun(ME, 8, 0, 0, 3)
+    runs = ExtentRun(ME, 7, 0, 11, 1), ExtentRun(ME, 8, 0, 0, 3)
     shard.takes(commit(shard, *runs, heads=(PartitionHead(7, 0, 11),)))
     (status, _), ours = shard.said()
     assert (status, ours) == (404, (200, one(11, 11, 11)))
@@ -338,8 +338,8 @@ def test_what_was_committed_before_the_successor_followed_the_log_is_no_part_of_
 ) -> None:
     begins = left_behind(shard, ((7, 0, 2),))
     shard.waits(topic(7), (0, 3))
-    sources = (SourceRange(ME, begins, shard.position),)
-    shard.takes(Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 3),), (PartitionHead(7, 0, 5),)))
+    sources = (LeasedRange(ME, begins, shard.position),)
+    shard.takes(Commit(2, LEASE, sources, (ExtentRun(ME, 7, 0, 3, 3),), (PartitionHead(7, 0, 5),)))
     assert shard.said() == [(200, one(3, 5, 5))]
 
 
@@ -350,10 +350,10 @@ def test_a_predecessors_requests_may_be_committed_in_several_parts(shard: Shard)
     middle = next(iter(second)).position
     shard.waits(topic(7), (0, 3))
     shard.takes(
-        commit(shard, OffsetRun(ME, 7, 0, 1, 2), heads=(PartitionHead(7, 0, 2),), end=middle)
+        commit(shard, ExtentRun(ME, 7, 0, 1, 2), heads=(PartitionHead(7, 0, 2),), end=middle)
     )
-    sources = (SourceRange(ME, middle, shard.position),)
-    shard.takes(Commit(2, LEASE, sources, (OffsetRun(ME, 7, 0, 3, 4),), (PartitionHead(7, 0, 6),)))
+    sources = (LeasedRange(ME, middle, shard.position),)
+    shard.takes(Commit(2, LEASE, sources, (ExtentRun(ME, 7, 0, 3, 4),), (PartitionHead(7, 0, 6),)))
     assert shard.said() == [(200, one(4, 6, 6))]
 
 
@@ -377,13 +377,13 @@ def two_commits(shard: Shard) -> tuple[Commit, Commit]:
         shard.waits(topic(7, 2), (number % 2, 1))
     middle = shard.position
     repeat = [shard.waits(topic(7, 2), (0, 1)) for _ in range(20)][7]
-    runs = OffsetRun(ME, 7, 0, 1, 30), OffsetRun(ME, 7, 1, 1, 30)
+    runs = ExtentRun(ME, 7, 0, 1, 30), ExtentRun(ME, 7, 1, 1, 30)
     first = commit(
         shard, *runs, heads=(PartitionHead(7, 0, 30), PartitionHead(7, 1, 30)), end=middle
     )
     void = Verdict(ME, repeat, "deduped", (AnswerPart(0, 3, 3),), 9)
-    sources = (SourceRange(ME, middle, shard.position),)
-    run = OffsetRun(ME, 7, 0, 31, 20)
+    sources = (LeasedRange(ME, middle, shard.position),)
+    run = ExtentRun(ME, 7, 0, 31, 20)
     return first, Commit(2, LEASE, sources, (run,), (PartitionHead(7, 0, 49),), (void,))
 
 
@@ -426,9 +426,9 @@ def test_one_request_in_sixteen_is_a_sample_of_the_latency_also_over_small_commi
 ) -> None:
     for number in range(40):
         position = shard.waits(topic(7), (0, 1))
-        made = commit(shard, OffsetRun(ME, 7, 0, number + 1, 1),
+        made = commit(shard, ExtentRun(ME, 7, 0, number + 1, 1),
                       heads=(PartitionHead(7, 0, number + 1),))  # fmt: skip
-        made = replace(made, sources=(SourceRange(ME, position, shard.position),), published_ns=50)
+        made = replace(made, ranges=(LeasedRange(ME, position, shard.position),), published_ns=50)
         shard.pending.committed(made)
         shard.pending.answer(lambda: 5_000_050, 10_000_000)
     answered = counted(shard.segment, Stage.ANSWERED)
@@ -442,7 +442,7 @@ def test_a_commit_that_was_published_at_an_unknown_time_gives_no_time_of_answers
 ) -> None:
     for _ in range(17):
         shard.waits(topic(7), (0, 1))
-    shard.takes(commit(shard, OffsetRun(ME, 7, 0, 1, 17), heads=(PartitionHead(7, 0, 17),)))
+    shard.takes(commit(shard, ExtentRun(ME, 7, 0, 1, 17), heads=(PartitionHead(7, 0, 17),)))
     assert counted(shard.segment, Stage.ANSWERED).total == 0
     assert counted(shard.segment, Stage.ACKNOWLEDGED).total == 1
 
@@ -456,7 +456,7 @@ def test_a_topics_acknowledged_records_and_bytes_are_counted_and_those_that_are_
     void = shard.waits(seven, (0, 1))
     shard.waits(seven, (0, 2))
     shard.takes(commit(
-        shard, OffsetRun(ME, 7, 0, 1, 6), OffsetRun(ME, 8, 0, 1, 1), OffsetRun(ME, 8, 1, 1, 4),
+        shard, ExtentRun(ME, 7, 0, 1, 6), ExtentRun(ME, 8, 0, 1, 1), ExtentRun(ME, 8, 1, 1, 4),
         heads=(PartitionHead(7, 0, 5), PartitionHead(8, 0, 1), PartitionHead(8, 1, 4)),
         verdicts=(Verdict(ME, void, "deduped", (AnswerPart(0, 1, 1),), 5),),
     ))  # fmt: skip

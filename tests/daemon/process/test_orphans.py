@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.process.orphans import ADOPTIONS_MAX, Orphans
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards.alarms import AlarmKind, raised
 from shards.layout import Layout
 from shards.leases import DONE, LIVE, ORPHAN, Lease, LeaseTable
@@ -25,7 +25,7 @@ class Daemon:
         self.leases = LeaseTable(self.segment.words, self.segment.layout)
         self.orphans = Orphans(self.segment)
         lease_id = LeaseId(1, 1, 0, 7)
-        self.lease = self.leases.fill(0, 2, lease_id, 1, [SourceRange(0, 0, 8)])
+        self.lease = self.leases.fill(0, 2, lease_id, 1, [LeasedRange(0, 0, 8)])
 
     def state(self) -> int:
         return self.leases.state(0, 2)
@@ -111,7 +111,7 @@ def test_a_lease_that_ended_its_adopters_raises_an_alarm_that_names_it_until_it_
 
 def test_another_shards_death_does_not_end_the_alarm(daemon: Daemon) -> None:
     daemon.die_of_it(ADOPTIONS_MAX + 1)
-    other = daemon.leases.fill(1, 0, LeaseId(1, 1, 1, 1), 1, [SourceRange(1, 0, 8)])
+    other = daemon.leases.fill(1, 0, LeaseId(1, 1, 1, 1), 1, [LeasedRange(1, 0, 8)])
     daemon.orphans.died(1, NOW_NS)
     assert f"{daemon.lease.lease_id}" in daemon.alarms()[0][2]
     assert daemon.leases.read(1, 0).deaths == other.deaths + 1

@@ -33,7 +33,7 @@ from daemon.simulation.strategies import (
 from shards import layout as at
 from shards.leases import Lease
 from tests.long import examples
-from uploader.groups.turn import Policy
+from uploader.groups.upload_turn import Policy
 from uploader.stores.prices import DEFAULT_PRICES
 
 pytestmark = pytest.mark.sim

@@ -27,7 +27,7 @@ from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Image, Owner
-from ledger.types import Advance, CommitDraft, Condition, ConditionPart, LeaseId, SourceRange
+from ledger.types import Advance, CommitDraft, Condition, ConditionPart, LeasedRange, LeaseId
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.ledger import images
 from uploader import l0
@@ -209,7 +209,7 @@ class World:
         locator = self.store.put(key, built.body, built.crc32c)
         draft = CommitDraft(
             lease, key, locator, len(built.body), 1_000 + self.records,
-            (SourceRange(shard, start, node.rings[shard]),), built.drafts, tuple(conditions),
+            (LeasedRange(shard, start, node.rings[shard]),), built.drafts, tuple(conditions),
         )  # fmt: skip
         return draft, numbers
 
@@ -239,7 +239,7 @@ class World:
         draft, numbers = self.build(requests, shard, seen)
         commit = self.node.ledger.commit(draft, draft.created_ms, lambda _: None)
         void = {verdict.position for verdict in commit.verdicts}
-        start = draft.sources[0].start
+        start = draft.ranges[0].start
         firsts = {(run.topic_id, run.partition): run.first_offset for run in commit.runs}
         for position, (request, mine) in enumerate(zip(requests, numbers, strict=True)):
             topic = self.node.ledger.read(topics.find, request.topic)

@@ -25,7 +25,7 @@ from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.space import deletions, marking, retention, unreferenced
-from ledger.types import LeaseId, PartitionState, SourceRange, Topic, TopicConfig
+from ledger.types import LeasedRange, LeaseId, PartitionState, Topic, TopicConfig
 from shards import layout as at
 from shards.alarms import raised
 from shards.layout import Layout
@@ -249,7 +249,7 @@ def lease(place: Place, shard: int, epoch: int) -> tuple[LeaseTable, int]:
     """A live lease in a slot of the shard; the table, and its state word."""
     leases = LeaseTable(place.words, place.segment.layout)
     slot = leases.free_slots(shard)[0]
-    leases.fill(shard, slot, LeaseId(1, epoch, shard, slot + 1), 1, [SourceRange(shard, 0, 8)])
+    leases.fill(shard, slot, LeaseId(1, epoch, shard, slot + 1), 1, [LeasedRange(shard, 0, 8)])
     return leases, place.segment.layout.lease(shard, slot)
 
 
@@ -400,7 +400,7 @@ def test_results_are_cleared_once_all_shards_followed_and_their_lease_is_over(
     assert results(place) == [False, True, True, True]
     # Its holder died between the commit and what follows it: an adopter asks for the result.
     leases = LeaseTable(place.words, place.segment.layout)
-    leases.fill(0, 0, LeaseId(1, 1, 0, 3), 1, [SourceRange(0, 0, 8)])
+    leases.fill(0, 0, LeaseId(1, 1, 0, 3), 1, [LeasedRange(0, 0, 8)])
     place.seen(4, 4)
     place.upkeep.reclaim()
     assert results(place) == [False, False, True, True]

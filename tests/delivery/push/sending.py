@@ -167,7 +167,7 @@ class Sending:
         await self.until(
             lambda: (
                 made.subscription_id in running
-                and running[made.subscription_id].window.lanes[0].floor >= offset
+                and running[made.subscription_id].window.look_aheads[0].floor >= offset
             ),
             made,
         )

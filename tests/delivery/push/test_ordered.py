@@ -96,9 +96,9 @@ class SendersMachine(RuleBasedStateMachine):
         """A window that knows what is finished."""
         window = window_for(self.mode, self.policy, epoch, is_pushed=True)
         for partition in (0, 1):
-            lane = window.open(partition, 0)
+            look_ahead = window.open(partition, 0)
             for row, bits in rows_of(at for p, at in self.finished if p == partition):
-                lane.restore(row, bits)
+                look_ahead.restore(row, bits)
             for place in sorted(self.keys):
                 if place[0] == partition:
                     window.admit(partition, [self.keys[place]])

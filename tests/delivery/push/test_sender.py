@@ -66,7 +66,7 @@ def test_what_is_not_answered_is_not_finished(node: Node, tmp_path: Path) -> Non
         them.owner.produce(*(record(n, f"k{n}") for n in range(10)))
         await them.until(lambda: them.receiver.under_way == 4, made)
         running = them.owner.subscriptions._running[made.subscription_id]
-        assert running.window.lanes[0].floor == 0 and running.window.in_flight == 10
+        assert running.window.look_aheads[0].floor == 0 and running.window.in_flight == 10
         them.receiver.gate.set()
         await them.until_finished(made, 10)
         assert them.receiver.under_way_max == 4
@@ -127,7 +127,7 @@ def test_a_record_that_makes_its_receiver_fail_counts_while_others_are_delivered
             await until_only_failing_ones_are_left(them, made)
             await them.owner.later(1)
         window = them.owner.subscriptions._running[made.subscription_id].window
-        assert window.counts.dropped == 1 and window.lanes[0].floor == 20
+        assert window.counts.dropped == 1 and window.look_aheads[0].floor == 20
         assert 3 <= them.receiver.seqs().count(2) <= 5, "two that count, and what makes them known"
 
     sending(node, tmp_path, use)
@@ -145,7 +145,7 @@ def test_a_record_in_a_batch_that_makes_its_receiver_fail_is_found_by_halves(
             await until_only_failing_ones_are_left(them, made)
             await them.owner.later(1)
         window = them.owner.subscriptions._running[made.subscription_id].window
-        assert window.counts.dropped == 1 and window.lanes[0].floor == 80
+        assert window.counts.dropped == 1 and window.look_aheads[0].floor == 80
 
     sending(node, tmp_path, use)
 
@@ -548,7 +548,7 @@ def test_a_batch_takes_one_permit_of_the_rate_however_many_records_it_has(
         running = them.owner.subscriptions._running
         await them.until(
             lambda: made.subscription_id in running
-            and running[made.subscription_id].window.lanes[0].floor == 200,
+            and running[made.subscription_id].window.look_aheads[0].floor == 200,
             made, 50.0,
         )  # fmt: skip
         posts = len(them.receiver.posts)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delivery.reading import followed
 from delivery.reading.followed import FollowedPartitions, Key, TooManyPinned
-from ledger.types import Commit, LeaseId, OffsetRun, PartitionHead, SourceRange, Verdict
+from ledger.types import Commit, ExtentRun, LeasedRange, LeaseId, PartitionHead, Verdict
 
 KEY: Key = (1, 0)
 OTHER: Key = (1, 1)
@@ -35,13 +35,13 @@ class History:
             shards = max(shards, len(by_shard))
             for shard, count in enumerate(by_shard):
                 head = self.heads[topic_id, partition]
-                runs.append(OffsetRun(shard, topic_id, partition, head + 1, max(count, 1)))
+                runs.append(ExtentRun(shard, topic_id, partition, head + 1, max(count, 1)))
                 if not count:
                     verdicts.append(Verdict(shard, self._position, "deduped"))
                 self.heads[topic_id, partition] += count
             heads.append(PartitionHead(topic_id, partition, self.heads[topic_id, partition]))
         sources = tuple(
-            SourceRange(shard, self._position, self._position + 8) for shard in range(shards)
+            LeasedRange(shard, self._position, self._position + 8) for shard in range(shards)
         )
         self._position += 8
         number = len(self.commits) + 1
@@ -97,7 +97,7 @@ def test_the_tail_names_the_runs_of_its_own_partition_and_the_void_requests() ->
     partitions.apply(commit)
     (extent,) = partitions.tail(KEY, 1)
     assert [(r.shard, r.partition) for r in extent.runs] == [(0, 0), (1, 0)]
-    assert extent.sources == {0: commit.sources[0], 1: commit.sources[1]}
+    assert extent.ranges == {0: commit.ranges[0], 1: commit.ranges[1]}
     assert extent.void_positions == {(1, 0)}
 
 

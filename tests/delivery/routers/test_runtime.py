@@ -92,7 +92,7 @@ class RingOutbox:
     def committed(self, commit: Commit) -> None:
         void = {verdict.position for verdict in commit.verdicts if verdict.shard == self.shard}
         deleted = {run.topic_id for run in commit.runs if not run.first_offset}
-        for source in commit.sources:
+        for source in commit.ranges:
             if source.shard == self.shard:
                 for position in [p for p in self.on_their_way if p < source.end]:
                     settled, dest_id = self.on_their_way.pop(position), self.dest_ids[position]

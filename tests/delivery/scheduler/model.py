@@ -138,7 +138,7 @@ class Model:
 
     def admit(self, entry: Waiting) -> None:
         self.waiting.append(entry)
-        if not self.coalesce_ns or entry.key[1] is not Kind.PUSH:
+        if not self.coalesce_ns or entry.key[1] is not Kind.WATCH:
             self.ready(entry, entry.marked_ns, entry.published_ns)
 
     def may_go(self) -> list[Waiting]:

@@ -62,7 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if turn is not None:
             found = (turn.key, turn.published_ns, turn.enqueued_ns, turn.waited_ns)
         assert found == expected
-        if not self.model.deferring:  # the lane of deferred entries stands still
+        if not self.model.deferring:  # the clock of deferred entries stands still
             assert self.real.depths() == self.model.depths()
         if turn is not None:
             self.turns.append(turn)

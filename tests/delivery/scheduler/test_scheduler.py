@@ -21,7 +21,7 @@ PLAIN = PriorityInputs()
 
 
 def push(topic_id: int) -> EntryKey:
-    return (topic_id, Kind.PUSH)
+    return (topic_id, Kind.WATCH)
 
 
 def at(priority: int) -> PriorityInputs:
@@ -70,7 +70,7 @@ def test_a_topic_that_is_written_during_its_turn_has_another() -> None:
 
 def test_push_and_route_of_a_topic_are_separate_entries() -> None:
     ready = BandedReadySet()
-    assert ready.mark((1, Kind.PUSH), PLAIN, NOW, NOW)
+    assert ready.mark((1, Kind.WATCH), PLAIN, NOW, NOW)
     assert ready.mark((1, Kind.ROUTE), PLAIN, NOW, NOW)
     assert order(ready, NOW) == [1, 1]
 
@@ -273,7 +273,7 @@ def test_routes_that_become_ready_while_deferring_are_one_band_lower() -> None:
     ready.set_pressure(0, True, NOW)
     for topic_id, priority in ((2, 1000), (3, 250), (4, 0)):
         ready.mark((topic_id, Kind.ROUTE), at(priority), NOW, NOW)
-    ready.mark((5, Kind.PUSH), at(1000), NOW, NOW)
+    ready.mark((5, Kind.WATCH), at(1000), NOW, NOW)
     assert ready.depths() == [1, 1, 0, 1, 2]
     ready.set_pressure(0, False, NOW + 1)
     assert ready.depths() == [1, 1, 0, 1, 2], "where it is put, it stays until age lifts it"

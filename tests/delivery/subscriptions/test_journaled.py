@@ -398,14 +398,14 @@ class Deaths(RuleBasedStateMachine):
                 if each == subscription_id
             }
             for partition, floor in floors.items():
-                window.lanes[partition].add_done(floor)
+                window.look_aheads[partition].add_done(floor)
             for (each, partition), offsets in self.ledger.finished.items():
                 if each == subscription_id:
                     late = {n for n in offsets if n > floors.get(partition, 0)}
                     window.finish(partition, *late) if late else None
             window.take_news()
-            for lane in window.lanes.values():
-                lane.changed_rows.clear()
+            for look_ahead in window.look_aheads.values():
+                look_ahead.changed_rows.clear()
             self.tracked[subscription_id] = self.owner.progress.track(
                 subscription_id,
                 SubscriptionProgress(
@@ -426,7 +426,7 @@ class Deaths(RuleBasedStateMachine):
     )
     def acknowledge(self, subscription_id: int, partition: int, start: int, count: int) -> None:
         window = self.windows[subscription_id]
-        partition %= len(window.lanes)
+        partition %= len(window.look_aheads)
         offsets = range(start, start + count)
         window.finish(partition, *offsets)
         window.epoch += 1

@@ -21,18 +21,18 @@ class FinishingWindow:
     """Offsets of some partitions that a test finishes by their numbers."""
 
     def __init__(self, partitions: int = 1, epoch: int = 0) -> None:
-        self.lanes = {partition: LookAhead(partition, 0) for partition in range(partitions)}
+        self.look_aheads = {partition: LookAhead(partition, 0) for partition in range(partitions)}
         self.epoch = epoch
         self._news: dict[int, list[int]] = {}
 
     def finish(self, partition: int, *offsets: int) -> None:
         """As an acknowledgment does; what is not admitted yet is."""
-        lane = self.lanes[partition]
-        lane.add_loose(max(0, max(offsets) - lane.end))
+        look_ahead = self.look_aheads[partition]
+        look_ahead.add_loose(max(0, max(offsets) - look_ahead.end))
         for offset in offsets:
-            if not lane.is_done(offset):
+            if not look_ahead.is_done(offset):
                 self._news.setdefault(partition, []).append(offset)
-                lane.finish_all((offset,))
+                look_ahead.finish_all((offset,))
 
     def take_news(self) -> dict[int, list[int]]:
         news, self._news = self._news, {}

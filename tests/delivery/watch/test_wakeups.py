@@ -171,7 +171,7 @@ class Rig:
         self._poll.register(bells.fds[0], select.POLLIN)
         self._publish_ns = 0
         self.dispatcher = Dispatcher(ready, lambda _: PriorityInputs(), lambda: self.world.now_ns)
-        self.dispatcher.start(self.world, {Kind.PUSH: made.hub.serve}, raise_it)
+        self.dispatcher.start(self.world, {Kind.WATCH: made.hub.serve}, raise_it)
 
     def take(self, commit: Commit) -> None:
         moved = self.made.partitions.followed.apply(commit)

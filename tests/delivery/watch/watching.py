@@ -134,7 +134,7 @@ class Watching:
         self.watchers[topic_id], self.lagged[topic_id] = watchers, lagged
 
     def start(self) -> None:
-        self.dispatcher.start(asyncio.get_running_loop(), {Kind.PUSH: self.hub.serve}, raise_it)
+        self.dispatcher.start(asyncio.get_running_loop(), {Kind.WATCH: self.hub.serve}, raise_it)
 
     def tell(self, most: int = 1000) -> None:
         """The next commits of the log, in order."""

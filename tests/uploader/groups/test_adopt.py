@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import locks
 from shards.leases import LIVE, ORPHAN, Lease
 from tests.shards.peer import started
@@ -25,7 +25,7 @@ def three(tmp_path: Path) -> Iterator[Crew]:
 
 def leased(made: Crew, shard: int, slot: int) -> Lease:
     lease_id = made.segment.next_lease_id(shard)
-    return made.leases.fill(shard, slot, lease_id, 1, [SourceRange(shard, 0, 8)])
+    return made.leases.fill(shard, slot, lease_id, 1, [LeasedRange(shard, 0, 8)])
 
 
 def test_the_first_adopter_takes_all_orphans_and_the_next_finds_none(three: Crew) -> None:
@@ -85,7 +85,7 @@ def test_an_orphan_whose_id_has_changed_is_not_adopted(
         assert taken is not None
         three.leases.finish(taken)
         three.leases.free_done(0)
-        three.leases.fill(0, lease.slot, LeaseId(1, 1, 0, 77), 5, lease.sources)
+        three.leases.fill(0, lease.slot, LeaseId(1, 1, 0, 77), 5, lease.ranges)
         three.leases.orphan(0)
         return try_lock(byte)
 

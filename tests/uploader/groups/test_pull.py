@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.types import SourceRange
-from shards.ring import BatchAt, RequestAt
+from ledger.types import LeasedRange
+from shards.ring import RecordBatchAt, RequestAt
 from uploader.groups.pull import EXTENTS_MAX, LeaseRequests, Pending, bounded, cut, object_count
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ def pending(
     position = start
     for index, size in enumerate(sizes):
         topics = keys[index] if keys else [1]
-        batches = tuple(BatchAt(topic, 0, 1, 0, 0, 1, 1) for topic in topics)
+        batches = tuple(RecordBatchAt(topic, 0, 1, 0, 0, 1, 1) for topic in topics)
         requests.append(RequestAt(position, position + size, position, b"", batches))
         position += size
     return Pending(shard, start, requests)
@@ -69,7 +69,7 @@ def test_the_first_request_is_taken_even_if_it_alone_exceeds_the_bound() -> None
     assert sizes_of(leases) == [9 * MIB]
     # Members without anything pending do not count as the first.
     leases = cut([pending(1, []), pending(2, [11 * MIB]), pending(3, [KIB])], 2, 4 * MIB)
-    assert leases == [LeaseRequests((SourceRange(2, 0, 11 * MIB),), leases[0].requests)]
+    assert leases == [LeaseRequests((LeasedRange(2, 0, 11 * MIB),), leases[0].requests)]
 
 
 def test_one_free_slot_takes_what_is_below_one_and_a_half_objects() -> None:
@@ -119,7 +119,7 @@ def test_a_pull_walks_what_it_takes_and_one_request_more_of_each_member(
 
 def test_without_requests_or_slots_no_lease_has_sources() -> None:
     assert cut([pending(0, [KIB])], 0, MIB) == []
-    assert all(not lease.sources for lease in cut([pending(0, [])], 4, MIB))
+    assert all(not lease.ranges for lease in cut([pending(0, [])], 4, MIB))
     assert bounded([], MIB) == []
 
 
@@ -192,20 +192,20 @@ def test_a_pull_is_bounded_whole_in_order_and_contiguous(
         extents = {(b.topic_id, b.partition) for _, r in lease.requests for b in r.batches}
         assert len(extents) <= extents_max or len(lease.requests) == 1
         # A lease's ranges are just its requests.
-        for source in lease.sources:
-            ours = [r for shard, r in lease.requests if shard == source.shard]
-            assert (ours[0].position, ours[-1].end) == (source.start, source.end)
-        assert len({source.shard for source in lease.sources}) == len(lease.sources)
+        for leased in lease.ranges:
+            ours = [r for shard, r in lease.requests if shard == leased.shard]
+            assert (ours[0].position, ours[-1].end) == (leased.start, leased.end)
+        assert len({leased.shard for leased in lease.ranges}) == len(lease.ranges)
     # Each member's requests are taken whole, in order, from its oldest on, range after range.
     for member in offered:
         ours = [request for shard, request in taken if shard == member.shard]
         assert ours == list(member.requests)[: len(ours)]
         position = member.start
         for lease in leases:
-            for source in lease.sources:
-                if source.shard == member.shard:
-                    assert source.start == position
-                    position = source.end
+            for leased in lease.ranges:
+                if leased.shard == member.shard:
+                    assert leased.start == position
+                    position = leased.end
         assert position == (ours[-1].end if ours else member.start)
 
 

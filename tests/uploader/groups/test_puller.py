@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ledger.types import LeaseId, SourceRange
+from ledger.types import LeasedRange, LeaseId
 from shards import layout as at
 from shards import locks
 from shards.clock import monotonic_ns
@@ -23,12 +23,12 @@ from tests.uploader.pulling_process import drained, is_next
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.buddy import Group
 from uploader.groups.puller import LOCK_RETRY_NS, Look, Pulled
-from uploader.groups.turn import NEVER
+from uploader.groups.upload_turn import NEVER
 
 ROOT = Path(__file__).parents[3]
 NOW = 1_000_000 * MS
 
-Ranges = dict[LeaseId, tuple[SourceRange, ...]]
+Ranges = dict[LeaseId, tuple[LeasedRange, ...]]
 
 
 @pytest.fixture
@@ -114,16 +114,16 @@ def test_a_turn_holder_without_a_free_lease_passes_the_turn_to_one_that_has_one(
             made.publish(shard, NOW)
             assert len(pullers[shard].look(NOW + shard * WINDOW).pulled) == 1
         group = made.groups.map.group_of(0)
-        made.groups.store(0, at.P_TURN, 0)
+        made.groups.store(0, at.P_UPLOAD_TURN, 0)
         made.publish(1, NOW + WINDOW)
         made.rung()
         assert pullers[0].look(NOW + 3 * WINDOW).pulled == []
-        assert made.groups.turn(group) == 2
+        assert made.groups.upload_turn(group) == 2
         assert made.rung() == [2]
         assert len(pullers[2].look(NOW + 3 * WINDOW).pulled) == 1
         # Nobody has a slot now: the next commit's bell is what wakes.
         made.publish(1, NOW + 3 * WINDOW)
-        made.groups.store(0, at.P_TURN, 0)
+        made.groups.store(0, at.P_UPLOAD_TURN, 0)
         assert pullers[0].look(NOW + 5 * WINDOW) == Look([], NEVER)
         made.commit_all()
         assert len(pullers[0].look(NOW + 5 * WINDOW).pulled) == 1
@@ -136,7 +136,7 @@ def test_any_member_takes_the_turn_of_a_holder_that_is_a_window_late(four: Crew)
     assert member.look(NOW).again_at_ns == NOW + WINDOW
     assert member.look(NOW + WINDOW - 1).pulled == []
     assert len(member.look(NOW + WINDOW).pulled) == 1
-    assert four.groups.turn(four.groups.map.group_of(0)) == 0
+    assert four.groups.upload_turn(four.groups.map.group_of(0)) == 0
     four.check()
 
 
@@ -148,7 +148,7 @@ def test_the_old_holder_rings_the_new_one_if_requests_are_left_or_new(
     holder.look(NOW)
     assert two.rung() == []  # nothing is left
     two.commit_all()
-    two.groups.store(0, at.P_TURN, 0)
+    two.groups.store(0, at.P_UPLOAD_TURN, 0)
 
     class Publishes(LockFile):
         """A request is published when the pull has been made, before the lock is free."""
@@ -225,7 +225,7 @@ class Racing(LockFile):
 
 def test_a_changed_turn_under_the_lock_starts_the_look_over_without_a_pull(two: Crew) -> None:
     two.publish(0, NOW)
-    racing = Racing(two.locks.path, lambda: two.groups.store(0, at.P_TURN, 1))
+    racing = Racing(two.locks.path, lambda: two.groups.store(0, at.P_UPLOAD_TURN, 1))
     assert two.puller(0, locks=racing).look(NOW).pulled == []
     assert two.rung() == [1]
     assert two.groups.word(0, at.P_MARK) == 0
@@ -260,7 +260,7 @@ def test_the_leader_halves_its_group_and_pulls_from_the_lower_half(four: Crew) -
     assert [groups.word(g, at.P_LAST_CHANGE_NS) for g in (0, 2)] == [NOW, NOW]
     assert [groups.word(g, at.P_MARK) for g in (0, 2)] == [0, 0]
     assert groups.word(0, at.P_SPLITS) == 1
-    assert groups.turn(groups.map.group_of(2)) == 2
+    assert groups.upload_turn(groups.map.group_of(2)) == 2
     # The upper half is a group of its own immediately.
     look = four.puller(2).look(NOW)
     assert {shard for shard, _ in positions(look.pulled)} == {2, 3}
@@ -269,17 +269,17 @@ def test_the_leader_halves_its_group_and_pulls_from_the_lower_half(four: Crew) -
 
 def test_only_the_leader_halves_a_group_and_not_within_the_hysteresis(four: Crew) -> None:
     overfull(four, range(4), NOW)
-    four.groups.store(0, at.P_TURN, 1)
+    four.groups.store(0, at.P_UPLOAD_TURN, 1)
     assert four.puller(1).look(NOW).pulled
     assert four.map() == [0, 0, 0, 0]
     overfull(four, range(4), NOW + MS)
-    four.groups.store(0, at.P_TURN, 0)
+    four.groups.store(0, at.P_UPLOAD_TURN, 0)
     four.groups.store(0, at.P_LAST_CHANGE_NS, NOW + MS)
     assert four.puller(0).look(NOW + MS + 2 * WINDOW - 1).pulled
     assert four.map() == [0, 0, 0, 0]
     four.commit_all()
     overfull(four, range(4), NOW + 2 * MS)
-    four.groups.store(0, at.P_TURN, 0)
+    four.groups.store(0, at.P_UPLOAD_TURN, 0)
     assert four.puller(0).look(NOW + MS + 2 * WINDOW).pulled
     assert four.map() == [0, 0, 2, 2]
 
@@ -368,8 +368,8 @@ def test_buddies_do_not_merge_if_a_whole_object_arrives_meanwhile(four: Crew) ->
 def half_made_pull(made: Crew, dead: int) -> None:
     """The stores of a pull by ``dead``, up to and with the lease."""
     made.groups.store(0, at.P_MARK, dead + 1)
-    sources = [SourceRange(s, 0, made.word(s, at.S_HEAD)) for s in range(made.layout.shards)]
-    made.leases.fill(dead, 0, LeaseId(1, 1, dead, 99), 1, sources)
+    ranges = [LeasedRange(s, 0, made.word(s, at.S_HEAD)) for s in range(made.layout.shards)]
+    made.leases.fill(dead, 0, LeaseId(1, 1, dead, 99), 1, ranges)
 
 
 def test_a_mark_makes_the_next_holder_repair_what_its_predecessor_did_not_store(
@@ -399,7 +399,7 @@ def test_a_merge_repairs_what_a_holder_that_died_in_either_buddy_did_not_store(
         end = four.word(dead + 1, at.S_HEAD)
         (slot, *_) = four.leases.free_slots(dead)
         lease_id = four.segment.next_lease_id(dead)
-        four.leases.fill(dead, slot, lease_id, 1, [SourceRange(dead + 1, wanted, end)])
+        four.leases.fill(dead, slot, lease_id, 1, [LeasedRange(dead + 1, wanted, end)])
         four.puller(0).look(now)
         assert four.map() == [0, 0, 0, 0]
         four.check()  # the range would be leased again otherwise
@@ -481,12 +481,12 @@ def process(made: Crew, task: str, shard: int) -> subprocess.Popen[bytes]:
 def test_a_process_that_dies_in_a_pull_leaves_a_free_lock_a_mark_and_an_orphan(two: Crew) -> None:
     now = monotonic_ns()
     first = [(shard, two.publish(shard, now - 2 * WINDOW)) for shard in (0, 1)]
-    two.groups.store(0, at.P_TURN, 1)
+    two.groups.store(0, at.P_UPLOAD_TURN, 1)
     dying = process(two, "die", 1)
     dying.communicate()
     assert dying.returncode == -9
     assert two.groups.word(0, at.P_MARK) == 2
-    assert two.groups.turn(two.groups.map.group_of(0)) == 1
+    assert two.groups.upload_turn(two.groups.map.group_of(0)) == 1
     assert [lease.shard for lease in two.leases.orphan(1)] == [1]
     second = [(shard, two.publish(shard, monotonic_ns())) for shard in (0, 1)]
     # Its turn is taken after a window; what it had leased is not pulled again.
@@ -496,9 +496,9 @@ def test_a_process_that_dies_in_a_pull_leaves_a_free_lock_a_mark_and_an_orphan(t
     (adopted,) = adopt_orphans(two.leases, two.locks, 0, NOW)
     readers = [RingReader(two.segment, shard) for shard in (0, 1)]
     found = [
-        (source.shard, request.position)
-        for source in adopted.sources
-        for request in readers[source.shard].requests(source.start, source.end)
+        (leased.shard, request.position)
+        for leased in adopted.ranges
+        for request in readers[leased.shard].requests(leased.start, leased.end)
     ]
     assert sorted(found) == first
     two.check()
@@ -532,10 +532,10 @@ def test_every_byte_is_in_exactly_one_lease_although_pulling_processes_are_kille
         made.check()
         for shard in range(4):
             position = 0
-            ours = [s for sources in ranges.values() for s in sources if s.shard == shard]
-            for source in sorted(ours, key=lambda each: each.start):
-                assert source.start == position
-                position = source.end
+            ours = [s for each in ranges.values() for s in each if s.shard == shard]
+            for leased in sorted(ours, key=lambda each: each.start):
+                assert leased.start == position
+                position = leased.end
             assert position == made.word(shard, at.S_HEAD)
 
 
@@ -548,8 +548,8 @@ def _wait_for_pulls(made: Crew, running: dict[int, subprocess.Popen[bytes]], pul
 def _collect(ended: subprocess.Popen[bytes], ranges: Ranges) -> None:
     output, _ = ended.communicate(timeout=60)
     for line in output.splitlines():
-        lease_id, sources = msgspec.json.decode(line, type=tuple[LeaseId, tuple[SourceRange, ...]])
-        assert ranges.setdefault(lease_id, sources) == sources
+        lease_id, leased = msgspec.json.decode(line, type=tuple[LeaseId, tuple[LeasedRange, ...]])
+        assert ranges.setdefault(lease_id, leased) == leased
 
 
 def _take_over(made: Crew, dead: int, ranges: Ranges) -> None:
@@ -559,10 +559,10 @@ def _take_over(made: Crew, dead: int, ranges: Ranges) -> None:
     assert not list(made.leases.in_state(ORPHAN))
     while adopted:
         for lease in [each for each in adopted if _may_commit(made, each)]:
-            assert ranges.setdefault(lease.lease_id, lease.sources) == lease.sources
-            for source in lease.sources:
-                if made.word(source.shard, at.S_COMMITTED) == source.start:
-                    made.store(source.shard, at.S_COMMITTED, source.end)
+            assert ranges.setdefault(lease.lease_id, lease.ranges) == lease.ranges
+            for leased in lease.ranges:
+                if made.word(leased.shard, at.S_COMMITTED) == leased.start:
+                    made.store(leased.shard, at.S_COMMITTED, leased.end)
             made.leases.finish(lease)
             adopted.remove(lease)
     made.leases.free_done(dead)
@@ -570,15 +570,15 @@ def _take_over(made: Crew, dead: int, ranges: Ranges) -> None:
 
 def _may_commit(made: Crew, lease: Lease) -> bool:
     """Its turn has come, or its dead holder had begun to move the words."""
-    moved = any(made.word(source.shard, at.S_COMMITTED) >= source.end for source in lease.sources)
+    moved = any(made.word(leased.shard, at.S_COMMITTED) >= leased.end for leased in lease.ranges)
     return moved or is_next(made.segment, lease)
 
 
 def test_a_turn_word_that_names_no_member_means_the_leader(four: Crew) -> None:
     split_once(four, NOW)
-    four.groups.store(0, at.P_TURN, 3)
-    assert four.groups.turn(Group(0, 2)) == 0
-    assert four.groups.turn(Group(2, 2)) == 2
+    four.groups.store(0, at.P_UPLOAD_TURN, 3)
+    assert four.groups.upload_turn(Group(0, 2)) == 0
+    assert four.groups.upload_turn(Group(2, 2)) == 2
 
 
 def test_a_lease_notes_the_last_commit_that_its_producers_could_know(two: Crew) -> None:

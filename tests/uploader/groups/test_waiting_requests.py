@@ -55,12 +55,12 @@ def test_copies_of_a_steady_producer_cost_no_pulls_of_their_own(two: Crew) -> No
         look = puller.look(now)
         while not look.pulled:
             now = look.again_at_ns
-            two.groups.store(0, at.P_TURN, 0)
+            two.groups.store(0, at.P_UPLOAD_TURN, 0)
             look = puller.look(now)
         pulls += 1
         now += WINDOW // 4  # the PUT and the commit
         two.commit_all()
-        two.groups.store(0, at.P_TURN, 0)
+        two.groups.store(0, at.P_UPLOAD_TURN, 0)
         two.publish(0, now, flags=FLAG_WAITS)
         assert puller.look(now).pulled == []
     assert pulls == 20

@@ -40,7 +40,7 @@ def test_a_lease_becomes_an_object_a_commit_a_log_entry_and_moved_words(line: Pi
     commit = line.in_log(1)
     assert commit is not None
     assert commit == line.ledger.read(commits.by_number, 1)
-    assert (commit.lease_id, commit.sources) == (pulled.lease.lease_id, pulled.lease.sources)
+    assert (commit.lease_id, commit.ranges) == (pulled.lease.lease_id, pulled.lease.ranges)
     (row,) = line.ledger.read(reads.objects)
     assert row.key == key_of(pulled)
     assert l0.verify(line.store.get(row.locator)) == []
@@ -135,7 +135,7 @@ def test_a_lease_of_two_sources_waits_for_the_predecessors_in_both(line: Pipelin
     line.publish(0, "both 0")
     line.publish(1, "both 1")
     both = line.pull(0)
-    assert [source.shard for source in both.lease.sources] == [0, 1]
+    assert [leased.shard for leased in both.lease.ranges] == [0, 1]
     let_go = {shard: threading.Event() for shard in (0, 1)}
     line.store.around[key_of(zero)] = held_until(let_go[0])
     line.store.around[key_of(one)] = held_until(let_go[1])
@@ -330,7 +330,7 @@ def draft_of(line: Pipeline, pulled: Pulled) -> CommitDraft:
         locator=line.store.store.put(key, built.body, built.crc32c),
         size_bytes=len(built.body),
         created_ms=lease.created_ms,
-        sources=lease.sources,
+        ranges=lease.ranges,
         extents=built.drafts,
         conditions=tuple(conditions),
     )
@@ -397,7 +397,7 @@ def test_an_adopter_moves_the_words_that_the_dead_holder_had_not_moved(line: Pip
     line.publish(1, "b")
     pulled = line.pull(0)
     line.ledger.commit(draft_of(line, pulled), 10, line.log.publish)
-    first, second = pulled.lease.sources
+    first, second = pulled.lease.ranges
     line.crew.store(first.shard, at.S_COMMITTED, first.end)
     # The next lease of the first source has moved it on since.
     line.publish(0, "c")

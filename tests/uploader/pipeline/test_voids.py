@@ -14,7 +14,7 @@ from shards.locks import LockFile
 from shards.ring import RingReader
 from tests.uploader.crew import MS, TARGET, WINDOW, Crew, crew
 from uploader.groups.puller import Puller
-from uploader.groups.turn import NEVER
+from uploader.groups.upload_turn import NEVER
 from uploader.pipeline.assemble import requests_of
 from uploader.pipeline.voids import Run, Voids
 

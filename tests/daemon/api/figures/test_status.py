@@ -177,7 +177,7 @@ def test_a_shards_row_says_how_it_is(daemon: Daemon) -> None:
 
 def test_groups_are_the_map_with_ages_and_backlog(daemon: Daemon) -> None:
     lower, upper = daemon.groups.map.split(daemon.groups.map.group_of(0))
-    daemon.groups.store(upper.group, at.P_TURN, 3)
+    daemon.groups.store(upper.group, at.P_UPLOAD_TURN, 3)
     daemon.groups.store(lower.group, at.P_SPLITS, 1)
     daemon.groups.store(upper.group, at.P_LAST_CHANGE_NS, NOW_NS - 8_000_000)
     daemon.store(3, at.S_HEAD, 700)

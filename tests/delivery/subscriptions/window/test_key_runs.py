@@ -41,9 +41,9 @@ def test_a_key_goes_on_when_all_that_is_out_is_finished() -> None:
     made = window("a", "a", "a", "a", run_max=2)
     batch = take(made)
     made.ack("push/0", batch.epoch, S, [(0, 2)])
-    assert made.take("push/0", 100, S) is None and made.lanes[0].floor == 0
+    assert made.take("push/0", 100, S) is None and made.look_aheads[0].floor == 0
     made.ack("push/0", batch.epoch, S, [(0, 1)])
-    assert made.lanes[0].floor == 2
+    assert made.look_aheads[0].floor == 2
     assert offsets(take(made)) == [3, 4]
     made.check_invariants()
 
@@ -92,7 +92,7 @@ def test_what_retention_removed_of_a_run_is_passed_over() -> None:
     made.check_invariants()
     made.join("push/0")
     made.settle()
-    assert offsets(take(made)) == [4] and made.lanes[0].floor == 3
+    assert offsets(take(made)) == [4] and made.look_aheads[0].floor == 3
 
 
 def test_what_comes_for_a_key_follows_its_run_though_the_last_of_it_is_finished_first() -> None:

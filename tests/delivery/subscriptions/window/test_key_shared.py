@@ -41,7 +41,7 @@ def test_one_message_of_a_key_is_out_at_a_time_and_other_keys_go_on() -> None:
     assert take(window, "a") == []
     assert window.ack("a", 1, 0, [(0, 1)]) == (1, 0, ())
     assert take(window, "a") == [2]
-    assert (window.lanes[0].floor, window.in_flight) == (1, 2)
+    assert (window.look_aheads[0].floor, window.in_flight) == (1, 2)
 
 
 def test_a_member_that_leaves_loses_nothing_and_its_epoch_is_refused() -> None:
@@ -54,7 +54,7 @@ def test_a_member_that_leaves_loses_nothing_and_its_epoch_is_refused() -> None:
     assert window.ack("a", 1, 0)[:2] == (0, 1)
     assert sorted(take(window, "b")) == [1, 3, 4]
     assert window.ack("b", 2, 0, but=[(0, 3)]) == (2, 0, ())
-    assert window.lanes[0].floor == 1
+    assert window.look_aheads[0].floor == 1
     assert take(window, "b") == [2]
 
 
@@ -75,12 +75,12 @@ def test_after_the_redeliveries_the_policy_decides(poison: str, floor: int) -> N
         if others is not None:
             window.ack("a", others.epoch, now_ns)
         window.tick(now_ns)
-    assert window.lanes[0].floor >= floor
+    assert window.look_aheads[0].floor >= floor
     assert [(each.offset, each.attempts) for each in window.dead_letters.waiting.values()] == (
         [(1, 6)] if poison == "dead_letter" else []
     )
     if poison == "drop":
-        assert window.lanes[0].floor == 52 or take(window, "a") == [2]
+        assert window.look_aheads[0].floor == 52 or take(window, "a") == [2]
     else:
         assert [stuck.why for stuck in window.stuck.values()] == ["refused by the consumer"]
         assert window.keys["x"].state is QueueState.STUCK
@@ -104,15 +104,19 @@ def test_a_blocked_key_stalls_alone_and_ten_thousand_others_go_on() -> None:
             window.ack("a", window.epoch, 0)
         assert len(sent) == 10_000 and (0, 1) in window.stuck
         assert len(window.take_news()[0]) == 10_000
-        lane = window.lanes[0]
-        assert (lane.floor, lane.unfinished, lane.room) == (0, 2 + turn, MESSAGES_MAX - 2 - turn)
+        look_ahead = window.look_aheads[0]
+        assert (look_ahead.floor, look_ahead.unfinished, look_ahead.room) == (
+            0,
+            2 + turn,
+            MESSAGES_MAX - 2 - turn,
+        )
     assert window.memory_bytes < 40_000
     window.retry(0, 1)
     left = [1, *(2 + turn * 10_001 for turn in range(4))]
     for offset in left:
         assert take(window, "a") == [offset]
         window.ack("a", window.epoch, 0)
-    assert lane.floor == lane.end
+    assert look_ahead.floor == look_ahead.end
     window.check_invariants()
 
 
@@ -159,20 +163,20 @@ def test_finished_offsets_survive_as_rows() -> None:
     batch = window.take("a", 1_000, 0)
     assert batch is not None
     window.ack("a", batch.epoch, 0, but=[(0, 3)])
-    lane = window.lanes[0]
-    assert lane.floor == 2 and lane.changed_rows == {0}
-    row = lane.row(0)
+    look_ahead = window.look_aheads[0]
+    assert look_ahead.floor == 2 and look_ahead.changed_rows == {0}
+    row = look_ahead.row(0)
     assert row is not None
 
     again = DeliveryWindow(WindowPolicy(), batch.epoch)
-    lane = again.open(0, 2)
-    lane.restore(0, row)
-    assert lane.finished_ahead == 997
+    look_ahead = again.open(0, 2)
+    look_ahead.restore(0, row)
+    assert look_ahead.finished_ahead == 997
     again.join("a")
     again.admit(0, [f"k{n}" for n in range(2, 502)])
-    assert lane.finished_ahead == 498, "what was admitted is not ahead"
+    assert look_ahead.finished_ahead == 498, "what was admitted is not ahead"
     again.admit(0, [f"k{n}" for n in range(502, 10_000)])
-    assert lane.finished_ahead == 0
+    assert look_ahead.finished_ahead == 0
     assert take(again, "a", 3) == [3, 1_001, 1_002]
     again.check_invariants()
 
@@ -251,10 +255,12 @@ def test_evicted_messages_are_finished_in_lots_and_what_is_out_can_be_acknowledg
         window.check_invariants()
         ticks += 1
     assert 0 <= ticks - 10_000 // MOVES_AT_ONCE <= 2
-    assert window.lanes[0].unfinished == 4  # the one that is out, its follower, and two that stay
+    assert (
+        window.look_aheads[0].unfinished == 4
+    )  # the one that is out, its follower, and two that stay
     assert sorted(take(window, "a")) == [10_004, 10_005]
     window.ack("a", 1, 0)
-    assert (window.lanes[0].floor, window.counts.evicted) == (10_003, 10_002)
+    assert (window.look_aheads[0].floor, window.counts.evicted) == (10_003, 10_002)
     window.check_invariants()
 
 
@@ -266,7 +272,11 @@ def test_what_was_out_when_it_was_evicted_is_not_sent_again() -> None:
     window.evict(0, 5)
     window.nack("a", 1, 0, [(0, 1), (0, 2)])
     window.leave("a")
-    assert (window.lanes[0].floor, window.counts.evicted, window.next_due_ns()) == (4, 4, None)
+    assert (window.look_aheads[0].floor, window.counts.evicted, window.next_due_ns()) == (
+        4,
+        4,
+        None,
+    )
 
 
 def test_evicted_messages_that_had_failed_are_forgotten() -> None:
@@ -277,10 +287,10 @@ def test_evicted_messages_that_had_failed_are_forgotten() -> None:
     window.nack("a", 1, 0)
     window.evict(0, 3)
     window.tick(S)
-    assert not window.resting and window.lanes[0].unfinished == 2
+    assert not window.resting and window.look_aheads[0].unfinished == 2
     window.evict(0, 5)
     window.tick(S)
-    assert (window.lanes[0].floor, window.keys, window.counts.evicted) == (4, {}, 4)
+    assert (window.look_aheads[0].floor, window.keys, window.counts.evicted) == (4, {}, 4)
     window.check_invariants()
 
 

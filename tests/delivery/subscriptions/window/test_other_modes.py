@@ -205,7 +205,7 @@ def test_an_unreliable_subscription_drops_what_a_full_consumer_cannot_take() -> 
     window = opened("key_shared", WindowPolicy(member_max=3), reliable=False)
     window.join("all")
     window.admit(0, ["x", None, "x", "y", "z", None, None, None])
-    assert window.lanes[0].floor == 8
+    assert window.look_aheads[0].floor == 8
     assert (window.counts.dropped, window.counts.delivered) == (2, 0)
     assert take(window, "all") == [(0, 1), (0, 3), (0, 4), (0, 2), (0, 6), (0, 7)]
     assert window.counts.delivered == 6

@@ -78,13 +78,13 @@ def test_a_message_is_resent_to_a_sender_of_runs(batch_max: int) -> None:
         window.sent(batch.epoch, 0)
         return [message.offset for message in batch.messages if message is not None]
 
-    while window.lanes[0].unfinished:
+    while window.look_aheads[0].unfinished:
         taken()
         window.ack("a", window.epoch, 0)
     window.admit(0, ["k"])
-    lane = window.resent.add((0, 2), "k")
-    window.admit_again(lane, "k")
-    assert taken() == [4], "a run is of one lane"
+    look_ahead = window.resent.add((0, 2), "k")
+    window.admit_again(look_ahead, "k")
+    assert taken() == [4], "a run is of one look-ahead"
     window.ack("a", window.epoch, 0)
     assert taken() == [2]
     window.nack("a", window.epoch, 0)
@@ -290,7 +290,7 @@ def test_a_resent_message_that_stays_keeps_its_failures_when_those_before_it_are
     assert (window.unfinished, window.counts.evicted) == (0, 2)
     window.ack("a", again.epoch, 0)
     window.check_invariants()
-    assert not window.resent.lanes(0)
+    assert not window.resent.look_aheads(0)
 
 
 async def resent(owner: Owner, made: Subscription, seq: int, name: str) -> bool:
@@ -342,10 +342,10 @@ def test_as_many_resent_messages_are_known_by_their_ids_as_there_is_room_for(
     found = known.ResentMessages()
     for seq in range(1, 6):
         assert found.count() == 0
-        lane = found.add((0, seq), "k", "id")
-        lane.add_keyed(1)
+        look_ahead = found.add((0, seq), "k", "id")
+        look_ahead.add_keyed(1)
         assert found.count() == 1 and found.is_open((0, seq))
-        lane.finish_all((seq,))
+        look_ahead.finish_all((seq,))
     assert [found.named((0, seq), "id") is None for seq in range(1, 6)] == [True] * 2 + [False] * 3
     assert found.named((0, 5), "") is None and found.named((0, 5), "other") is None
 

@@ -166,7 +166,7 @@ class WindowsMachine(RuleBasedStateMachine):
             assert message.attempts == self.model.attempts.get(message.place, 0)
             key = self.model.key_of(message.place)
             if key is not None or self.mode == "exclusive":
-                sent = self.first_sent.setdefault((key, message.lane.partition), [])
+                sent = self.first_sent.setdefault((key, message.look_ahead.partition), [])
                 if message.offset not in sent:
                     sent.append(message.offset)
             places.append(message.place)
@@ -297,14 +297,14 @@ class WindowsMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.look()
-        for partition, lane in self.window.lanes.items():
-            self.stored_floors[partition] = lane.floor
-            for row in lane.changed_rows:
-                bits = lane.row(row)
+        for partition, look_ahead in self.window.look_aheads.items():
+            self.stored_floors[partition] = look_ahead.floor
+            for row in look_ahead.changed_rows:
+                bits = look_ahead.row(row)
                 if bits is not None:
                     before = self.stored_rows.get((partition, row), 0)
                     self.stored_rows[partition, row] = before | int.from_bytes(bits, "little")
-            lane.changed_rows.clear()
+            look_ahead.changed_rows.clear()
         self.stored = set(self.model.finished)
         self.journal.clear()
 
@@ -322,13 +322,13 @@ class WindowsMachine(RuleBasedStateMachine):
             model.finished = set(self.stored)
         for partition in PARTITIONS:
             if keeps == "all":
-                lane = self.window.open(partition, former.lanes[partition].floor)
-                lane.take_over(former.lanes[partition])
+                look_ahead = self.window.open(partition, former.look_aheads[partition].floor)
+                look_ahead.take_over(former.look_aheads[partition])
             else:
-                lane = self.window.open(partition, self.stored_floors[partition])
+                look_ahead = self.window.open(partition, self.stored_floors[partition])
                 for (at, row), bits in sorted(self.stored_rows.items()):
                     if at == partition:
-                        lane.restore(row, bits.to_bytes(512, "little"))
+                        look_ahead.restore(row, bits.to_bytes(512, "little"))
             self.admit_again(partition)
             self.window.evict(partition, model.gone_before[partition])
         if keeps == "flushed":
@@ -345,15 +345,15 @@ class WindowsMachine(RuleBasedStateMachine):
 
     def admit_again(self, partition: int) -> None:
         """All after the floor; what is finished is passed over in one step or one by one."""
-        lane, keys = self.window.lanes[partition], self.model.keys
+        look_ahead, keys = self.window.look_aheads[partition], self.model.keys
         for offset in sorted(offset for at, offset in keys if at == partition):
-            if lane.end < offset <= lane.end + lane.finished_next:
-                self.window.pass_over(partition, lane.finished_next)
-            if offset > lane.end + 1:
-                self.window.pass_over(partition, offset - lane.end - 1)
-            if offset > lane.end:
+            if look_ahead.end < offset <= look_ahead.end + look_ahead.finished_next:
+                self.window.pass_over(partition, look_ahead.finished_next)
+            if offset > look_ahead.end + 1:
+                self.window.pass_over(partition, offset - look_ahead.end - 1)
+            if offset > look_ahead.end:
                 self.window.admit(partition, [keys[partition, offset]])
-        self.window.pass_over(partition, max(0, self.head(partition) - lane.end))
+        self.window.pass_over(partition, max(0, self.head(partition) - look_ahead.end))
 
     # What holds after each step
 
@@ -361,7 +361,7 @@ class WindowsMachine(RuleBasedStateMachine):
         """Learns what the window finished by itself, if it may."""
         model = self.model
         for place in model.unfinished():
-            if self.window.lanes[place[0]].is_done(place[1]):
+            if self.window.look_aheads[place[0]].is_done(place[1]):
                 assert model.may_finish_by_itself(place), f"{place} was never acknowledged"
                 model.finish(place, decided=not model.is_evicted(place))
 
@@ -381,10 +381,10 @@ class WindowsMachine(RuleBasedStateMachine):
         model.decided.clear()
         self.taken_letters &= model.stuck
         for place in model.keys:
-            assert window.lanes[place[0]].is_done(place[1]) == (place in model.finished)
+            assert window.look_aheads[place[0]].is_done(place[1]) == (place in model.finished)
         for partition in PARTITIONS:
             left = [offset for at, offset in model.unfinished() if at == partition]
-            assert window.lanes[partition].floor == min([*left, self.head(partition) + 1]) - 1
+            assert window.look_aheads[partition].floor == min([*left, self.head(partition) + 1]) - 1
         assert set(window.stuck) == model.stuck and set(window.resting) == set(model.rests)
         assert window.in_flight == len(model.out) <= model.policy.in_flight_max
         for place, blocked in window.resting.items():
@@ -433,7 +433,9 @@ class WindowsMachine(RuleBasedStateMachine):
                 break
         window.check_invariants()
         assert not window.in_flight
-        assert all(lane.floor == lane.end for lane in window.lanes.values()), "nothing was lost"
+        assert all(
+            look_ahead.floor == look_ahead.end for look_ahead in window.look_aheads.values()
+        ), "nothing was lost"
 
 
 class SharedMachine(WindowsMachine):

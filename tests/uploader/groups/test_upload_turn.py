@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.groups.turn import (
+from uploader.groups.upload_turn import (
     GRACE_NS_MIN,
     HYSTERESIS_NS_MIN,
     NEVER,
     BuddyView,
     GroupView,
     Policy,
-    TurnAction,
-    TurnDecision,
+    UploadAction,
+    UploadDecision,
     decide,
     due_ns,
     merge_at_ns,
@@ -31,7 +31,7 @@ BASE = GroupView(
     me=0,
     leader=0,
     members=4,
-    turn=0,
+    upload_turn=0,
     backlog_bytes=1000,
     oldest_arrival_ns=10_000 * MS,
     last_pull_ns=9_900 * MS,
@@ -112,52 +112,56 @@ def test_a_request_that_waits_makes_no_group_due_before_it_has_waited_a_window(
 @pytest.mark.parametrize(
     ("changes", "now_ns", "wanted"),
     [
-        ({"backlog_bytes": 0}, DUE, TurnDecision(TurnAction.IDLE)),
-        ({"backlog_bytes": 0, "turn": 3}, DUE + WINDOW * 9, TurnDecision(TurnAction.IDLE)),
+        ({"backlog_bytes": 0}, DUE, UploadDecision(UploadAction.IDLE)),
+        (
+            {"backlog_bytes": 0, "upload_turn": 3},
+            DUE + WINDOW * 9,
+            UploadDecision(UploadAction.IDLE),
+        ),
         # It is my turn.
-        ({}, DUE - 1, TurnDecision(TurnAction.WAIT, DUE)),
-        ({}, DUE, TurnDecision(TurnAction.PULL)),
-        ({"free_slots": 0}, DUE - 1, TurnDecision(TurnAction.WAIT, DUE)),
-        ({"free_slots": 0}, DUE, TurnDecision(TurnAction.PASS_TURN)),
-        ({"free_slots": 1}, DUE, TurnDecision(TurnAction.PULL)),
-        ({"backlog_bytes": TARGET}, 10_000 * MS, TurnDecision(TurnAction.PULL)),
-        ({"backlog_bytes": 8 * TARGET + 1}, DUE, TurnDecision(TurnAction.SPLIT)),
+        ({}, DUE - 1, UploadDecision(UploadAction.WAIT, DUE)),
+        ({}, DUE, UploadDecision(UploadAction.PULL)),
+        ({"free_slots": 0}, DUE - 1, UploadDecision(UploadAction.WAIT, DUE)),
+        ({"free_slots": 0}, DUE, UploadDecision(UploadAction.PASS_TURN)),
+        ({"free_slots": 1}, DUE, UploadDecision(UploadAction.PULL)),
+        ({"backlog_bytes": TARGET}, 10_000 * MS, UploadDecision(UploadAction.PULL)),
+        ({"backlog_bytes": 8 * TARGET + 1}, DUE, UploadDecision(UploadAction.SPLIT)),
         (
             {"backlog_bytes": 8 * TARGET + 1, "free_slots": 0},
             DUE,
-            TurnDecision(TurnAction.PASS_TURN),
+            UploadDecision(UploadAction.PASS_TURN),
         ),
         # It is another member's.
-        ({"turn": 2}, DUE - 1, TurnDecision(TurnAction.WAIT, DUE)),
-        ({"turn": 2}, DUE, TurnDecision(TurnAction.WAKE, DUE + WINDOW)),
-        ({"turn": 2}, DUE + WINDOW - 1, TurnDecision(TurnAction.WAKE, DUE + WINDOW)),
-        ({"turn": 2}, DUE + WINDOW, TurnDecision(TurnAction.TAKE_TURN)),
+        ({"upload_turn": 2}, DUE - 1, UploadDecision(UploadAction.WAIT, DUE)),
+        ({"upload_turn": 2}, DUE, UploadDecision(UploadAction.WAKE, DUE + WINDOW)),
+        ({"upload_turn": 2}, DUE + WINDOW - 1, UploadDecision(UploadAction.WAKE, DUE + WINDOW)),
+        ({"upload_turn": 2}, DUE + WINDOW, UploadDecision(UploadAction.TAKE_TURN)),
         (
-            {"turn": 2, "free_slots": 0},
+            {"upload_turn": 2, "free_slots": 0},
             DUE + WINDOW,
-            TurnDecision(TurnAction.WAIT, DUE + WINDOW + GRACE_NS_MIN),
+            UploadDecision(UploadAction.WAIT, DUE + WINDOW + GRACE_NS_MIN),
         ),
         # A pull since then: the holder is alive, what is left waits for the next.
         (
-            {"turn": 2, "last_pull_ns": DUE + 5 * MS},
+            {"upload_turn": 2, "last_pull_ns": DUE + 5 * MS},
             DUE + WINDOW,
-            TurnDecision(TurnAction.WAKE, DUE + 5 * MS + WINDOW),
+            UploadDecision(UploadAction.WAKE, DUE + 5 * MS + WINDOW),
         ),
         (
-            {"turn": 2, "last_pull_ns": DUE + 5 * MS},
+            {"upload_turn": 2, "last_pull_ns": DUE + 5 * MS},
             DUE + 5 * MS + WINDOW,
-            TurnDecision(TurnAction.TAKE_TURN),
+            UploadDecision(UploadAction.TAKE_TURN),
         ),
         # Windows below the grace.
         (
-            {"turn": 2, "window_ns": MS, "last_pull_ns": 0},
+            {"upload_turn": 2, "window_ns": MS, "last_pull_ns": 0},
             10_000 * MS,
-            TurnDecision(TurnAction.WAKE, 10_000 * MS + GRACE_NS_MIN),
+            UploadDecision(UploadAction.WAKE, 10_000 * MS + GRACE_NS_MIN),
         ),
     ],
 )
 def test_what_a_member_does(
-    changes: dict[str, int | bool], now_ns: int, wanted: TurnDecision
+    changes: dict[str, int | bool], now_ns: int, wanted: UploadDecision
 ) -> None:
     assert decide(view(**changes), now_ns, POLICY) == wanted
 
@@ -167,7 +171,7 @@ views = st.builds(
     me=st.integers(0, 3),
     leader=st.just(0),
     members=st.integers(1, 4),
-    turn=st.integers(0, 3),
+    upload_turn=st.integers(0, 3),
     backlog_bytes=st.one_of(st.integers(0, 3), st.integers(TARGET - 1, 20 * TARGET)),
     oldest_arrival_ns=st.integers(0, 2000 * MS),
     last_pull_ns=st.integers(0, 2000 * MS),
@@ -184,25 +188,25 @@ def test_every_decision_with_pending_requests_acts_or_names_the_next_look(
     seen: GroupView, now_ns: int
 ) -> None:
     decision = decide(seen, now_ns, POLICY)
-    if decision.do in (TurnAction.WAIT, TurnAction.WAKE):
+    if decision.do in (UploadAction.WAIT, UploadAction.WAKE):
         assert now_ns < decision.at_ns < NEVER
-    if decision.do is TurnAction.IDLE:
+    if decision.do is UploadAction.IDLE:
         assert not seen.backlog_bytes
-    if decision.do in (TurnAction.PULL, TurnAction.SPLIT, TurnAction.TAKE_TURN):
+    if decision.do in (UploadAction.PULL, UploadAction.SPLIT, UploadAction.TAKE_TURN):
         assert seen.free_slots
         assert now_ns >= due_ns(seen, POLICY)
-        assert (seen.turn == seen.me) == (decision.do is not TurnAction.TAKE_TURN)
+        assert (seen.upload_turn == seen.me) == (decision.do is not UploadAction.TAKE_TURN)
 
 
 @given(seen=views)
 def test_a_stalled_turn_holder_is_skipped_within_a_window_and_a_grace_of_being_due(
     seen: GroupView,
 ) -> None:
-    seen = msgspec.structs.replace(seen, me=1, turn=0, free_slots=1, backlog_bytes=1)
+    seen = msgspec.structs.replace(seen, me=1, upload_turn=0, free_slots=1, backlog_bytes=1)
     last_sign_ns = max(due_ns(seen, POLICY), seen.last_pull_ns)
     at_ns = last_sign_ns + max(seen.window_ns, GRACE_NS_MIN)
-    assert decide(seen, at_ns, POLICY) == TurnDecision(TurnAction.TAKE_TURN)
-    assert decide(seen, at_ns - 1, POLICY).do is not TurnAction.TAKE_TURN
+    assert decide(seen, at_ns, POLICY) == UploadDecision(UploadAction.TAKE_TURN)
+    assert decide(seen, at_ns - 1, POLICY).do is not UploadAction.TAKE_TURN
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 8])
@@ -215,16 +219,20 @@ def test_a_group_splits_above_two_targets_per_member_and_not_at_them(members: in
 
 def test_only_the_leader_splits_on_its_own_turn_where_both_halves_have_a_shard() -> None:
     full = 8 * TARGET + 1
-    assert decide(view(backlog_bytes=full), DUE, POLICY).do is TurnAction.SPLIT
-    assert decide(view(backlog_bytes=full, me=1, turn=1), DUE, POLICY).do is TurnAction.PULL
+    assert decide(view(backlog_bytes=full), DUE, POLICY).do is UploadAction.SPLIT
+    assert (
+        decide(view(backlog_bytes=full, me=1, upload_turn=1), DUE, POLICY).do is UploadAction.PULL
+    )
     arrived_ns = BASE.oldest_arrival_ns
-    assert decide(view(backlog_bytes=full, turn=1), arrived_ns, POLICY).do is TurnAction.WAKE
+    assert (
+        decide(view(backlog_bytes=full, upload_turn=1), arrived_ns, POLICY).do is UploadAction.WAKE
+    )
     # The leader that takes a stalled holder's turn only pulls.
     assert (
-        decide(view(backlog_bytes=full, turn=1), DUE + 2 * WINDOW, POLICY).do
-        is TurnAction.TAKE_TURN
+        decide(view(backlog_bytes=full, upload_turn=1), DUE + 2 * WINDOW, POLICY).do
+        is UploadAction.TAKE_TURN
     )
-    assert decide(view(backlog_bytes=full, can_split=False), DUE, POLICY).do is TurnAction.PULL
+    assert decide(view(backlog_bytes=full, can_split=False), DUE, POLICY).do is UploadAction.PULL
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ crosses into the next band and puts it on a wheel; the wheel hands it out at tha
 moves MOVES_MAX entries at most, so a burst of entries that cross simultaneously is spread over the
 next calls.
 
-A lane has a clock of its own, which its owner may stop: age freezes then, and nothing moves.
+These bands have a clock of their own, which their owner may stop: age freezes then, and nothing
+moves.
 
 Invariants: an entry whose ``band`` is b is once in queue b or once in heap b, and is counted in
 ``counts[b]``; what else those hold is stale and passed over. A queue is in the order of
@@ -44,7 +45,7 @@ NO_TICK = -1
 class ReadyEntry:
     """An entry of the ready set, from when it is marked until its turn is over.
 
-    ``since_ns`` is on the clock of its lane: age counts from there. ``band`` is the one it is in,
+    ``since_ns`` is on the clock of its bands: age counts from there. ``band`` is the one it is in,
     or HELD, SERVED, GONE; it never enters a band twice. ``lowered`` is 1 for one that is in one
     band lower than its priority says."""
 
@@ -86,7 +87,7 @@ class ReadyEntry:
         self.deferrable = inputs.priority is not None and inputs.priority < 0
 
 
-class AgingLane:
+class AgingBands:
     """Entries that are ready, in five bands."""
 
     def __init__(self) -> None:
@@ -185,7 +186,7 @@ class AgingLane:
                 self._push(entry, band)
 
     def check_invariants(self, entries: list[ReadyEntry]) -> None:
-        """Raises AssertionError unless the lane holds exactly these entries, as the head of the
+        """Raises AssertionError unless the bands hold exactly these entries, as the head of the
         module says. Looks at everything; for tests."""
         held = [set[int]() for _ in range(BANDS)]
         for band in range(BANDS):

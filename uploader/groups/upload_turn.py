@@ -62,7 +62,7 @@ class GroupView(Struct, frozen=True):
     me: int
     leader: int
     members: int
-    turn: int
+    upload_turn: int
     backlog_bytes: int
     oldest_arrival_ns: int
     last_pull_ns: int
@@ -74,7 +74,7 @@ class GroupView(Struct, frozen=True):
     urgent_ns: int = NEVER
 
 
-class TurnAction(Enum):
+class UploadAction(Enum):
     """What a member does next."""
 
     IDLE = "idle"  # nothing is pending
@@ -86,10 +86,10 @@ class TurnAction(Enum):
     WAKE = "wake"  # due, and it is another member's turn: wake it, look again at ``at_ns``
 
 
-class TurnDecision(Struct, frozen=True):
+class UploadDecision(Struct, frozen=True):
     """What to do, and when to look again unless a bell rings before."""
 
-    do: TurnAction
+    do: UploadAction
     at_ns: int = NEVER
 
 
@@ -113,29 +113,29 @@ def wants_split(view: GroupView, now_ns: int, policy: Policy) -> bool:
     )
 
 
-def decide(view: GroupView, now_ns: int, policy: Policy) -> TurnDecision:
+def decide(view: GroupView, now_ns: int, policy: Policy) -> UploadDecision:
     """What member ``view.me`` does about its group's pending requests."""
     if not view.backlog_bytes:
-        return TurnDecision(TurnAction.IDLE)
+        return UploadDecision(UploadAction.IDLE)
     due = due_ns(view, policy)
-    if view.turn == view.me:
+    if view.upload_turn == view.me:
         if now_ns < due:
-            return TurnDecision(TurnAction.WAIT, due)
+            return UploadDecision(UploadAction.WAIT, due)
         if not view.free_slots:
-            return TurnDecision(TurnAction.PASS_TURN)
-        return TurnDecision(
-            TurnAction.SPLIT if wants_split(view, now_ns, policy) else TurnAction.PULL
+            return UploadDecision(UploadAction.PASS_TURN)
+        return UploadDecision(
+            UploadAction.SPLIT if wants_split(view, now_ns, policy) else UploadAction.PULL
         )
     stalled = due + max(view.window_ns, GRACE_NS_MIN)
     # A pull by the holder restarts its grace: what is pending after it waits for the next pull.
     stalled = max(stalled, view.last_pull_ns + max(view.window_ns, GRACE_NS_MIN))
     if now_ns >= stalled:
         if view.free_slots:
-            return TurnDecision(TurnAction.TAKE_TURN)
-        return TurnDecision(TurnAction.WAIT, now_ns + GRACE_NS_MIN)
+            return UploadDecision(UploadAction.TAKE_TURN)
+        return UploadDecision(UploadAction.WAIT, now_ns + GRACE_NS_MIN)
     if now_ns >= due:
-        return TurnDecision(TurnAction.WAKE, stalled)
-    return TurnDecision(TurnAction.WAIT, due)
+        return UploadDecision(UploadAction.WAKE, stalled)
+    return UploadDecision(UploadAction.WAIT, due)
 
 
 class BuddyView(Struct, frozen=True):
