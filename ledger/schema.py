@@ -42,7 +42,8 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   ``source``, ``source_topic_id`` and ``source_bytes``: what a client told of what its cursor
   follows, at ``told_ms``; null if it told nothing, and of deleted cursors.
 - ``routers``: which topics are copied into which (``routers.py``). ``config`` is the filter,
-  ``slot`` the router's place in the shared segment. Rows stay.
+  ``slot`` the router's place in the shared segment. ``token`` is the TokenName, as JSON, with which
+  it was set up last; null: without one. Rows stay.
 - ``subscriptions``: who shares a topic's records, and how (``subscriptions.py``). ``config`` is the
   settings. Rows stay. ``subscription_epochs``: the number of the last batch that a flush told of.
   ``finished_rows``: offsets that are finished above the position of a subscription's cursor, a bit
@@ -386,6 +387,8 @@ MIGRATIONS: tuple[Migration, ...] = (
         "ALTER TABLE cursors ADD COLUMN told_ms BIGINT",
         "CREATE INDEX cursors_told ON cursors (told_ms) WHERE told_ms IS NOT NULL",
     ),
+    # Settings of push have a token too, in their JSON.
+    ("ALTER TABLE routers ADD COLUMN token TEXT",),
 )
 
 

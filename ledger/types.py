@@ -367,6 +367,13 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ) = None
 
 
+class TokenName(Struct, frozen=True):
+    """The token with which something was set up last."""
+
+    id: str
+    name: str
+
+
 class Topic(Struct, frozen=True):
     """A topic. Ids are never used twice; a deleted topic's row stays. ``table`` is the name of its
     table in the lake, without the namespace."""

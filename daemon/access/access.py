@@ -17,8 +17,16 @@ from pathlib import Path
 from daemon.access.allowance import Allowances
 from daemon.access.rights import Rights, of_everybody, rights_of, unauthenticated
 from daemon.access.tickets import KEY_BYTES, Tickets
-from daemon.access.token_file import Token, TokenFileError, Tokens, read_tokens, split_token
+from daemon.access.token_file import (
+    ID_BYTES,
+    Token,
+    TokenFileError,
+    Tokens,
+    read_tokens,
+    split_token,
+)
 from daemon.schemas.errors import ApiError, invalid
+from ledger.types import TokenName
 from shards.clock import monotonic_ns, wall_ms
 
 log = logging.getLogger(__name__)
@@ -56,6 +64,7 @@ class Access:
         self._known: dict[str, _Known] = {}
         self._generation = 0
         self._seen: object = None
+        self.version = 0  # changes with what ``why_gone`` says
         self._look_at_ns = 0
         if path is not None:
             self._seen = _signature(path)
@@ -112,11 +121,26 @@ class Access:
         """A ticket for a stream's target, and when it expires. Raises ApiError 400 where there is
         no token that it could stand for."""
         rights.check_live()
-        if rights.token_id is None and self._path is not None:
+        if rights.token is None and self._path is not None:
             raise invalid(
                 "a ticket stands for a token: ask for it with one, not on the Unix socket"
             )
-        return self._tickets.issue(rights.token_id or "00" * 8, segments, query, self._now_ms())
+        token_id = "00" * ID_BYTES if rights.token is None else rights.token.id
+        return self._tickets.issue(token_id, segments, query, self._now_ms())
+
+    def why_gone(self, token: TokenName | None) -> str:
+        """Why what was set up with this token must wait; empty while it is in force, and for what
+        was set up without one."""
+        if token is None or self._path is None:
+            return ""
+        known = self._known.get(token.id)
+        if known is not None and known.rights.live:
+            return ""
+        how = "revoked" if known is None else "expired"
+        return (
+            f"token {how}: {token.name!r}, with which it was set up last; PUT it again with a token"
+            " that is in force"
+        )
 
     def look(self) -> bool:
         """Follows the file and the clock. Returns whether any rights are over."""
@@ -144,6 +168,7 @@ class Access:
     def _take(self, content: Tokens) -> bool:
         """The tokens that are in force from now on. Returns whether one is not, or has changed."""
         before = self._known
+        self.version += 1
         self._generation = content.generation
         self._known = {
             token.id: known
@@ -165,6 +190,7 @@ class Access:
         ]
         for known in over:
             known.rights.live = False
+        self.version += bool(over)
         return bool(over)
 
 

@@ -8,6 +8,7 @@ from daemon.access.allowance import Allowance, Allowances
 from daemon.access.token_file import Scope, Token
 from daemon.schemas.errors import ApiError
 from delivery.filters import compiled
+from ledger.types import TokenName
 
 
 class Rights:
@@ -15,9 +16,7 @@ class Rights:
     revocation or expiry of the token on; heads, streams and requests refer to one object for each
     token. ``allowance`` is what limits its bearers, None if nothing does."""
 
-    __slots__ = (
-        "_matchers", "_of_all", "allowance", "live", "name", "scopes", "token_id", "who",
-    )  # fmt: skip
+    __slots__ = ("_matchers", "_of_all", "allowance", "live", "scopes", "token", "who")
 
     def __init__(
         self,
@@ -26,8 +25,7 @@ class Rights:
         topics: Iterable[str],
         allowance: Allowance | None = None,
     ) -> None:
-        self.token_id = None if token is None else token.id
-        self.name = None if token is None else token.name
+        self.token = None if token is None else TokenName(token.id, token.name)
         self.who = "everybody" if token is None else f"token {token.name!r}"
         self.scopes = frozenset(scopes)
         self._of_all = "*" in topics

@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 from daemon.access.access import Access
-from daemon.access.allowance import Allowances
 from daemon.api import openapi
 from daemon.api.application import Api
 from daemon.api.figures.status import StatusBuilder
@@ -38,12 +37,9 @@ class ApiSide:
     """What answers the requests of one shard's clients."""
 
     def __init__(
-        self, opened: Opened, write: WriteSide, delivery: DeliverySide, ticket_key: bytes
+        self, opened: Opened, write: WriteSide, delivery: DeliverySide, access: Access
     ) -> None:
         config, segment, ledger = opened.config, opened.segment, opened.ledger
-        auth_file = None if config.auth_file is None else Path(config.auth_file)
-        allowances = Allowances(segment, opened.shard, config.limits)
-        access = Access(auth_file, ticket_key=ticket_key, allowances=allowances)
         self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
         self._guard = guard_of(config)
         self.server = server = Server()
@@ -52,7 +48,7 @@ class ApiSide:
         handlers = Handlers(
             topics=TopicRoutes(write.topics, TopicActivityView(segment)),
             cursors=CursorRoutes(write.cursors),
-            routers=RouterRoutes(segment, delivery.changes, ledger),
+            routers=RouterRoutes(segment, delivery.changes, ledger, access),
             subscriptions=SubscriptionRoutes(
                 segment, delivery.changes, ledger, write.topics, delivery.partitions,
                 SecretsFile(Path(config.data_dir)), delivery.senders.allow, directory,

@@ -51,6 +51,7 @@ from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
 from delivery.subscriptions.shown.inspection import OwnerClocks
+from delivery.tokens import TokensInForce
 from delivery.topic_changes import TopicChanges
 from delivery.watch.hub import WatchHub
 from ledger.types import Commit, Topic
@@ -77,6 +78,7 @@ class DeliverySide:
         opened: Opened,
         write: WriteSide,
         pipe_token: str,
+        tokens: TokensInForce,
         failed: Callable[[Exception], None],
         ended: Callable[[], None],
     ) -> None:
@@ -115,7 +117,7 @@ class DeliverySide:
         self._routers = Routers(
             shard, segment.layout.shards, self.partitions, ledger, write.copies,
             router_board(segment), self.dispatcher.dirty, self._settings, monotonic_ns,
-            self.priorities.learn, ended, min(PAGE_BYTES_MAX, config.ring_bytes // 64),
+            self.priorities.learn, ended, min(PAGE_BYTES_MAX, config.ring_bytes // 64), tokens,
         )  # fmt: skip
         self.flush.add(self._routers)
         self._routers_gate = RoutersGate(
@@ -145,6 +147,7 @@ class DeliverySide:
                 QueuedBudget(QUEUED_BYTES_MAX), EndpointHolds(segment), monotonic_ns, wall_ms,
                 write.may_deliver, failed,
             ),
+            tokens,
         )  # fmt: skip
 
     async def start(self, loop: asyncio.AbstractEventLoop, pipe_listener: socket.socket) -> None:
@@ -176,7 +179,7 @@ class DeliverySide:
         self._routers.look()
         self._subscriptions.look()
         self.senders.look()
-        self._subscriptions.hold_pushed(self.senders.secrets_missing)
+        self._subscriptions.hold_pushed(self.senders.held_pushed)
         for band, depth in enumerate(self._ready.depths()):
             self._words[self._shard_at + at.S_BANDS + band] = depth
         self._words[self._shard_at + at.S_DEFERRED] = self._ready.deferred()

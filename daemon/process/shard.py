@@ -22,9 +22,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import uvloop
 
+from daemon.access.access import Access
+from daemon.access.allowance import Allowances
 from daemon.governor.board import pressure_of
 from daemon.governor.freed_memory import FreedMemory, be_killed_first
 from daemon.governor.shard_sensors import ShardSensors
@@ -96,8 +99,14 @@ class Shard:
             opened, self._take, self._published, self._short_of_time, _end
         )
         self._feed, self._ring, self._pending = write.feed, write.ring, write.pending
-        self._delivery = DeliverySide(opened, write, inheritance.pipe_token, _failed, _end)
-        self._api = ApiSide(opened, write, self._delivery, bytes.fromhex(inheritance.ticket_key))
+        auth_file = opened.config.auth_file
+        access = Access(
+            None if auth_file is None else Path(auth_file),
+            ticket_key=bytes.fromhex(inheritance.ticket_key),
+            allowances=Allowances(self.segment, self.shard, opened.config.limits),
+        )
+        self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
+        self._api = ApiSide(opened, write, self._delivery, access)
         self._server = self._api.server
         self._sensors = ShardSensors(
             self.segment, self.shard, self._delivery.dispatcher, write.leases,

@@ -27,6 +27,7 @@ from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from delivery.tokens import NoTokens, TokensInForce
 from ledger.delivery import push_rates, subscriptions
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
@@ -56,7 +57,10 @@ class PushSenders:
         version: Callable[[], int],
         secrets: SecretsFile,
         tools: SenderTools,
+        tokens: TokensInForce | None = None,
     ) -> None:
+        self._tokens = tokens or NoTokens()
+        self._tokens_seen = self._tokens.version
         self._segment = segment
         self._shard = shard
         self._shards = segment.layout.shards
@@ -70,8 +74,9 @@ class PushSenders:
         self._senders: dict[int, PushSender] = {}
         self._ending: set[int] = set()
         self._stale: set[int] = set()
-        self.secrets_missing: dict[int, str] = {}  # what the owner tells of subscriptions, by id
-        self._lacking: set[int] = set()  # have senders that lack secrets
+        # Why subscriptions, by id, are not sent: their owner tells it.
+        self.held_pushed: dict[int, str] = {}
+        self._lacking: set[int] = set()  # have senders that lack secrets, or wait for a token
         self._lacks_due_ns = 0
         self.heard = 0  # the number of the last change that is known here
         self._seen = -1
@@ -118,6 +123,13 @@ class PushSenders:
         if self._asking is None and self._lacking and self._tools.now_ns() >= self._lacks_due_ns:
             self._lacks_due_ns = self._tools.now_ns() + LACKS_NS
             self._stale |= self._lacking
+        if self._tokens.version != self._tokens_seen:
+            self._tokens_seen = self._tokens.version
+            self._stale |= {
+                subscription_id
+                for subscription_id, sender in self._senders.items()
+                if self._tokens.why_gone(sender.job.push.token) != sender.job.barred
+            }
         if self._asking is None and (self._version() != self._seen or self._stale):
             self._asking = self._start(self._ask())
         for sender in self._senders.values():
@@ -222,8 +234,9 @@ class PushSenders:
         source = EventSource(topic.name, topic.topic_id, topic.created_ms, history)
         secrets, problem = await self._secrets_of(subscription)
         lacks = problem or missing(push, secrets)
-        self._note_lacks(subscription, number, lacks)
-        job = SenderJob(subscription, source, secrets, lacks, Hiding(secrets))
+        barred = self._tokens.why_gone(push.token)
+        self._note_lacks(subscription, number, barred or (lacks and f"secret_missing: {lacks}"))
+        job = SenderJob(subscription, source, secrets, barred or lacks, Hiding(secrets), barred)
         if sender is not None and not sender.can_follow(job):
             self._end(sender)
         elif sender is not None:
@@ -270,12 +283,12 @@ class PushSenders:
 
     def _note_lacks(self, subscription: Subscription, number: int, lacks: str) -> None:
         subscription_id = subscription.subscription_id
-        self.secrets_missing.pop(subscription_id, None)
+        self.held_pushed.pop(subscription_id, None)
         self._lacking.discard(subscription_id)
         if lacks:
             self._lacking.add(subscription_id)
             if number == 0:
-                self.secrets_missing[subscription_id] = f"secret_missing: {lacks}"
+                self.held_pushed[subscription_id] = lacks
 
     def _end(self, sender: PushSender) -> None:
         """Ends a sender; after that another one may begin, if one is wanted then."""

@@ -89,8 +89,9 @@ class SenderJob(Struct, frozen=True):
     subscription: Subscription
     source: EventSource
     secrets: PushSecrets | None
-    lacks: str  # which secrets it needs and does not have; empty if none
+    lacks: str  # why nothing may be sent: secrets, or its token; empty if it may
     hiding: Hiding
+    barred: str = ""  # why its token bars it, if so
 
     @property
     def config(self) -> SubscriptionConfig:

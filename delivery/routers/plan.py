@@ -244,6 +244,7 @@ class RouterPlan:
         self.lanes = [Lane(partition, self._due) for partition in range(partitions)]
         self.paused = paused
         self.stopped = ""  # why it cannot go on
+        self.barred = ""  # why it may not, until it is set up again
         self.held = ""  # why it waits
         self.held_until_ns = 0
         self.counts = NOTHING
@@ -257,6 +258,11 @@ class RouterPlan:
         self.held = reason
         self.held_until_ns = now_ns + HOLD_NS
 
+    @property
+    def may_copy(self) -> bool:
+        """Whether it is to copy anything."""
+        return not (self.paused or self.stopped or self.barred)
+
     def release(self) -> None:
         """Something was taken."""
         self.held = ""
@@ -267,7 +273,7 @@ class RouterPlan:
     ) -> Load | Read | None:
         """What to do now; None: nothing before the next event. ``head`` is the last offset of a
         partition of the source, None while that is unknown."""
-        if self.paused or self.stopped or now_ns < self.held_until_ns:
+        if not self.may_copy or now_ns < self.held_until_ns:
             return None
         for partition in list(self._due):
             lane = self.lanes[partition]

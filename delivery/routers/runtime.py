@@ -38,6 +38,7 @@ from delivery.routers.plan import Counts, Lane, Load, Read, RouterPlan
 from delivery.routers.schemas import gone_topic
 from delivery.routers.standing import RouterStanding
 from delivery.standstill import LOOK_NS
+from delivery.tokens import NoTokens, TokensInForce
 from ledger import cursors
 from ledger.delivery import routers
 from ledger.delivery.routers import RouterView
@@ -108,8 +109,8 @@ class RunningRouter:
             phase, reason = RowPhase.STOPPED, plan.stopped
         elif plan.paused:
             phase = RowPhase.PAUSED
-        elif gated or plan.held:
-            phase, reason = RowPhase.HELD, gated or plan.held
+        elif plan.barred or gated or plan.held:
+            phase, reason = RowPhase.HELD, plan.barred or gated or plan.held
         stands = self.standing.stands
         return RouterRow(
             phase, reason, self.view.router.name, self.view.source.name, self.view.dest.name,
@@ -145,8 +146,11 @@ class Routers:
         learn: Callable[[Topic], None],
         ended: Callable[[], object],
         page_bytes: int = PAGE_BYTES_MAX,
+        tokens: TokensInForce | None = None,
     ) -> None:
         self._shard = shard
+        self._tokens = tokens or NoTokens()
+        self._tokens_seen = self._tokens.version
         self._page_bytes = page_bytes
         self._shards = shards
         self._reader = reader
@@ -189,6 +193,10 @@ class Routers:
         if not self._asking and (self._version() != self._seen or self._stale):
             self._asking = True
             self._start(self._ask())
+        if self._tokens.version != self._tokens_seen:
+            self._tokens_seen = self._tokens.version
+            for running in self._running.values():
+                self._bar(running)
         now_ns = self._now_ns()
         self._look_at_lag(now_ns)
         touched, self._touched = self._touched, set()
@@ -206,6 +214,12 @@ class Routers:
                 self._board.write(router.slot, router.router_id, row)
                 running.told = row
         self._wake_starved()
+
+    def _bar(self, running: RunningRouter) -> None:
+        """It waits while the token with which it was set up is not in force."""
+        running.plan.barred = self._tokens.why_gone(running.view.router.token)
+        self._touched.add(running)
+        self._wake(running)
 
     def _look_at_lag(self, now_ns: int) -> None:
         """How far routers are behind and which stand still, each once a second."""
@@ -300,8 +314,7 @@ class Routers:
                 running.follow(view)
                 self._lanes += len(running.plan.lanes)
             self._pin(running)
-            self._touched.add(running)
-            self._wake(running)
+            self._bar(running)
 
     def _may_be_pinned(self, running: RunningRouter) -> bool:
         """Whether there is room now for partitions that had none."""
@@ -472,7 +485,7 @@ class Routers:
         step = lane.frame(reached)
         if step is None:
             return
-        if plan.paused or plan.stopped or self._closed:
+        if not plan.may_copy or self._closed:
             lane.unread()
             return
         if self._gated:

@@ -66,8 +66,8 @@ class RouterStatus(RouterCounters, frozen=True, kw_only=True):
         State,
         Meta(
             description="`paused` by request; `held` while the destination takes nothing, records"
-            " of the source are in quarantine, or the ring, memory or a disk is almost full;"
-            " `stopped` if a topic is gone"
+            " of the source are in quarantine, the token with which it was set up is gone, or the"
+            " ring, memory or a disk is almost full; `stopped` if a topic is gone"
         ),
     ]
     reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]
@@ -98,8 +98,9 @@ class RouterDeleted(Struct, frozen=True):
     deleted: bool = True
 
 
-def status_of(view: RouterView, row: RouterRow | None) -> RouterStatus:
-    """A router as clients see it; ``row`` is what its owner tells of it."""
+def status_of(view: RouterView, row: RouterRow | None, barred: str = "") -> RouterStatus:
+    """A router as clients see it; ``row`` is what its owner tells of it, ``barred`` why it may not
+    copy until it is set up again."""
     router = view.router
     told = row or RouterRow()
     phase, reason = told.phase, told.reason
@@ -109,6 +110,8 @@ def status_of(view: RouterView, row: RouterRow | None) -> RouterStatus:
         phase, reason = RowPhase.STOPPED, gone
     elif router.paused:
         phase, reason = RowPhase.PAUSED, ""
+    elif barred:
+        phase, reason = RowPhase.HELD, barred
     elif phase is RowPhase.PAUSED or (phase is RowPhase.HELD and not view.lag):
         phase, reason = RowPhase.RUNNING, ""
     return RouterStatus(

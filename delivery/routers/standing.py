@@ -51,7 +51,7 @@ class RouterStanding:
                 self.lag += left
                 first[partition] = position + 1
         self._moved.look(moved, now_ns)
-        if plan.paused:
+        if plan.paused or plan.barred:
             self._fronts.clear()
             self.stands = None
             return

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from ledger.types import TokenName
+
 RATE_MIN = 1 / 60
 RATE_MAX = 100_000
 SENDERS_MAX = 64
@@ -81,9 +83,11 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PushSettings(PushTarget, frozen=True, forbid_unknown_fields=True):
-    """The same, with the name under which its secrets are kept; null: it has none."""
+    """The same, with the name under which its secrets are kept, null: it has none; and the token
+    with which it was set up last."""
 
     secrets_id: str | None = None
+    token: TokenName | None = None
 
     @property
     def start_part(self) -> float | None:

@@ -30,7 +30,7 @@ from ledger.errors import (
     TopicMissing,
 )
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import ROUTERS_MAX, Offset, PartitionState, Topic
+from ledger.types import ROUTERS_MAX, Offset, PartitionState, TokenName, Topic
 
 # A note: the last id whose row is not there any more (ledger/space/leftovers.py).
 LAST_ID_NOTE = "last_router_id"
@@ -65,6 +65,7 @@ class Router(Struct, frozen=True):
     cursor_id: int
     slot: int
     paused: bool
+    token: TokenName | None = None
 
 
 class RouterView(Struct, frozen=True):
@@ -84,10 +85,12 @@ class RouterView(Struct, frozen=True):
 
 NO_FILTER = RouterFilter()
 _COLUMNS = (
-    "router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot, paused"
+    "router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot, paused,"
+    " token"
 )
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(RouterFilter)
+_token_decoder = msgspec.json.Decoder(TokenName)
 
 
 def create(
@@ -99,8 +102,9 @@ def create(
     start: Start,
     paused: bool,
     now_ms: int,
+    token: TokenName | None = None,
 ) -> Router:
-    """A new router; there is none of this name.
+    """A new router; there is none of this name. ``token``: with which it is set up.
 
     Raises TopicMissing, RouterCycle, RoutersFull, RouterStartRefused, CursorsFull.
     """
@@ -113,13 +117,15 @@ def create(
     (last,) = tx.execute("SELECT coalesce(max(router_id), 0) FROM routers").fetchone()
     router = Router(
         1 + max(last, notes.number(tx, LAST_ID_NOTE)), name, filter_, now_ms, None,
-        source.topic_id, dest.topic_id, cursor.cursor_id, slot, paused,
+        source.topic_id, dest.topic_id, cursor.cursor_id, slot, paused, token,
     )  # fmt: skip
     tx.execute(
-        f"INSERT INTO routers ({_COLUMNS}, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO routers ({_COLUMNS}, changed)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             router.router_id, name, _encoder.encode(filter_).decode(), now_ms, None,
-            router.source_id, router.dest_id, router.cursor_id, slot, paused, changes.following(tx),
+            router.source_id, router.dest_id, router.cursor_id, slot, paused, _text(token),
+            changes.following(tx),
         ),
     )  # fmt: skip
     return router
@@ -132,8 +138,10 @@ def alter(
     dest_name: str | None,
     filter_: RouterFilter | None,
     paused: bool | None,
+    token: TokenName | None = None,
 ) -> Router:
-    """Changes what is given. Topics may be named only if the router is bound to them.
+    """Changes what is given, and the token with which it was set up last. Topics may be named only
+    if the router is bound to them.
 
     Raises RouterMissing, RouterBound.
     """
@@ -152,13 +160,14 @@ def alter(
         present,
         filter=present.filter if filter_ is None else filter_,
         paused=present.paused if paused is None else paused,
+        token=token,
     )
     if changed != present:
         tx.execute(
-            "UPDATE routers SET config = ?, paused = ?, changed = ? WHERE router_id = ?",
+            "UPDATE routers SET config = ?, paused = ?, token = ?, changed = ? WHERE router_id = ?",
             (
-                _encoder.encode(changed.filter).decode(), changed.paused, changes.following(tx),
-                present.router_id,
+                _encoder.encode(changed.filter).decode(), changed.paused, _text(token),
+                changes.following(tx), present.router_id,
             ),
         )  # fmt: skip
     return changed
@@ -297,10 +306,15 @@ def _topic(tx: ReadTx, name: str) -> Topic:
 
 
 def _router(row: Any) -> Router:
-    router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot, paused = (
-        row
-    )
+    (
+        router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot,
+        paused, token,
+    ) = row  # fmt: skip
     return Router(
         router_id, name, _decoder.decode(config), created_ms, deleted_ms, source_id, dest_id,
-        cursor_id, slot, bool(paused),
+        cursor_id, slot, bool(paused), None if token is None else _token_decoder.decode(token),
     )  # fmt: skip
+
+
+def _text(token: TokenName | None) -> str | None:
+    return None if token is None else _encoder.encode(token).decode()

@@ -104,7 +104,7 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
     ),
     "routers": (
         ("router_id", "name", "config", "created_ms", "deleted_ms", "source_id", "dest_id",
-         "cursor_id", "slot", "paused", "changed"),
+         "cursor_id", "slot", "paused", "changed", "token"),
         1,
     ),
     "subscriptions": (

@@ -98,10 +98,11 @@ class Daemon:
     def __init__(
         self, data: Path, *, shards: int = 1, store: str | None = None,
         environ: dict[str, str] | None = None, settings: dict[str, object] | None = None,
-        listen: str = "127.0.0.1:0", config_file: Path | None = None,
+        listen: str = "127.0.0.1:0", config_file: Path | None = None, token: str = "",
         command: Sequence[str] = (sys.executable, "-m", "cli", "serve"),
     ) -> None:  # fmt: skip
         self.data = data
+        self.token = token  # that its own requests are sent with
         arguments = ["--data", str(data), "--listen", listen, "--shards", str(shards)]
         if store is not None:
             arguments += ["--store", store]
@@ -152,6 +153,8 @@ class Daemon:
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One request on a connection of its own."""
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self.token:
+            fields.setdefault("Authorization", f"Bearer {self.token}")
         return ask(self.port, method, path, body, fields)
 
     def get(self, path: str) -> Answer:

@@ -28,6 +28,7 @@ from delivery.routers.schemas import (
     RouterStatus,
     status_of,
 )
+from delivery.tokens import TokensInForce
 from ledger.delivery import routers
 from ledger.delivery.routers import NO_FILTER, RouterFilter, RouterView
 from ledger.errors import (
@@ -57,7 +58,9 @@ class RouterRoutes:
         segment: Segment,
         changes: DeliveryChanges,
         ledger: LedgerThread,
+        tokens: TokensInForce,
     ) -> None:
+        self._tokens = tokens
         self._board = router_board(segment)
         self._ledger = ledger
         self._changes = changes
@@ -79,11 +82,12 @@ class RouterRoutes:
                 routers.create(
                     tx, name, asked.source, asked.dest, wanted or NO_FILTER,
                     "now" if asked.start is UNSET else asked.start, asked.paused is True, wall_ms(),
+                    rights.token,
                 )  # fmt: skip
             else:
                 routers.alter(
                     tx, name, asked.source or None, asked.dest or None, wanted,
-                    None if asked.paused is UNSET else asked.paused,
+                    None if asked.paused is UNSET else asked.paused, rights.token,
                 )  # fmt: skip
             return routers.view(tx, name), creates
 
@@ -154,7 +158,8 @@ class RouterRoutes:
         return RouterDeleted(name)
 
     def _status(self, view: RouterView) -> RouterStatus:
-        return status_of(view, self._board.read(view.router.slot, view.router.router_id))
+        row = self._board.read(view.router.slot, view.router.router_id)
+        return status_of(view, row, self._tokens.why_gone(view.router.token))
 
 
 def _filter(asked: RouterSettings) -> RouterFilter | None:

@@ -144,7 +144,7 @@ class SubscriptionRoutes:
             if found is None:
                 start = await self._exact(entry, start)
             try:
-                return await self._put(entry, name, found, given, push, start)
+                return await self._put(entry, name, found, given, push, start, rights)
             except SecretsMoved:
                 continue
         raise ApiError(
@@ -160,6 +160,7 @@ class SubscriptionRoutes:
         given: Mapping[str, Any],
         push: PushChange | UnsetType | None,
         start: SubscriptionStart,
+        rights: Rights,
     ) -> SubscriptionSummary | Created:
         """Raises ApiError, and SecretsMoved if the secrets are not those of ``found`` any more."""
         new_id: str | None = None
@@ -175,11 +176,14 @@ class SubscriptionRoutes:
             if is_secret and secrets_of(present) != secrets_of(found):
                 raise SecretsMoved
             wanted = dict(given)
+            former = None if present is None else present.config.push
             if isinstance(push, PushChange):
-                former = None if present is None else present.config.push
                 wanted["push"] = changed_push(name, former, push, new_id)
             elif push is None:
                 wanted["push"] = None
+            settings = wanted.get("push", former)
+            if settings is not None and Scope.PUSH in rights.scopes:
+                wanted["push"] = msgspec.structs.replace(settings, token=rights.token)
             if present is None:
                 config = SubscriptionConfig(**wanted)
                 made = subscriptions.create(tx, entry.name, name, config, start, wall_ms())

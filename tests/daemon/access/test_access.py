@@ -155,3 +155,26 @@ def test_a_file_that_cannot_be_used_leaves_the_tokens_in_force_and_is_logged_onc
 def test_a_file_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenFileError, match="there is no"):
         Access(tmp_path / "tokens.json")
+
+
+def test_what_a_token_set_up_waits_while_it_is_not_in_force(world: World) -> None:
+    _, text = world.file.issue("brief", [Scope.READ], expires_in=timedelta(seconds=60))
+    world.access.look()
+    shop = world.access.of(bearer(world.token)).token
+    brief = world.access.of(bearer(text)).token
+    assert shop is not None and brief is not None
+    assert world.access.why_gone(shop) == world.access.why_gone(brief) == ""
+    assert world.access.why_gone(None) == "", "what was set up without a token waits for none"
+    version = world.access.version
+    world.access.look()
+    assert world.access.version == version
+    world.now_ms += 60_000
+    world.access.look()
+    assert world.access.version > version
+    assert world.access.why_gone(brief).startswith("token expired: 'brief'")
+    version = world.access.version
+    world.file.revoke("shop")
+    world.access.look()
+    assert world.access.version > version
+    assert world.access.why_gone(shop).startswith("token revoked: 'shop'")
+    assert Access(None).why_gone(shop) == ""

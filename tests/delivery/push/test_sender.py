@@ -411,7 +411,7 @@ def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
         made = them.create({"signed": True, "secrets_id": secrets_id})
         them.owner.produce(record(1, "k"))
         path = them.secrets.path
-        held = them.senders.secrets_missing
+        held = them.senders.held_pushed
         await them.until(lambda: made.subscription_id in held, made)
         assert held[made.subscription_id].startswith("secret_missing: its signing secret")
         path.write_text("{")  # damaged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from ledger.errors import (
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.space import retention
-from ledger.types import CursorPosition, Topic, TopicConfig
+from ledger.types import CursorPosition, TokenName, Topic, TopicConfig
 from tests.ledger.requests import Request, draft_of, lease
 
 
@@ -289,3 +289,24 @@ def test_a_rebuilt_ledger_has_the_same_routers(
     rebuilt.write(backup.apply, everything)
     assert rebuilt.read(routers.views) == ledger.read(routers.views)
     rebuilt.close()
+
+
+def test_entries_tell_with_which_token_it_was_set_up_and_those_of_a_former_version_of_none(
+    ledger: Ledger, topic: Topic, tmp_path: Path
+) -> None:
+    add_topics(ledger, "copies")
+    token = TokenName("12ab", "mover")
+    made = ledger.write(routers.create, "r", "orders", "copies", NO_FILTER, "now", False, 5, token)
+    assert made.token == token and ledger.read(routers.find, "r") == made
+    _, told = ledger.read(backup.changes_since, backup.Mark())
+    for name, wanted in (("now", token), ("former", None)):
+        with closing(Ledger(tmp_path / f"{name}.db", nullcontext())) as other:
+            other.write(backup.apply, told)
+            found = other.read(routers.find, "r")
+            assert found is not None and found.token == wanted
+        told.rows["routers"] = [row[:-1] for row in told.rows["routers"]]
+    keeper = TokenName("34cd", "keeper")
+    for now in (keeper, None):
+        assert ledger.write(routers.alter, "r", None, None, None, None, now).token == now
+        found = ledger.read(routers.find, "r")
+        assert found is not None and found.token == now
