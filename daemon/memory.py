@@ -11,6 +11,7 @@ from daemon.governor.costs.billing import target_max_bytes
 from daemon.http.limits import HttpLimits, http_limits
 from daemon.http.request_budget import LARGE_BYTES_MAX, PROBES_BYTES_MAX, REQUESTS_BYTES_MAX
 from daemon.intake import admission, caps, commit_feed, topic_cache
+from daemon.tls import transport
 from delivery import filters
 from delivery.pipes import buffers as pipe_buffers
 from delivery.pipes import client as pipe_client
@@ -102,6 +103,16 @@ def _pipes_bytes(config: Config) -> int:
     )  # fmt: skip
 
 
+def _tls_bytes(limits: HttpLimits) -> int:
+    """The TLS connections of one shard. What clients have not taken is counted as it is sent."""
+    connections = limits.connections_max + limits.connections_told_max + limits.streams_max
+    return (
+        transport.HANDSHAKES_MAX * transport.HANDSHAKE_BYTES
+        + connections * transport.CONNECTION_BYTES
+        + 4 * transport.READ_BYTES
+    )
+
+
 def _uploads_bytes(config: Config) -> int:
     # A pull has at most slots x target bytes, cut into equal objects of less than 1.5 x the target.
     # The loser of a hedge keeps its object while its slot has the next one.
@@ -125,7 +136,7 @@ def bounds(config: Config) -> dict[str, int]:
     limits = http_limits(config)
     # Bodies to produce on their way and requests held back are within promises of ring space; what
     # was received of those that wait for one has its own limit (daemon/intake/admission.py).
-    return {
+    parts = {
         "segment": layout_of(config).size_bytes,
         "bodies": shards * config.ring_bytes,
         "queued": shards * (config.ring_bytes // admission.QUEUED_SHARE),
@@ -208,6 +219,10 @@ def bounds(config: Config) -> dict[str, int]:
         "image": 2 * PART_BYTES,
         "processes": (shards + 1) * PROCESS_BYTES,
     }
+    if config.tls_listen is not None:
+        # Each connection keeps what its handshake agreed on, and a record that has not come whole.
+        parts["tls"] = shards * _tls_bytes(limits)
+    return parts
 
 
 def above_limit(config: Config, cgroup: CgroupMemory) -> str | None:

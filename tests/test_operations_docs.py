@@ -98,6 +98,13 @@ def test_the_fields_to_watch_are_fields_of_the_status() -> None:
             assert f'"{name}"' in document, f"{row} is not a field"
 
 
+def tls_bytes() -> int:
+    """What TLS adds to the bound of one shard."""
+    files = {"tls_listen": "127.0.0.1:0", "tls_certificate": "c.pem", "tls_key": "k.pem"}
+    given = [Override(key, value, "test") for key, value in files.items()]
+    return bounds(load(None, {}, [Override("shards", "1", "test"), *given]))["tls"]
+
+
 def test_the_memory_table_adds_up_to_the_bound() -> None:
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| (\d+) MiB \|$", section("Capacity"), re.MULTILINE)
     ((a_shard, besides),) = re.findall(
@@ -107,6 +114,8 @@ def test_the_memory_table_adds_up_to_the_bound() -> None:
         r"pipes between them take at most (\d+) MiB a shard, and ([\d.]+) MiB", section("Capacity")
     )
     assert sum(map(int, rows)) == int(a_shard)
+    ((by_tls,),) = [re.findall(r"`streams_max` streams: (\d+) MiB", section("Capacity"))]
+    assert abs(tls_bytes() / (1 << 20) - int(by_tls)) < 1
     for shards in (1, 2, 16):
         parts = bounds(load(None, {}, [Override("shards", str(shards), "test")]))
         told_mib: float = int(a_shard) * shards + int(besides)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import http.client
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ import msgspec
 
 from commands.client.routes import in_commands
 from commands.output import duration_text
+from compaction.access.authorities import trusting
 from compaction.access.bearer import bearer
 from daemon.schemas.api import ErrorAnswer
 from shards.clock import monotonic_ns
@@ -112,13 +114,14 @@ class Client:
         self._notice_ms = notice_ms
         self.say = say
         self._base = parts.path.rstrip("/")
-        https = parts.scheme == "https"
-        self._kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        self._tls = trusting(os.environ) if parts.scheme == "https" else None
         self._address = (parts.hostname, port)
         self._connection = self._connect(timeout_s)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        return self._kind(*self._address, timeout=timeout_s)
+        if self._tls is None:
+            return http.client.HTTPConnection(*self._address, timeout=timeout_s)
+        return http.client.HTTPSConnection(*self._address, timeout=timeout_s, context=self._tls)
 
     def close(self) -> None:
         self._connection.close()

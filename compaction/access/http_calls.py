@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from compaction.access.authorities import https_connection
 from compaction.access.bearer import bearer
 from shards.clock import monotonic_ns
 from uploader.stores.retry import DAEMON
@@ -148,8 +149,10 @@ def _connection(address: str, timeout_s: float) -> tuple[http.client.HTTPConnect
     if address.startswith(UNIX):
         return _UnixConnection(address.removeprefix(UNIX), timeout_s), ""
     parts = urlsplit(address)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=timeout_s), parts.path.rstrip("/")
+    host, prefix = parts.hostname or "", parts.path.rstrip("/")
+    if parts.scheme == "https":
+        return https_connection(host, parts.port, timeout_s), prefix
+    return http.client.HTTPConnection(host, parts.port, timeout=timeout_s), prefix
 
 
 def _attempt(address: str, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:

@@ -107,6 +107,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     auth_file: str | None
     insecure_open: bool
     limits: dict[str, float]
+    tls_listen: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    tls_client_ca: str | None
     scheduler: str
     governor: str
     pressure_weights: dict[str, float]
@@ -134,6 +138,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def listen_port(self) -> int:
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def tls_host(self) -> str:
+        """Of ``tls_listen``, which is set."""
+        assert self.tls_listen is not None
+        return self.tls_listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def tls_port(self) -> int:
+        """Of ``tls_listen``, which is set."""
+        assert self.tls_listen is not None
+        return int(self.tls_listen.rpartition(":")[2])
 
     @property
     def ledger_path(self) -> str:
@@ -338,12 +354,24 @@ FIELDS: tuple[Field, ...] = (
           " may read it. It is read again when it changes. Without one everybody who reaches the"
           " daemon may do everything"),
     Field("insecure_open", SWITCH, "false", "",
-          "`listen` at an address other than loopback without an `auth_file`: for a network on"
-          " which everybody may read, write and delete everything"),
+          "`listen` or `tls_listen` at an address other than loopback without an `auth_file`: for a"
+          " network on which everybody may read, write and delete everything"),
     Field("limits", LIMITS, (), "",
           "how much all clients together may use, over all shards: a table, or text like"
           " `requests=10000/s,bytes_in=100MiB/s`; what is above gets 429 `over_limit`. Tokens have"
           " limits of their own ([access.md](access.md#limits))"),
+    Field("tls_listen", optional(ADDRESS), None, "",
+          "where producers and readers connect by [TLS](access.md#tls), in addition to `listen`;"
+          " it needs `tls_certificate` and `tls_key`"),
+    Field("tls_certificate", optional(FILE), None, "",
+          "the daemon's certificate, in PEM format, and after it those of its issuers. It is read"
+          " again when it changes"),
+    Field("tls_key", optional(FILE), None, "",
+          "the private key of that certificate, in PEM format without a password; only the"
+          " daemon's user may have rights to it"),
+    Field("tls_client_ca", optional(FILE), None, "",
+          "certificates, in PEM format, of authorities whose clients may show a certificate instead"
+          " of a token"),
     Field("scheduler", one_of("on", "off"), "on", "",
           "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
           " offsets are the same"),

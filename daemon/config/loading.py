@@ -208,14 +208,36 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
 
 
 def _access_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    host = values["listen"].rpartition(":")[0].strip("[]")
-    if is_loopback(host) or values["auth_file"] is not None or values["insecure_open"]:
+    problems = _tls_problems(values, origins)
+    if values["auth_file"] is not None or values["insecure_open"]:
+        return problems
+    for key in ("listen", "tls_listen"):
+        address = values[key]
+        if address is not None and not is_loopback(address.rpartition(":")[0].strip("[]")):
+            problems.append(
+                f"{key} must be a loopback address without an auth_file, got {address}"
+                f" ({origins[key]}): whoever reached it could read and delete everything. Create a"
+                " token with `headgate tokens create` and set auth_file, or set insecure_open ="
+                " true"
+            )
+    return problems
+
+
+def _tls_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    if values["tls_listen"] is None:
+        return [
+            f"{key} needs tls_listen, got {values[key]} ({origins[key]}): set tls_listen ="
+            f" HOST:PORT, or leave {key} out"
+            for key in ("tls_certificate", "tls_key", "tls_client_ca")
+            if values[key] is not None
+        ]
+    missing = [key for key in ("tls_certificate", "tls_key") if values[key] is None]
+    if not missing:
         return []
     return [
         (
-            f"listen must be a loopback address without an auth_file, got {values['listen']}"
-            f" ({origins['listen']}): whoever reached it could read and delete everything. Create a"
-            " token with `headgate tokens create` and set auth_file, or set insecure_open = true"
+            f"tls_listen needs {' and '.join(missing)}, got {values['tls_listen']}"
+            f" ({origins['tls_listen']}): name the files, in PEM format"
         )
     ]
 

@@ -34,6 +34,7 @@ from daemon.http.response import CONTINUE
 from daemon.http.stream import Stream
 from daemon.http.timeouts import Overdue, Waiting, WaitsFor, overdue, too_slow
 from daemon.schemas.errors import ApiError
+from daemon.tls.transport import TlsTransport
 from delivery.streams.wire import LAST_CHUNK
 from shards.clock import monotonic_ns
 
@@ -72,6 +73,8 @@ class Connection(Receiver, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if isinstance(transport, TlsTransport):
+            self.tls = transport
         self.transport.set_write_buffer_limits(high=self.server.limits.write_buffer_high_bytes)
         refusal = self.server.connection_made(self)
         if refusal is not None:

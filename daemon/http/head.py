@@ -48,6 +48,7 @@ _SINGLE_FIELDS = frozenset(
 # value, because control characters are refused.
 _REPEATABLE = frozenset({"filter"})
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_TLS_BEGINS = b"\x16\x03"
 _HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST = re.compile(r"[A-Za-z0-9.\-_~:\[\]%!$&'()*+,;=]*\Z")
@@ -277,6 +278,8 @@ def check_partial_head(data: bytes, limits: HttpLimits) -> None:
     if len(data) > limits.head_bytes_max:
         raise head_too_large(f"more than {limits.head_bytes_max} bytes", limits)
     if _HEAD_BEGINS.match(data) is None:
+        if data.startswith(_TLS_BEGINS):
+            raise bad_request("the client speaks TLS, which this port does not: use tls_listen's")
         raise bad_request("the bytes that were received are not an HTTP/1.1 request")
 
 

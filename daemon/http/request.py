@@ -27,9 +27,10 @@ from daemon.http.response import (
     encode_answer,
     encode_stream_head,
 )
-from daemon.http.stream import Start, Stream, Streams
+from daemon.http.stream import Start, Stream, Streams, as_kept
 from daemon.http.unsent import Unsent
 from daemon.schemas.errors import ApiError
+from daemon.tls.transport import TlsTransport
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Sender:
     """The sending side of a connection: requests without an answer, in the order of arrival."""
 
     __slots__ = (
-        "answered_ns", "attention", "is_full", "plain", "queue", "server", "transport",
+        "answered_ns", "attention", "is_full", "plain", "queue", "server", "tls", "transport",
         "unread_bytes",
     )  # fmt: skip
 
@@ -77,6 +78,7 @@ class Sender:
 
     def __init__(self, server: Shared) -> None:
         self.server = server
+        self.tls: TlsTransport | None = None  # the transport, if it is one
         self.queue: deque[Request] = deque()
         # Answers need no header about the connection.
         self.plain = not server.draining
@@ -126,7 +128,7 @@ class Sender:
         """Counts what the client has not taken. Returns whether this connection goes on: those
         whose clients take nothing are closed when they hold too much together."""
         unsent = self.server.unsent
-        unsent.hold(self, data)
+        unsent.hold(self, as_kept(data, self.tls))
         for stalled in unsent.shed():
             stalled.transport.abort()
         return not self.transport.is_closing()

@@ -25,6 +25,8 @@ from daemon.http.stream import Streams
 from daemon.http.unsent import Unsent
 from daemon.http.wheel import Wheel
 from daemon.schemas.errors import ApiError
+from daemon.tls.certificate import CheckedPair
+from daemon.tls.transport import Tls, TlsTransport
 from shards.clock import monotonic_ns
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class Server:
         # A coarse clock that each tick sets: reading the real one per request is too slow.
         self.now_ns = monotonic_ns()
         self.tick_ns = 0
+        self.tls: Tls | None = None
         self._wheel: Wheel[Connection] = Wheel(_WHEEL_SLOTS)
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -170,6 +173,20 @@ class Server:
             )
         )
 
+    async def listen_by_tls(self, sock: socket.socket, pair: CheckedPair) -> None:
+        """Serves by TLS too, on a socket which listens already; after ``start``."""
+        self.tls = tls = Tls(pair)
+        self._listeners.append(
+            await self._loop.create_server(
+                lambda: TlsTransport(tls, Connection(self)), sock=sock, backlog=_LISTEN_BACKLOG
+            )
+        )
+
+    def serve_certificate(self, pair: CheckedPair) -> None:
+        """Shows another certificate from now on."""
+        assert self.tls is not None
+        self.tls.in_force = pair
+
     def end_revoked(self) -> None:
         """Ends the streams, and the bodies on their way, of senders whose rights have ended."""
         self.tcp_heads.clear()
@@ -251,5 +268,7 @@ class Server:
         self.now_ns = now_ns = monotonic_ns()
         # First, so that an exception below does not stop the clock.
         self._timer = self._loop.call_later(self.tick_ns / 1e9, self._tick)
+        if self.tls is not None:
+            self.tls.end_overdue(now_ns)
         for connection in self._wheel.turn():
             connection.check(now_ns)

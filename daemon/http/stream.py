@@ -25,6 +25,7 @@ from typing import Protocol
 from daemon.access.rights import EVERYTHING, Rights
 from daemon.http.unsent import Unsent
 from daemon.schemas.errors import ApiError
+from daemon.tls.transport import TlsTransport
 from delivery.streams.outlet import Outlet
 from delivery.streams.wire import LAST_CHUNK
 
@@ -33,10 +34,19 @@ log = logging.getLogger(__name__)
 Start = Callable[[Outlet], None]
 
 
+def as_kept(data: bytes, tls: TlsTransport | None) -> bytes:
+    """What a transport keeps of data that was written last and is not taken: by TLS, what it was
+    encrypted to, which no two connections share."""
+    if tls is None or tls.untaken is None:
+        return data
+    return tls.untaken
+
+
 class Carrier(Protocol):
     """The connection of a stream."""
 
     transport: asyncio.Transport
+    tls: TlsTransport | None
 
     @property
     def streams(self) -> Streams:
@@ -83,7 +93,7 @@ class Stream:
         self._written_bytes += len(data)
         self._carrier.transport.write(data)
         if not self.writable:
-            self._carrier.streams.hold(self, data)
+            self._carrier.streams.hold(self, as_kept(data, self._carrier.tls))
 
     def end(self, data: bytes = b"") -> None:
         """Writes ``data``, whole chunks too, and ends the stream and its connection."""
@@ -94,7 +104,7 @@ class Stream:
         data += LAST_CHUNK
         carrier.transport.write(data)
         if carrier.transport.get_write_buffer_size():
-            carrier.streams.hold(self, data)
+            carrier.streams.hold(self, as_kept(data, carrier.tls))
         carrier.end()
 
     # -- what the connection calls -------------------------------------------------------------
@@ -149,7 +159,9 @@ class Stream:
         assert 0 <= self._taken_bytes <= self._written_bytes
 
     def _taken(self) -> int:
-        return self._written_bytes - self._carrier.transport.get_write_buffer_size()
+        tls = self._carrier.tls
+        written_bytes = self._written_bytes if tls is None else tls.written_bytes
+        return written_bytes - self._carrier.transport.get_write_buffer_size()
 
     def _close(self) -> None:
         self.closed = True

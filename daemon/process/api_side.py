@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from daemon.process import open_files
 from daemon.process.delivery_side import DeliverySide
 from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
+from daemon.tls.certificate import Certificate, CertificateError, Pair, files_of
 from delivery.push.secrets import SecretsFile
 
 
@@ -37,7 +39,12 @@ class ApiSide:
     """What answers the requests of one shard's clients."""
 
     def __init__(
-        self, opened: Opened, write: WriteSide, delivery: DeliverySide, access: Access
+        self,
+        opened: Opened,
+        write: WriteSide,
+        delivery: DeliverySide,
+        access: Access,
+        tls_pair: Pair | None,
     ) -> None:
         config, segment, ledger = opened.config, opened.segment, opened.ledger
         self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
@@ -66,6 +73,8 @@ class ApiSide:
             daemon=DaemonRoutes(StatusBuilder(segment, config), ledger, openapi.served),
             admin=self.admin,
         )  # fmt: skip
+        files = files_of(config)
+        self._certificate = None if files is None else Certificate(files, tls_pair)
         self.api = Api(
             ROUTES,
             handlers,
@@ -76,12 +85,24 @@ class ApiSide:
             admin_over_tcp=config.admin_over_tcp,
         )
 
-    def follow_tokens(self) -> None:
-        """Ends what is under way for tokens that were revoked or have expired."""
+    def follow_files(self) -> None:
+        """Ends what is under way for tokens that were revoked or have expired, and takes another
+        certificate for the handshakes to come."""
         if self.api.follow_tokens():
             self.server.end_revoked()
+        if self._certificate is not None:
+            with contextlib.suppress(CertificateError):  # the supervisor says so
+                if self._certificate.look():
+                    self.server.serve_certificate(self._certificate.in_force)
 
-    async def start(self, listener: socket.socket, admin_listener: socket.socket) -> None:
-        """Serves on both, which listen already."""
+    async def start(
+        self,
+        listener: socket.socket,
+        admin_listener: socket.socket,
+        tls_listener: socket.socket | None,
+    ) -> None:
+        """Serves on all, which listen already."""
         await self.server.start(self.api, "", 0, self._limits, sock=listener, guard=self._guard)
         await self.server.listen_on(admin_listener)
+        if tls_listener is not None and self._certificate is not None:
+            await self.server.listen_by_tls(tls_listener, self._certificate.in_force)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from daemon.config import Config
+from daemon.tls.certificate import Pair
 from shards.layout import Layout
 
 
@@ -29,18 +30,21 @@ class Inheritance(Struct, frozen=True):
     bell_fds: tuple[int, ...]
     listen_fd: int
     admin_fd: int
+    tls_fd: int | None
     pipe_fd: int  # where other shards connect to this one
     pipe_token: str  # names the sockets of all shards (delivery/pipes/addresses.py)
     alive_fd: int
     ticket_key: str  # in hex; of all shards of a daemon (daemon/access/tickets.py)
     config: Config
+    tls_pair: Pair | None = None  # that is in force
     chaos: str = ""  # faults of the store, as uploader/stores/faults.py reads them
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors, for ``pass_fds``."""
         sockets = (self.listen_fd, self.admin_fd, self.pipe_fd)
-        return (self.segment_fd, *self.bell_fds, *sockets, self.alive_fd)
+        tls = () if self.tls_fd is None else (self.tls_fd,)
+        return (self.segment_fd, *self.bell_fds, *sockets, *tls, self.alive_fd)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,11 @@ class ListenError(RuntimeError):
     """The address cannot be listened on."""
 
 
-def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """``count`` sockets on host:port; port 0 means one that is free. Raises ListenError."""
+def open_listeners(
+    host: str, port: int, count: int, setting: str = "listen"
+) -> list[socket.socket]:
+    """``count`` sockets on host:port, the value of ``setting``; port 0 means one that is free.
+    Raises ListenError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made: list[socket.socket] = []
     try:
@@ -58,9 +61,15 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
         # The errno of a name that does not resolve is the resolver's, not the system's.
         reason = getattr(error, "strerror", None) or str(error)
         raise ListenError(
-            f"listen = {host}:{port} cannot be used: {reason}; give another --listen HOST:PORT"
+            f"{setting} = {host}:{port} cannot be used: {reason}; give another HOST:PORT"
         ) from error
     return made
+
+
+def address_of(listener: socket.socket) -> str:
+    """HOST:PORT (for port 0, what the kernel chose)."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import platform
+import socket
 from pathlib import Path
 
 from daemon import memory
@@ -21,8 +22,9 @@ from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
 from daemon.process import logs, open_files
-from daemon.process.listeners import ListenError, admin_listener, open_listeners
+from daemon.process.listeners import ListenError, address_of, admin_listener, open_listeners
 from daemon.process.supervisor import Supervisor
+from daemon.tls.certificate import Certificate, CertificateError, files_of
 from daemon.upkeep.directory import StartError, open_config_store, take_directory
 from daemon.upkeep.lake_catalog import register_tables
 from daemon.upkeep.owner import OtherHistory, this_owner
@@ -41,7 +43,7 @@ log = logging.getLogger("headgate.serve")
 
 _REFUSALS = (
     StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
-    TokenFileError, faults.ChaosSpecError, barrier.MachineUnknown,
+    TokenFileError, CertificateError, faults.ChaosSpecError, barrier.MachineUnknown,
 )  # fmt: skip
 
 
@@ -62,6 +64,8 @@ def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
 
 def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
     Access(None if config.auth_file is None else Path(config.auth_file))  # refused now, or never
+    pem_files = files_of(config)
+    certificate = None if pem_files is None else Certificate(pem_files)
     ledger_path = Path(config.ledger_path)
     lock = SharedLock(lock_file, locks.LEDGER)  # waited for: the supervisor's tick never takes it
     with contextlib.ExitStack() as stack:
@@ -73,7 +77,12 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         Ledger(ledger_path, lock).close()
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
-        for listener in listeners:
+        tls_listeners: list[socket.socket] = []
+        if certificate is not None:
+            tls_listeners = open_listeners(
+                config.tls_host, config.tls_port, config.shards, "tls_listen"
+            )
+        for listener in (*listeners, *tls_listeners):
             stack.enter_context(contextlib.closing(listener))
         taken = owner_log.take(take_over=take_over)
         report = settle(
@@ -91,6 +100,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         supervisor = Supervisor(config, lock_file, owner_log, store, told, kept, copied)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.listeners = listeners
+        supervisor.tls_listeners, supervisor.certificate = tls_listeners, certificate
         supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
         supervisor.chaos = chaos
         supervisor.prepare(taken)
@@ -109,6 +119,8 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
                 " streams_max", open_files.limit(), files,
             )  # fmt: skip
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
+        if certificate is not None:
+            log.info("TLS on https://%s for %s", address_of(tls_listeners[0]), certificate.in_force)
         if config.insecure_open and config.auth_file is None:
             log.warning(
                 "insecure_open is on: whoever reaches %s may read, write and delete everything",

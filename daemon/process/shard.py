@@ -106,7 +106,10 @@ class Shard:
             allowances=Allowances(self.segment, self.shard, opened.config.limits),
         )
         self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
-        self._api = ApiSide(opened, write, self._delivery, access)
+        self._tls_listener = (
+            None if inheritance.tls_fd is None else socket.socket(fileno=inheritance.tls_fd)
+        )
+        self._api = ApiSide(opened, write, self._delivery, access, inheritance.tls_pair)
         self._server = self._api.server
         self._sensors = ShardSensors(
             self.segment, self.shard, self._delivery.dispatcher, write.leases,
@@ -133,7 +136,7 @@ class Shard:
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
         await self._delivery.start(self._loop, self._pipe_listener)
-        await self._api.start(self._listener, self._admin_listener)
+        await self._api.start(self._listener, self._admin_listener, self._tls_listener)
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1
         self._rung()
@@ -169,7 +172,7 @@ class Shard:
         if level != self._log_level:
             self._log_level = level
             logs.set_level(logs.LEVELS[level])
-        self._api.follow_tokens()
+        self._api.follow_files()
         self._end_overdue()
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
 

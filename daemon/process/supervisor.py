@@ -39,10 +39,12 @@ from daemon.governor.tick import GovernorTick
 from daemon.process import inherit, logs
 from daemon.process.heartbeat import HeartbeatVerdict, Pulse
 from daemon.process.inherit import Inheritance
+from daemon.process.listeners import address_of
 from daemon.process.notify import Notifier
 from daemon.process.orphans import Orphans
 from daemon.process.push_balance import PushBalance, balancer_settings
 from daemon.process.starvation import Starvation
+from daemon.tls.certificate import Certificate, CertificateError
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
@@ -135,6 +137,8 @@ class Supervisor:
         self._pipe_listeners = open_pipe_listeners(self._pipe_token, config.shards)
         self.listeners: list[socket.socket] = []
         self.admin_listener: socket.socket
+        self.tls_listeners: list[socket.socket] = []
+        self.certificate: Certificate | None = None
         self.chaos = ""
         cpus = sorted(os.sched_getaffinity(0))
         self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
@@ -240,10 +244,21 @@ class Supervisor:
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
         self.bells.ring_all(range(self.config.shards))
-        for listener in (*self.listeners, self.admin_listener):
+        for listener in (*self.listeners, *self.tls_listeners, self.admin_listener):
             listener.close()
 
+    def _follow_certificate(self, *, now: bool = False) -> None:
+        """Shards look at the files too, and decide the same."""
+        if self.certificate is None:
+            return
+        try:
+            if self.certificate.look(now=now):
+                log.info("the certificate was read again: %s", self.certificate.in_force)
+        except CertificateError as error:
+            log.error("the certificate that was read before stays in force: %s", error)
+
     def _reload(self) -> None:
+        self._follow_certificate(now=True)
         try:
             wanted = load_again(self.config, os.environ)
         except ConfigError as error:
@@ -269,6 +284,7 @@ class Supervisor:
         return bool(stopping) and all(child.process is None for child in self.children)
 
     def _start(self, child: Child) -> None:
+        certificate = self.certificate
         inheritance = Inheritance(
             shard=child.shard,
             cpu=child.cpu,
@@ -282,6 +298,8 @@ class Supervisor:
             alive_fd=self._alive_read,
             ticket_key=self._ticket_key,
             config=self.config,
+            tls_fd=None if certificate is None else self.tls_listeners[child.shard].fileno(),
+            tls_pair=None if certificate is None else certificate.in_force.pair,
             chaos=self.chaos,
         )
         base = self.layout.shard(child.shard)
@@ -329,6 +347,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._look_for_trouble(monotonic_ns())
+        self._follow_certificate()
         if not self._owner.alive and not self._failed:
             self._lose_ownership()
             return
@@ -441,8 +460,7 @@ class Supervisor:
 
     def address(self) -> str:
         """HOST:PORT of the listeners (for port 0, what the kernel chose)."""
-        host, port = self.listeners[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address_of(self.listeners[0])
 
     def _watch(self, child: Child, *, holding: bool, writes: bool) -> None:
         """Kills a shard whose loop does not turn, after its stacks are written.
@@ -489,7 +507,7 @@ class Supervisor:
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
-        for listener in (*self.listeners, *self._pipe_listeners):
+        for listener in (*self.listeners, *self.tls_listeners, *self._pipe_listeners):
             listener.close()
         self.bells.close()
         os.close(self._alive_read)

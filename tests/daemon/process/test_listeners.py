@@ -75,8 +75,7 @@ def test_a_port_that_another_daemon_listens_on_is_refused_although_it_could_be_s
         with pytest.raises(ListenError) as caught:
             open_listeners("127.0.0.1", port, 1)
     assert str(caught.value) == (
-        f"listen = 127.0.0.1:{port} cannot be used: Address already in use; give another"
-        " --listen HOST:PORT"
+        f"listen = 127.0.0.1:{port} cannot be used: Address already in use; give another HOST:PORT"
     )
 
 

@@ -1,0 +1,61 @@
+"""TLS, by real clients on a real daemon: what works in clear text works by TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.daemon import HANG_S, ROOT
+from tests.e2e.secured import Secured, secured
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A daemon with two shards, which serves clear text and TLS."""
+    with secured(tmp_path_factory.mktemp("tls"), shards=2) as made:
+        yield made
+
+
+def curl(front: Secured, path: str, *options: str) -> bytes:
+    """What curl got, which trusts the authority of the test alone."""
+    done = subprocess.run(
+        ["curl", "-sS", "--fail-with-body", "--cacert", str(front.authority.file), *options,
+         front.url + path],
+        capture_output=True, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def headgate(front: Secured, *arguments: str, given: str = "") -> str:
+    """What the command line says, which trusts the authority too."""
+    environ = os.environ | {
+        "HEADGATE_URL": front.url,
+        "HEADGATE_CA_FILE": str(front.authority.file),
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", *arguments], input=given, capture_output=True, text=True,
+        env=environ, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def test_curl_produces_and_reads_by_tls(front: Secured) -> None:
+    body = json.dumps({"records": [{"data": "by TLS"}]})
+    kind = ("-H", "Content-Type: application/json")
+    assert json.loads(curl(front, "/v0/topics/curled", *kind, "-d", body))["count"] == 1
+    read = json.loads(curl(front, "/v0/topics/curled/diff", *kind, "-d", '{"from_seq": 0}'))
+    assert [record["data"] for record in read["records"]] == ["by TLS"]
+    assert front.daemon.read_all("curled") == read["records"], "clear text is served too"
+
+
+def test_the_command_line_produces_and_reads_by_tls(front: Secured) -> None:
+    headgate(front, "produce", "commanded", given='{"data": 1}\n{"data": 2}\n')
+    assert headgate(front, "read", "commanded") == '{"data": 1}\n{"data": 2}\n'
