@@ -114,7 +114,7 @@ def test_the_memory_table_adds_up_to_the_bound() -> None:
         r"pipes between them take at most (\d+) MiB a shard, and ([\d.]+) MiB", section("Capacity")
     )
     assert sum(map(int, rows)) == int(a_shard)
-    ((by_tls,),) = [re.findall(r"`streams_max` streams: (\d+) MiB", section("Capacity"))]
+    (by_tls,) = re.findall(r"`streams_max` streams: (\d+) MiB", section("Capacity"))
     assert abs(tls_bytes() / (1 << 20) - int(by_tls)) < 1
     for shards in (1, 2, 16):
         parts = bounds(load(None, {}, [Override("shards", str(shards), "test")]))
