@@ -1,7 +1,7 @@
 """``headgate tokens``: create, list and revoke the tokens that clients need.
 
-The commands change the file that the daemon's key ``auth_file`` names; the daemon notices within a
-second. They ask no daemon, so the first token can be made before one runs.
+They change the file that the daemon's key ``auth_file`` names, and need no daemon then; or they ask
+the daemon that runs, through its Unix socket, to do so. It notices within a second.
 """
 
 from __future__ import annotations
@@ -13,35 +13,24 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from msgspec import Struct
 
 from commands.client.reader import DURATION, DURATION_MS
 from commands.output import show, table
-from commands.shell.exits import CommandFailed
-from commands.shell.options import output_option, parsed_by
-from daemon.access.token_file import Scope, Token, TokenFile, TokenFileError
+from commands.shell.exits import UNREACHABLE, CommandFailed
+from commands.shell.options import config_option, data_option, loaded, output_option, parsed_by
+from compaction.access.http_calls import DaemonRefused, DaemonUnreachable, call, socket_address
+from daemon.access.token_changes import (
+    TokenRequest,
+    TokenRow,
+    TokensAnswer,
+    TokensRequest,
+    apply,
+)
+from daemon.access.token_file import Scope, TokenFile, TokenFileError
 from daemon.config.limits import BY_NAME as LIMITS
-from daemon.config.limits import limit_text, read_limits
+from daemon.config.limits import read_limits
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class TokenRow(Struct, frozen=True):
-    """A token as the commands show it: without its secret."""
-
-    id: str
-    name: str
-    scopes: tuple[Scope, ...]
-    topics: tuple[str, ...]
-    created: datetime
-    expires: datetime | None
-    limits: dict[str, str]
-
-
-class NewToken(TokenRow, frozen=True):
-    """A token with the text that its bearer sends, which is shown once."""
-
-    token: str
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:
@@ -72,12 +61,38 @@ def _lifetime(text: str) -> timedelta:
     return lifetime
 
 
-def _file_option(function: Function) -> Function:
-    return click.option(
-        "--auth-file", "auth_file", envvar="HEADGATE_AUTH_FILE", show_envvar=True, required=True,
+def _file_options(function: Function) -> Function:
+    file_option = click.option(
+        "--auth-file", "auth_file", envvar="HEADGATE_AUTH_FILE", show_envvar=True,
         type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="The file of tokens, as the daemon's key auth_file names it.",
-    )(function)  # fmt: skip
+        help="The file of tokens; without it, the daemon with this data directory is asked.",
+    )  # fmt: skip
+    return file_option(data_option(config_option(function)))
+
+
+def _apply(
+    asked: TokensRequest, auth_file: Path | None, data: str | None, config_file: str | None
+) -> TokensAnswer:
+    """What became of a change: of the file itself, or by the daemon that runs."""
+    if auth_file is not None:
+        try:
+            return apply(TokenFile(auth_file), asked)
+        except TokenFileError as error:
+            raise CommandFailed(str(error)) from error
+    address = socket_address(loaded(config_file, (), data, None).data_dir)
+    try:
+        # Once: a token that was made and not told would be in the way of a second try.
+        answer = call(address, "POST", "/v0/admin/tokens", msgspec.json.encode(asked), once=True)
+    except DaemonUnreachable as error:
+        raise CommandFailed(
+            str(error),
+            hint="--data is the data directory of a daemon that runs; without one, name the file"
+            " with --auth-file",
+            exit_code=UNREACHABLE,
+        ) from error
+    except DaemonRefused as error:
+        raise CommandFailed(error.message) from error
+    return msgspec.json.decode(answer, type=TokensAnswer)
 
 
 @click.group()
@@ -87,8 +102,8 @@ def tokens() -> None:
     \b
     Examples:
       headgate tokens create shop --scope produce --topics 'orders*' --auth-file tokens.json
-      headgate tokens ls --auth-file tokens.json
-      headgate tokens revoke shop --auth-file tokens.json
+      headgate tokens ls --data /var/lib/headgate
+      headgate tokens revoke shop --data /var/lib/headgate
     """
 
 
@@ -110,11 +125,12 @@ def tokens() -> None:
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", callback=parsed_by(_limits),
     help=f"How much its bearers may use together: {', '.join(LIMITS)}; repeatable.",
 )  # fmt: skip
-@_file_option
+@_file_options
 @output_option
 def tokens_create(
     name: str, scopes: tuple[Scope, ...], topics: Sequence[str], lifetime: timedelta | None,
-    limits: dict[str, float], auth_file: Path, as_json: bool,
+    limits: dict[str, float], auth_file: Path | None, data: str | None,
+    config_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a token and print it. Nobody can print it again.
 
@@ -125,54 +141,43 @@ def tokens_create(
       headgate tokens create guest --scope produce --limit requests=100/s --limit bytes_in=1MiB/s \
         --auth-file tokens.json
     """
-    try:
-        token, text = TokenFile(auth_file).issue(name, scopes, topics, lifetime, limits)
-    except TokenFileError as error:
-        raise CommandFailed(str(error)) from error
-    shown = NewToken(**msgspec.structs.asdict(_row(token)), token=text)
-    show(shown, as_json, lambda made: made.token)
+    lifetime_s = None if lifetime is None else lifetime.total_seconds()
+    wanted = TokenRequest(name, list(scopes), tuple(topics), lifetime_s, limits)
+    made = _apply(TokensRequest(create=wanted), auth_file, data, config_file).made
+    assert made is not None  # what was asked for
+    show(made, as_json, lambda made: made.token)
 
 
 @tokens.command("ls")
-@_file_option
+@_file_options
 @output_option
-def tokens_ls(auth_file: Path, as_json: bool) -> None:
+def tokens_ls(
+    auth_file: Path | None, data: str | None, config_file: str | None, as_json: bool
+) -> None:
     """List all tokens, without their secrets.
 
     \b
     Example:
       headgate tokens ls --auth-file tokens.json
     """
-    try:
-        found = TokenFile(auth_file).tokens()
-    except TokenFileError as error:
-        raise CommandFailed(str(error)) from error
-    show([_row(token) for token in found], as_json, _list_text)
+    show(_apply(TokensRequest(), auth_file, data, config_file).tokens, as_json, _list_text)
 
 
 @tokens.command("revoke")
 @click.argument("name")
-@_file_option
+@_file_options
 @output_option
-def tokens_revoke(name: str, auth_file: Path, as_json: bool) -> None:
+def tokens_revoke(
+    name: str, auth_file: Path | None, data: str | None, config_file: str | None, as_json: bool
+) -> None:
     """Revoke a token, by its name or id: within two seconds it opens and receives nothing more.
 
     \b
     Example:
       headgate tokens revoke shop --auth-file tokens.json
     """
-    try:
-        revoked = TokenFile(auth_file).revoke(name)
-    except TokenFileError as error:
-        raise CommandFailed(str(error), hint="`headgate tokens ls` lists them") from error
-    show(_row(revoked), as_json, lambda row: f"revoked {row.name} ({row.id})")
-
-
-def _row(token: Token) -> TokenRow:
-    limits = {name: limit_text(name, value) for name, value in token.limits.items()}
-    return TokenRow(
-        token.id, token.name, token.scopes, token.topics, token.created, token.expires, limits
-    )
+    (revoked,) = _apply(TokensRequest(revoke=name), auth_file, data, config_file).tokens
+    show(revoked, as_json, lambda row: f"revoked {row.name} ({row.id})")
 
 
 def _list_text(rows: list[TokenRow]) -> str:

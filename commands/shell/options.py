@@ -152,6 +152,9 @@ _CONFIG_OPTIONS = {
 }
 
 
+config_option, data_option = _CONFIG_OPTIONS["config"], _CONFIG_OPTIONS["data"]
+
+
 def serve_options(function: Function) -> Function:
     """The whole configuration, for commands that start the daemon or show what it would use."""
     for option in reversed(_CONFIG_OPTIONS.values()):

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from compaction.access.settings import LakeSettings
+from daemon.access.token_changes import TokensAnswer, TokensRequest
 from daemon.access.token_file import Scope
 from daemon.api.handlers.admin import BODY_BYTES_MAX, Fence
 from daemon.api.route import STREAM_FORMATS, Route
@@ -410,6 +411,19 @@ ROUTES = (
         concerns_all_topics=True,
         handler=lambda handlers: handlers.admin.lake,
         answers={200: LakeSettings},
+    ),
+    Route(
+        method="POST",
+        path="/v0/admin/tokens",
+        is_internal=True,
+        summary="create, revoke or list tokens; through the Unix socket only",
+        scopes=(Scope.ADMIN,),
+        concerns_all_topics=True,
+        gets_rights=True,
+        handler=lambda handlers: handlers.admin.tokens,
+        body=TokensRequest,
+        answers={200: TokensAnswer},
+        errors=(400, 413, 415),
     ),
     Route(
         method="POST",

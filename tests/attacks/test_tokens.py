@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -282,6 +282,38 @@ def test_probes_and_the_socket_of_the_daemons_user_need_no_token(world: World) -
         assert world.ask("GET", path, None).status == 200
         assert world.ask("GET", path, "hg_x").status == 200
     assert b"secrets" in call(socket_address(str(world.daemon.data)), "GET", "/v0/topics")
+
+
+def test_tokens_are_made_and_revoked_through_the_socket_and_by_nobody_else(world: World) -> None:
+    data = ["--data", str(world.daemon.data)]
+    runner = CliRunner()
+
+    def run(*arguments: str) -> Any:
+        result = runner.invoke(cli.headgate, ["tokens", *arguments, *data, "-o", "json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    made = run(
+        "create", "by-socket", "--scope", "read", "--topics", "m*", "--expires", "1d",
+        "--limit", "requests=100/s",
+    )  # fmt: skip
+    wait_until(lambda: world.ask("GET", "/v0/topics/mine", made["token"]).status == 200, "it")
+    (row,) = [each for each in run("ls") if each["name"] == "by-socket"]
+    assert row["limits"] == {"requests": "100/s"} and "token" not in row and row["expires"]
+    assert run("revoke", "by-socket")["id"] == made["id"]
+    wait_until(lambda: world.ask("GET", "/v0/topics/mine", made["token"]).status == 401, "its end")
+    for arguments, said in (
+        (["revoke", "by-socket"], "has no token 'by-socket'"),
+        (["create", "all", "--scope", "read"], "has a token 'all' already"),
+    ):
+        refused = runner.invoke(cli.headgate, ["tokens", *arguments, *data])
+        assert refused.exit_code == 1 and said in refused.output, refused.output
+    before = world.file.tokens()
+    body = b'{"create":{"name":"mine","scopes":["admin"]}}'
+    for token in ("all", Scope.ADMIN):
+        answer = world.ask("POST", "/v0/admin/tokens", token, body=body)
+        assert (answer.status, answer.code) == (403, "forbidden"), answer
+    assert world.file.tokens() == before
 
 
 def test_a_token_does_what_it_is_for(world: World) -> None:

@@ -14,12 +14,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from compaction.access.operations import Operation, operation, refusal_of
 from compaction.access.settings import LakeSettings
+from daemon.access.rights import Rights
+from daemon.access.token_changes import TokensAnswer, TokensRequest, apply
+from daemon.access.token_file import TokenFile, TokenFileError
 from daemon.api.handlers.ledger_check import CHECKS
 from daemon.config import Config
 from daemon.config.lake_settings import default_catalog, told_settings
@@ -216,6 +221,26 @@ class AdminRoutes:
     async def lake(self) -> LakeSettings:
         """What a compaction must know."""
         return told_settings(self._config, os.getppid())
+
+    async def tokens(self, rights: Rights, asked: TokensRequest) -> TokensAnswer:
+        """Changes or lists the tokens, for whoever can open the Unix socket. Raises ApiError 403
+        for anybody else, 400 for what the file refuses."""
+        if rights.token is not None:
+            raise ApiError(
+                403, "forbidden",
+                "tokens are made and revoked on the daemon's machine only: run `headgate tokens`"
+                " with its --data directory",
+            )  # fmt: skip
+        path = self._config.auth_file
+        if path is None:
+            raise invalid(
+                "this daemon has no auth_file, so it knows no tokens: set the key and start it"
+                " again"
+            )
+        try:
+            return await self._ledger.run(partial(apply, TokenFile(Path(path)), asked))
+        except TokenFileError as error:
+            raise invalid(str(error)) from error
 
     async def _operate(
         self,

@@ -62,3 +62,8 @@ def test_what_makes_no_sense_is_refused(
     refused = run(path, *arguments)
     assert refused.exit_code == code and said in refused.output, refused.output
     assert not path.exists()
+
+
+def test_without_a_file_the_daemon_is_asked(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(cli.headgate, ["tokens", "ls", "--data", str(tmp_path)])
+    assert refused.exit_code == 3 and "--auth-file" in refused.output, refused.output
