@@ -211,7 +211,7 @@ def page(tx: ReadTx, after_name: str = "", limit: int = 1_000) -> list[Topic]:
     return [_topic(row) for row in rows]
 
 
-def changed_since(tx: ReadTx, version: int, limit: int = 1_000) -> tuple[int, list[Topic]]:
+def changed_since(tx: ReadTx, version: int, limit: int) -> tuple[int, list[Topic]]:
     """The topics that changed after a catalog version, deleted ones too, in the order of their
     changes, at most ``limit``; and the version up to which that is all."""
     rows = tx.execute(

@@ -20,10 +20,11 @@ from daemon.governor.routers_gate import RoutersGate
 from daemon.memory import pipe_frame_bytes_max
 from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
-from delivery.changes import DeliveryChanges
+from delivery.changes import ChangesFound, DeliveryChanges, FollowedChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher, Served
 from delivery.fifo import FifoReadySet
+from delivery.ledger_thread import LedgerThread
 from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
 from delivery.pipes.client import Pipes
@@ -51,9 +52,10 @@ from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
 from delivery.subscriptions.shown.inspection import OwnerClocks
+from delivery.tasks import Tasks
 from delivery.tokens import TokensInForce
-from delivery.topic_changes import TopicChanges
 from delivery.watch.hub import WatchHub
+from ledger import topics
 from ledger.types import Commit, Topic
 from shards import layout as at
 from shards.boards.endpointholds import EndpointHolds
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from compaction.inputs.place import Place
 
 log = logging.getLogger("headgate.shard")
+
+TOPICS_AT_ONCE = 1_000  # changes of topics that are read together: 10 ms of the ledger's thread
 
 
 class DeliverySide:
@@ -96,7 +100,11 @@ class DeliverySide:
         self.reader = DiffReader(self.partitions, ledger)
         self.recency = Recency(segment.words, segment.layout)
         self.priorities = TopicPriorities(self.recency)
-        self._topic_changes = TopicChanges(ledger, write.topics.version, self._topic_changed)
+        # A topic that is looked up later is as it was then or newer, so no change is missed.
+        self._topic_changes = FollowedChanges(
+            "changes of topics", write.topics.version, partial(_changed_topics, ledger),
+            self._topic_changed, Tasks(failed), ledger.read_now(topics.catalog_version),
+        )  # fmt: skip
 
         self._rows = TopicRows(segment.words, segment.layout, shard)
         self._shard_at = opened.base
@@ -117,7 +125,7 @@ class DeliverySide:
         self._routers = Routers(
             shard, segment.layout.shards, self.partitions, ledger, write.copies,
             router_board(segment), self.dispatcher.dirty, self._settings, monotonic_ns,
-            self.priorities.learn, ended, min(PAGE_BYTES_MAX, config.ring_bytes // 64), tokens,
+            self.priorities.learn, failed, min(PAGE_BYTES_MAX, config.ring_bytes // 64), tokens,
         )  # fmt: skip
         self.flush.add(self._routers)
         self._routers_gate = RoutersGate(
@@ -130,7 +138,7 @@ class DeliverySide:
             ledger, FinishedJournal(segment, shard), self.flush, write.copies,
             subscription_board(segment), self.dispatcher.dirty, self._settings,
             write.trackers.evicted, OwnerClocks(monotonic_ns, wall_ms), self.priorities.learn,
-            write.may_deliver, self._consumed, self.changes, ended, lambda: self.senders,
+            write.may_deliver, self._consumed, self.changes, failed, lambda: self.senders,
         )  # fmt: skip
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
         names = [pipe_name(pipe_token, each) for each in range(config.shards)]
@@ -254,12 +262,17 @@ class DeliverySide:
         if not watchers:
             self._ready.forget((topic_id, Kind.WATCH))
 
-    def _topic_changed(self, topic: Topic) -> None:
+    async def _topic_changed(self, topic: Topic) -> None:
         self.priorities.changed(topic)
         self.hub.topic_changed(topic)
         self._routers.topic_changed(topic)
         self._subscriptions.topic_changed(topic)
         self.senders.topic_changed(topic)
+
+
+async def _changed_topics(ledger: LedgerThread, heard: int, _: set[int]) -> ChangesFound[Topic]:
+    version, found = await ledger.read(topics.changed_since, heard, TOPICS_AT_ONCE)
+    return ChangesFound(version, found, len(found) < TOPICS_AT_ONCE)
 
 
 def _push_client(config: Config) -> PushClient:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from delivery.changes import ChangesFound, FollowedChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.push.events import EventSource
 from delivery.push.exchange import exchange
@@ -27,11 +29,11 @@ from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from delivery.tasks import Tasks
 from delivery.tokens import NoTokens, TokensInForce
 from ledger.delivery import push_rates, subscriptions
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
-from ledger.errors import LedgerError
 from ledger.log import backup
 from ledger.tx import ReadTx
 from ledger.types import Topic
@@ -44,6 +46,15 @@ log = logging.getLogger("headgate.push")
 LACKS_NS = 5_000_000_000  # between two looks for secrets that were not there
 DRAIN_S = 3.0  # at a stop, for POSTs that are under way
 LEFT_S = 0.02  # between two looks at whether senders elsewhere have left
+
+
+class SenderSettings(NamedTuple):
+    """What the sender of a subscription follows."""
+
+    subscription: Subscription
+    topic: Topic
+    learned: dict[int, LearnedRate]  # by the number of the sender
+    history: str
 
 
 class PushSenders:
@@ -65,7 +76,6 @@ class PushSenders:
         self._shard = shard
         self._shards = segment.layout.shards
         self._ledger = ledger
-        self._version = version
         self._secrets = secrets
         self._tools = tools
         self._board = PushBoard(segment)
@@ -73,20 +83,24 @@ class PushSenders:
         self._rules_seen = 0
         self._senders: dict[int, PushSender] = {}
         self._ending: set[int] = set()
-        self._stale: set[int] = set()
         # Why subscriptions, by id, are not sent: their owner tells it.
         self.held_pushed: dict[int, str] = {}
         self._lacking: set[int] = set()  # have senders that lack secrets, or wait for a token
         self._lacks_due_ns = 0
-        self.heard = 0  # the number of the last change that is known here
-        self._seen = -1
-        self._asking: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(tools.failed)
+        self._changes = FollowedChanges(
+            "push subscriptions", version, self._read, self._take, self._tasks
+        )
         self._closed = False
         self._pressure = (False, False)
 
     def __len__(self) -> int:
         return len(self._senders)
+
+    @property
+    def heard(self) -> int:
+        """The number of the last change that is known here."""
+        return self._changes.heard
 
     @property
     def allow(self) -> AllowList:
@@ -120,18 +134,17 @@ class PushSenders:
         if number != self._rules_seen and (lists := self._rules.read(number)) is not None:
             self._rules_seen = number
             self._tools.client.set_rules(*lists)
-        if self._asking is None and self._lacking and self._tools.now_ns() >= self._lacks_due_ns:
+        if self._lacking and self._tools.now_ns() >= self._lacks_due_ns:
             self._lacks_due_ns = self._tools.now_ns() + LACKS_NS
-            self._stale |= self._lacking
+            self._changes.stale |= self._lacking
         if self._tokens.version != self._tokens_seen:
             self._tokens_seen = self._tokens.version
-            self._stale |= {
+            self._changes.stale |= {
                 subscription_id
                 for subscription_id, sender in self._senders.items()
                 if self._tokens.why_gone(sender.job.push.token) != sender.job.barred
             }
-        if self._asking is None and (self._version() != self._seen or self._stale):
-            self._asking = self._start(self._ask())
+        self._changes.look()
         for sender in self._senders.values():
             if sender.number == 0:
                 self._offer(sender.job.subscription, is_pushed=True)
@@ -139,7 +152,7 @@ class PushSenders:
 
     def topic_changed(self, topic: Topic) -> None:
         """A topic was deleted, and its subscriptions with it; or it has other settings."""
-        self._stale.update(
+        self._changes.stale.update(
             subscription_id
             for subscription_id, sender in self._senders.items()
             if sender.job.source.topic_id == topic.topic_id
@@ -151,10 +164,7 @@ class PushSenders:
             sender = self._senders.get(asked.subscription_id)
             if sender is not None and not self._closed:
                 return await self._test(sender, asked)
-            if self._asking is None and not self._closed:
-                self._asking = self._start(self._ask())
-            if self._asking is not None:
-                await asyncio.wait([self._asking])
+            await self._changes.asked()
         raise OwnerRefused(
             409, "not_pushed", "the subscription has no sender: it is not pushed, or its sender is"
             " just beginning",
@@ -173,18 +183,17 @@ class PushSenders:
         if self._closed:
             return
         self._closed = True
+        self._changes.close()
         for sender in self._senders.values():
-            self._start(sender.close(leaves=False))
+            self._tasks.start(sender.close(leaves=False))
 
     async def ended(self) -> None:
         """Returns after ``close``, when what was under way is done, or has taken too long. What
         senders at other shards have under way is told to this one, if it owns the subscription."""
         self.close()
         until_ns = self._tools.now_ns() + round(DRAIN_S * 1e9)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=DRAIN_S)
-        for task in self._tasks:
-            task.cancel()
+        await self._tasks.wait(DRAIN_S)
+        self._tasks.cancel()
         await self._tools.client.close()
         while self._has_others() and self._tools.now_ns() < until_ns:  # noqa: ASYNC110 - of others
             await asyncio.sleep(LEFT_S)
@@ -202,24 +211,11 @@ class PushSenders:
 
     # Settings
 
-    async def _ask(self) -> None:
-        version, stale = self._version(), self._stale
-        self._stale = set()
-        try:
-            change, history, found = await self._ledger.read(_settings, self.heard, stale)
-            for subscription, topic, learned in found:
-                await self._take(subscription, topic, history, learned)
-            self._seen, self.heard = version, change
-        except LedgerError as error:
-            self._stale |= stale
-            log.warning("push subscriptions cannot be read, and are looked for again: %s", error)
-        finally:
-            self._asking = None
+    async def _read(self, heard: int, stale: set[int]) -> ChangesFound[SenderSettings]:
+        return await self._ledger.read(_settings, heard, stale)
 
-    async def _take(
-        self, subscription: Subscription, topic: Topic, history: str,
-        learned: dict[int, LearnedRate],
-    ) -> None:  # fmt: skip
+    async def _take(self, settings: SenderSettings) -> None:
+        subscription, topic, learned, history = settings
         number = (self._shard - subscription.subscription_id) % self._shards
         push = subscription.config.push
         is_pushed = push is not None and subscription.deleted_ms is None
@@ -295,34 +291,24 @@ class PushSenders:
         subscription_id = sender.job.subscription.subscription_id
         del self._senders[subscription_id]
         self._ending.add(subscription_id)
-        self._start(self._close(sender, subscription_id))
+        self._tasks.start(self._close(sender, subscription_id))
 
     async def _close(self, sender: PushSender, subscription_id: int) -> None:
         await sender.close(leaves=True)
         self._ending.discard(subscription_id)
-        self._stale.add(subscription_id)
-
-    # Tasks
-
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._tools.failed(error)
+        self._changes.stale.add(subscription_id)
 
 
-def _settings(
-    tx: ReadTx, after: int, also: set[int]
-) -> tuple[int, str, list[tuple[Subscription, Topic, dict[int, LearnedRate]]]]:
+def _settings(tx: ReadTx, after: int, also: set[int]) -> ChangesFound[SenderSettings]:
     change, found = subscriptions.changed(tx, after, also)
-    learned = [push_rates.of(tx, subscription.subscription_id) for subscription, _ in found]
-    with_rates = [(*each, rates) for each, rates in zip(found, learned, strict=True)]
-    return change, backup.history(tx), with_rates
+    history = backup.history(tx)
+    return ChangesFound(
+        change,
+        [
+            SenderSettings(*each, push_rates.of(tx, each[0].subscription_id), history)
+            for each in found
+        ],
+    )
 
 
 def wants_more(rows: Iterable[PushSenderRow], now_ns: int) -> bool:

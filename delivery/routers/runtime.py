@@ -19,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from compaction.parquet.file_bytes import LakeFileDamaged
+from delivery.changes import ChangesFound, FollowedChanges
 from delivery.dispatch import Served
 from delivery.filters import Filter
 from delivery.ledger_thread import LedgerThread
@@ -38,6 +39,7 @@ from delivery.routers.plan import Counts, Lane, Load, Read, RouterPlan
 from delivery.routers.schemas import gone_topic
 from delivery.routers.standing import RouterStanding
 from delivery.standstill import LOOK_NS
+from delivery.tasks import Tasks
 from delivery.tokens import NoTokens, TokensInForce
 from ledger import cursors
 from ledger.delivery import routers
@@ -130,7 +132,7 @@ def _everything(_: Record) -> bool:
 
 class Routers:
     """The routers of one shard. ``version`` changes with routers; ``learn`` hears which
-    topics are sources; ``ended`` is called if the process must end."""
+    topics are sources; ``failed`` is told of an error that nothing expects."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class Routers:
         version: Callable[[], int],
         now_ns: Callable[[], int],
         learn: Callable[[Topic], None],
-        ended: Callable[[], object],
+        failed: Callable[[Exception], object],
         page_bytes: int = PAGE_BYTES_MAX,
         tokens: TokensInForce | None = None,
     ) -> None:
@@ -158,21 +160,16 @@ class Routers:
         self._outbox = outbox
         self._board = board
         self._dirty = dirty
-        self._version = version
         self._now_ns = now_ns
         self._learn_topic = learn
-        self._ended = ended
         self._running: dict[int, RunningRouter] = {}
         self._by_source: dict[int, list[RunningRouter]] = {}
         self._of_topic: dict[int, set[int]] = {}  # ids of routers, by source and by destination
-        self._stale: set[int] = set()  # ids of routers of which a topic has changed
-        self.heard = 0  # the number of the last change that is known here
         self._lanes = 0
         self._starved: set[int] = set()  # sources that wait for room in the ring, or for a task
-        self._seen = -1
-        self._asking = False
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(failed)
+        self._changes = FollowedChanges("routers", version, self._read, self._take, self._tasks)
         self._tickets = 0
         self._flushing: dict[tuple[int, int], RunningRouter] = {}
         self._unflushed: dict[Lane, RunningRouter] = {}  # that may have a stretch to be flushed
@@ -184,15 +181,18 @@ class Routers:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def heard(self) -> int:
+        """The number of the last change that is known here."""
+        return self._changes.heard
+
     # What happens
 
     def look(self) -> None:
         """To be called regularly: notices changes of settings, and ends pauses."""
         if self._closed:
             return
-        if not self._asking and (self._version() != self._seen or self._stale):
-            self._asking = True
-            self._start(self._ask())
+        self._changes.look()
         if self._tokens.version != self._tokens_seen:
             self._tokens_seen = self._tokens.version
             for running in self._running.values():
@@ -233,7 +233,7 @@ class Routers:
             head = partial(self._head, running)
             running.standing.look(running.plan, running.stored, head, self._gated, now_ns)
             if self._may_be_pinned(running):
-                self._stale.add(running.view.router.router_id)
+                self._changes.stale.add(running.view.router.router_id)
             self._touched.add(running)
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
@@ -253,7 +253,7 @@ class Routers:
 
     def topic_changed(self, topic: Topic) -> None:
         """A topic has other settings, or was deleted."""
-        self._stale |= self._of_topic.get(topic.topic_id, set())
+        self._changes.stale |= self._of_topic.get(topic.topic_id, set())
 
     def pause(self, why: str) -> None:
         """Reads nothing more until ``resume``; frames on their way are settled. Cursors stay where
@@ -269,52 +269,39 @@ class Routers:
     def close(self) -> None:
         """Reads nothing more; frames on their way are still settled."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._changes.close()
+        self._tasks.cancel()
 
     # Settings
 
-    async def _ask(self) -> None:
-        version = self._version()
-        stale, self._stale = self._stale, set()
-        try:
-            change, views = await self._ledger.read(
-                routers.owned, self._shard, self._shards, self.heard, stale
-            )
-        except LedgerError as error:
-            self._stale |= stale
-            log.warning("routers cannot be read, and are looked for again: %s", error)
-        else:
-            self._seen, self.heard = version, change
-            self._take(views)
-        finally:
-            self._asking = False
+    async def _read(self, heard: int, stale: set[int]) -> ChangesFound[RouterView]:
+        asked = self._ledger.read(routers.owned, self._shard, self._shards, heard, stale)
+        return ChangesFound(*await asked)
 
-    def _take(self, views: Sequence[RouterView]) -> None:
-        for view in views:
-            router_id = view.router.router_id
-            running = self._running.get(router_id)
-            if view.router.deleted_ms is not None:
-                if running is not None:
-                    self._forget(self._running.pop(router_id))
-                continue
-            self._learn_topic(view.source)
-            if running is None:
-                for topic in (view.source, view.dest):
-                    self._of_topic.setdefault(topic.topic_id, set()).add(router_id)
-                running = self._running[router_id] = RunningRouter(view)
-                told = self._board.read(view.router.slot, router_id)
-                if told is not None:  # of this router's former owner
-                    running.plan.counts = Counts(told.copied, told.filtered, told.skipped)
-                self._by_source.setdefault(view.source.topic_id, []).append(running)
-                self._in_turn.appendleft(running)
-                self._lanes += len(running.plan.lanes)
-            else:
-                self._lanes -= len(running.plan.lanes)
-                running.follow(view)
-                self._lanes += len(running.plan.lanes)
-            self._pin(running)
-            self._bar(running)
+    async def _take(self, view: RouterView) -> None:
+        router_id = view.router.router_id
+        running = self._running.get(router_id)
+        if view.router.deleted_ms is not None:
+            if running is not None:
+                self._forget(self._running.pop(router_id))
+            return
+        self._learn_topic(view.source)
+        if running is None:
+            for topic in (view.source, view.dest):
+                self._of_topic.setdefault(topic.topic_id, set()).add(router_id)
+            running = self._running[router_id] = RunningRouter(view)
+            told = self._board.read(view.router.slot, router_id)
+            if told is not None:  # of this router's former owner
+                running.plan.counts = Counts(told.copied, told.filtered, told.skipped)
+            self._by_source.setdefault(view.source.topic_id, []).append(running)
+            self._in_turn.appendleft(running)
+            self._lanes += len(running.plan.lanes)
+        else:
+            self._lanes -= len(running.plan.lanes)
+            running.follow(view)
+            self._lanes += len(running.plan.lanes)
+        self._pin(running)
+        self._bar(running)
 
     def _may_be_pinned(self, running: RunningRouter) -> bool:
         """Whether there is room now for partitions that had none."""
@@ -390,7 +377,7 @@ class Routers:
                     running.plan.lanes[decision.partition].unread()
                     self._starved.add(running.view.source.topic_id)
                     break
-                self._start(
+                self._tasks.start(
                     self._load(running, decision.partition)
                     if isinstance(decision, Load)
                     else self._from_store(running, decision)
@@ -496,7 +483,7 @@ class Routers:
             lane.unread()
             if not running.learning:
                 running.learning = True
-                self._start(self._learn(running))
+                self._tasks.start(self._learn(running))
             self._hold(running, "")
             return
         while True:
@@ -584,17 +571,3 @@ class Routers:
             self._unflushed[lane] = running
         self._touched.add(running)
         self._wake(running)
-
-    # Tasks
-
-    def _start(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("routers cannot continue in this process, which ends",
-                         exc_info=task.exception())  # fmt: skip
-            self._ended()

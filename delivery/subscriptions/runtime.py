@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
 from compaction.parquet.file_bytes import LakeFileDamaged
-from delivery.changes import DeliveryChanges
+from delivery.changes import ChangesFound, DeliveryChanges, FollowedChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
 from delivery.ledger_thread import LedgerThread
@@ -73,6 +73,7 @@ from delivery.subscriptions.shown.inspection import OwnerClocks
 from delivery.subscriptions.shown.rows import OwnedRows, PushedHere
 from delivery.subscriptions.shown.unserved import NotServed, Unserved
 from delivery.subscriptions.starting import Starting, kind_of, moved_over
+from delivery.tasks import Tasks
 from ledger.delivery import subscriptions
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import SubscriptionView
@@ -98,8 +99,8 @@ class Subscriptions:
     ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
     trims; ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
     and how long ago the commit was published; ``may_deliver`` says whether the prefix is ours;
-    ``ended`` is called if the process must end. ``senders`` gives this shard's senders of push,
-    which are made later.
+    ``failed`` is told of an error that nothing expects. ``senders`` gives this shard's senders of
+    push, which are made later.
     """
 
     def __init__(
@@ -121,13 +122,13 @@ class Subscriptions:
         may_deliver: Callable[[], bool],
         delivered: Callable[[int, int], None],
         changes: DeliveryChanges,
-        ended: Callable[[], object],
+        failed: Callable[[Exception], object],
         senders: Callable[[], PushedHere],
     ) -> None:
         self._may_deliver = may_deliver
         self._senders = senders
         self._delivered = delivered
-        self._changes = changes
+        self._change = changes.make
         self._shard = shard
         self._shards = shards
         self._reader = reader
@@ -135,12 +136,10 @@ class Subscriptions:
         self._flush = flush
         self._outbox = outbox
         self._dirty = dirty
-        self._version = version
         self._evictions = evictions
         self._clocks = clocks
         self._now_ns = clocks.now_ns
         self._learn_topic = learn
-        self._ended = ended
         self._starting = Starting(reader, ledger, incarnation)
         self._blocks = Blocks(reader)
         self.budget, self.members_budget = LookAheadBudget(), MembersBudget()
@@ -150,25 +149,29 @@ class Subscriptions:
         self._held_pushed: set[int] = set()
         self._by_topic: dict[int, list[RunningSubscription]] = {}
         self._seen_evictions: dict[int, int] = {}
-        self.heard = 0  # the number of the last change that is known here
-        self._seen = -1
-        self._stale: set[int] = set()
-        self._asking: asyncio.Task[None] | None = None
+        self.tasks = Tasks(failed)
+        self._changes = FollowedChanges(
+            "subscriptions", version, self._read, self._take, self.tasks
+        )
         self._loading: set[Wanted] = set()
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
         self._mover = DeadLetterMover(
-            outbox, self._blocks, ledger, self._want, self._moved, self._reload, self._start
+            outbox, self._blocks, ledger, self._want, self._moved, self._reload, self.tasks.start
         )
         self._is_foreign = False  # the prefix may be another daemon's
         self.rows = OwnedRows(
             board, shards, ledger, clocks.now_ns, clocks.wall_ms, lambda one: senders().rows(one)
         )
         self._unserved = Unserved(self._starting.can_pin)
-        self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def heard(self) -> int:
+        """The number of the last change that is known here."""
+        return self._changes.heard
 
     # What happens
 
@@ -183,9 +186,8 @@ class Subscriptions:
         """To be called regularly: notices changes of settings, and what time brings."""
         if self._closed:
             return
-        self._stale.update(self._unserved.one_with_room())
-        if self._asking is None and (self._version() != self._seen or self._stale):
-            self._asking = self._start(self._ask())
+        self._changes.stale.update(self._unserved.one_with_room())
+        self._changes.look()
         if self._is_foreign:
             self._wake_all()
         for running in self._running.values():
@@ -199,10 +201,10 @@ class Subscriptions:
             if seen != self._seen_evictions[topic_id]:
                 self._seen_evictions[topic_id] = seen
                 for partition in range(len(there[0].window.look_aheads)):
-                    self._start(self._look_at_evictions((topic_id, partition)))
+                    self.tasks.start(self._look_at_evictions((topic_id, partition)))
         self.rows.write(self._running)
         if self.rows.ages.is_due:
-            self._start(self.rows.ages.load())
+            self.tasks.start(self.rows.ages.load())
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""
@@ -221,7 +223,7 @@ class Subscriptions:
             view = running.view
             dead_letter_topic = view.subscription.config.dead_letter_topic
             if topic.topic_id == view.topic.topic_id or topic.name == dead_letter_topic:
-                self._stale.add(subscription_id)
+                self._changes.stale.add(subscription_id)
 
     def close(self) -> None:
         """Ends all streams and polls: the process will end."""
@@ -232,11 +234,8 @@ class Subscriptions:
             running.consumers.end(
                 "shutting_down", "the daemon ends; connect again", but_senders=True
             )
-        for task in self.tasks:
-            task.cancel()
-
-    async def _replay(self) -> None:
-        await self.progress.replay(lambda lot: self._flush.write(add, lot), asyncio.sleep)
+        self._changes.close()
+        self.tasks.cancel()
 
     # Requests
 
@@ -316,16 +315,14 @@ class Subscriptions:
         for _ in range(2):  # it may be newer than a question that is under way
             if subscription_id in self._running or self._closed:
                 break
-            if self._asking is None:
-                self._asking = self._start(self._ask())
-            await asyncio.wait([self._asking])
+            await self._changes.asked()
         running = self._running.get(subscription_id)
         # What senders have under way while the daemon ends is acknowledged still.
         if self._closed and not (running is not None and isinstance(request, Acknowledge)):
             raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
         if running is None:
             self._unserved.check(subscription_id)
-        if running is None and self._seen != self._version():
+        if running is None and not self._changes.is_current:
             raise OwnerRefused(
                 503, "not_ready", "the subscriptions of this shard cannot be read now; ask again"
             )
@@ -338,16 +335,14 @@ class Subscriptions:
         await self._ledger.write(
             subscriptions.seek, request.subscription_id, request.floors, self._clocks.wall_ms()
         )
-        self._stale.add(request.subscription_id)
-        while request.subscription_id in self._stale and not self._closed:
-            if self._asking is None:
-                self._asking = self._start(self._ask())
-            await asyncio.wait([self._asking])
+        self._changes.stale.add(request.subscription_id)
+        while request.subscription_id in self._changes.stale and not self._closed:
+            await self._changes.asked()
         return Sought(inspection.progress_of(running))
 
     async def _pause(self, request: PausePush) -> PushPaused:
         """The receiver wants no more. All shards notice, as if a client had paused it."""
-        paused = await self._changes.make(
+        paused = await self._change(
             lambda tx: subscriptions.pause(
                 tx, request.subscription_id, request.endpoint, request.because
             )
@@ -359,23 +354,10 @@ class Subscriptions:
 
     # Settings
 
-    async def _ask(self) -> None:
-        try:
-            await self._replay()
-            version = self._version()
-            stale, self._stale = self._stale, set()
-            try:
-                change, views = await self._ledger.read(
-                    subscriptions.owned, self._shard, self._shards, self.heard, stale
-                )
-                for view in views:
-                    await self._take(view)
-                self._seen, self.heard = version, change
-            except LedgerError as error:
-                self._stale |= stale
-                log.warning("subscriptions cannot be read, and are looked for again: %s", error)
-        finally:
-            self._asking = None
+    async def _read(self, heard: int, stale: set[int]) -> ChangesFound[SubscriptionView]:
+        await self.progress.replay(lambda lot: self._flush.write(add, lot), asyncio.sleep)
+        asked = self._ledger.read(subscriptions.owned, self._shard, self._shards, heard, stale)
+        return ChangesFound(*await asked)
 
     async def _take(self, view: SubscriptionView) -> None:
         subscription = view.subscription
@@ -455,7 +437,7 @@ class Subscriptions:
 
     def _reload(self, subscription_id: int) -> None:
         """The ledger knows it no more, or not in this generation."""
-        self._stale.add(subscription_id)
+        self._changes.stale.add(subscription_id)
 
     def _forget(self, running: RunningSubscription) -> None:
         subscription = running.view.subscription
@@ -522,7 +504,7 @@ class Subscriptions:
             for each in self._loading
         ):
             self._loading.add(wanted)
-            self._start(self._load(wanted))
+            self.tasks.start(self._load(wanted))
 
     async def _load(self, wanted: Wanted) -> None:
         """Loads a record for whoever wants it."""
@@ -580,18 +562,3 @@ class Subscriptions:
 
     def _wake_all(self) -> None:
         self._dirty([(topic_id, Kind.CONSUME) for topic_id in self._by_topic], self._now_ns())
-
-    # Tasks
-
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("subscriptions cannot continue in this process, which ends",
-                         exc_info=task.exception())  # fmt: skip
-            self._ended()

@@ -129,7 +129,7 @@ class World:
         self.dispatchers.append(dispatcher)
         return outbox
 
-    def _end(self) -> None:
+    def _end(self, _: Exception) -> None:
         self.failed = True
 
     def create(self, start: Start = "earliest", filter_: RouterFilter = NO_FILTER) -> None:
@@ -492,7 +492,7 @@ def test_a_change_of_a_topic_reaches_its_routers_only(tmp_path: Path) -> None:
         await world.until(lambda: len(made))
         other = world.node.ledger.write(topics.create, "other", TopicConfig(), 1)[0]
         made.topic_changed(other)
-        assert not made._stale
+        assert not made._changes.stale
         grown = world.node.ledger.write(topics.alter, "t", TopicConfig(partitions=5))
         made.topic_changed(grown)
         produce(world, "late", partition=4)

@@ -102,7 +102,7 @@ class Owner:
             OwnerClocks(lambda: self.now_ns, lambda: self.now_ns // MS),
             lambda _: None, lambda: self.is_owned, lambda *_: None,
             DeliveryChanges(node.segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
-            self._ended, lambda: self.senders,
+            raise_it, lambda: self.senders,
         )  # fmt: skip
         self.senders: PushedHere = NoSenders()
 

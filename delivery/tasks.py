@@ -1,0 +1,39 @@
+"""Tasks of a part of a shard: one way to begin them, and one way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+
+class Tasks:
+    """Tasks in the shard's loop; ``failed`` is told of an error that none of them expected."""
+
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
+        self._failed = failed
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Begins one."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def cancel(self) -> None:
+        """Cancels all."""
+        for task in self._running:
+            task.cancel()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns when those that are there are done, or have taken too long."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._failed(error)
