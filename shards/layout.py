@@ -41,6 +41,7 @@ shard: lease counter,  that shard
 epoch, owns, routers'
 gate, lagged
 shard: pid, restarts   supervisor
+shard: audited         that shard
 shard: journal head,   that shard
 tail, waits, and the
 journal's bytes
@@ -179,6 +180,7 @@ S_HEARD_DELIVERY = S_HEARTBEAT + 7
 S_PID = 5 * LINE_WORDS
 S_RESTARTS = S_PID + 1
 S_CPU = S_PID + 2
+S_AUDITED = S_PID + 3  # a count: its lines of the audit log
 S_LEASE_COUNTER = 6 * LINE_WORDS
 S_REQUEST_ID = S_LEASE_COUNTER + 1
 S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from daemon.access.allowance import Allowances
+from daemon.access.audit import AuditLog
 from daemon.access.rights import Rights, of_everybody, rights_of, unauthenticated
 from daemon.access.tickets import KEY_BYTES, Tickets
 from daemon.access.token_file import (
@@ -46,8 +47,8 @@ class _Known:
 
 class Access:
     """The tokens of one process, which ``allowances`` limit. Without a ``path`` there are none, and
-    everybody may do everything. ``ticket_key`` is that of all shards. Raises TokenFileError if the
-    file cannot be used."""
+    everybody may do everything. ``ticket_key`` is that of all shards. Changes of tokens go to
+    ``audit``. Raises TokenFileError if the file cannot be used."""
 
     def __init__(
         self,
@@ -55,9 +56,11 @@ class Access:
         now_ms: Callable[[], int] = wall_ms,
         ticket_key: bytes | None = None,
         allowances: Allowances | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self._path = path
         self._allowances = allowances
+        self._audit = audit
         self._everybody = of_everybody(allowances)
         self._now_ms = now_ms
         self._tickets = Tickets(ticket_key or secrets.token_bytes(KEY_BYTES))
@@ -163,6 +166,7 @@ class Access:
                 log.info("%s was read again: %d tokens", path, len(self._known))
             except TokenFileError as error:
                 log.error("the tokens that were read before stay in force: %s", error)
+                self._note("tokens_unusable", problem=str(error))
         return self._end_expired() or ended
 
     def _take(self, content: Tokens) -> bool:
@@ -179,7 +183,22 @@ class Access:
         over = [known for id_, known in before.items() if self._known.get(id_) is not known]
         for known in over:
             known.rights.live = False
+        self._note(
+            "tokens",
+            generation=content.generation,
+            count=len(self._known),
+            ended=[known.token.name for known in over],
+            new=[
+                known.token.name
+                for id_, known in self._known.items()
+                if before and before.get(id_) is not known
+            ],
+        )
         return bool(over)
+
+    def _note(self, event: str, **fields: object) -> None:
+        if self._audit is not None:
+            self._audit.note(event, **fields)
 
     def _end_expired(self) -> bool:
         now_ms = self._now_ms()
@@ -190,6 +209,7 @@ class Access:
         ]
         for known in over:
             known.rights.live = False
+            self._note("token_expired", who=known.token.name)
         self.version += bool(over)
         return bool(over)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.access.access import Access
+from daemon.access.audit import AuditLog
 from daemon.access.rights import Rights
 from daemon.access.token_file import split_token
 from daemon.api.handlers.topics import Created
@@ -53,6 +54,7 @@ class Found(NamedTuple):
     arguments: tuple[Any, ...]
     decoder: msgspec.json.Decoder[Any] | None
     methods: tuple[str, ...] = ()
+    changes: bool = False
 
 
 class _Bound(NamedTuple):
@@ -124,6 +126,7 @@ class RouteTable:
             if handler is None:
                 read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
                 return Found(values[0], route, None, (), None)
+            changes = route.changes(values)
             if route.query is not None:
                 values = (*values, read_query(head.query, route.query, "field"))
             if route.headers is not None:
@@ -134,7 +137,7 @@ class RouteTable:
                 values = (*values, read)
             if route.gets_rights:
                 values = (*values, rights)
-            return Found(None, route, handler, values, decoder)
+            return Found(None, route, handler, values, decoder, changes=changes)
         path = head.path[:255]
         raise ApiError(404, "not_found", f"there is nothing at {path}", {"path": path})
 
@@ -228,6 +231,7 @@ class Api:
         *,
         options: bool = False,
         admin_over_tcp: bool = False,
+        audit: AuditLog | None = None,
     ) -> None:
         """``options``: OPTIONS is answered, for browsers that ask before a request.
         ``admin_over_tcp``: the admin API is not only for the Unix socket."""
@@ -239,6 +243,7 @@ class Api:
         self._waiters = waiters
         self._tasks: dict[asyncio.Task[None], Request] = {}
         self._budget = RequestBudget()
+        self._audit = audit
 
     def route(self, head: Head) -> Found:
         """Finds the handler, and keeps of the query only what is read later. Raises ApiError 404,
@@ -256,7 +261,7 @@ class Api:
         found: Found = request.head.route
         allowance = request.head.rights.allowance
         if allowance is not None:
-            allowance.take(body_bytes or 0)
+            allowance.take(body_bytes or 0, is_setting=found.changes)
         if found.produce is not None:
             return self._producer.admit(request, body_bytes)
         limit = found.route.body_bytes_max
@@ -321,7 +326,11 @@ class Api:
 
     async def _serve(self, request: Request, found: Found) -> None:
         try:
-            answer = await call(found, request)
+            if found.changes and self._audit is not None:
+                with self._audit.change(request.asked):
+                    answer = await _changed(found, request)
+            else:
+                answer = await call(found, request)
             if isinstance(answer, Streaming):
                 request.stream(answer.content_type, answer.start)
             elif isinstance(answer, Text):
@@ -335,7 +344,15 @@ class Api:
         except asyncio.CancelledError:
             request.abandon()  # the connection is lost, or the process ends
         except Exception as error:  # noqa: BLE001 - every error of a task is logged and answered
-            request.refuse(refusal_of(error))
+            refusal = refusal_of(error)
+            if refusal.status in (401, 403):
+                self.refused(request, refusal)
+            request.refuse(refusal)
+
+    def refused(self, request: Request, error: ApiError) -> None:
+        """A line of a request that its sender had no right to."""
+        if self._audit is not None:
+            self._audit.refused(request.asked, error)
 
     def follow_tokens(self) -> bool:
         """Reads the tokens again if they have changed. Returns whether rights have ended; requests
@@ -371,6 +388,14 @@ async def call(found: Found, request: Request) -> Any:
     """What the route's handler answers."""
     assert found.handler is not None
     return await found.handler(*found.arguments, *body_of(found, request))
+
+
+async def _changed(found: Found, request: Request) -> Any:
+    """What a change is answered with. Raises ApiError, which the audit log tells."""
+    try:
+        return await call(found, request)
+    except Exception as error:
+        raise refusal_of(error) from error
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

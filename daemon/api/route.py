@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -81,3 +81,14 @@ class Route(Struct, frozen=True, kw_only=True):
     gets_rights: bool = False
     # For everybody, without a token.
     is_open: bool = False
+    # Of an internal route to {operation}: those that change nothing worth a line of the audit log.
+    reading: frozenset[str] = frozenset()
+
+    def changes(self, values: Sequence[Any]) -> bool:
+        """Whether a request with these values of its path changes something other than records: it
+        has a line of the audit log, and is limited."""
+        if self.method == "GET":
+            return False
+        if self.is_internal:
+            return bool(self.reading) and values[0] not in self.reading
+        return not {Scope.MANAGE, Scope.PUSH}.isdisjoint(self.scopes)

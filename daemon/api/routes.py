@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from compaction.access.settings import LakeSettings
 from daemon.access.token_changes import TokensAnswer, TokensRequest
 from daemon.access.token_file import Scope
-from daemon.api.handlers.admin import BODY_BYTES_MAX, Fence
+from daemon.api.handlers.admin import BODY_BYTES_MAX, READING, READING_POINTERS, Fence
 from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from daemon.schemas.api import (
@@ -429,6 +429,7 @@ ROUTES = (
         method="POST",
         path="/v0/admin/ledger/{operation}",
         is_internal=True,
+        reading=READING,
         summary="run an operation of the ledger",
         scopes=(Scope.COMPACT, Scope.ADMIN),
         concerns_all_topics=True,
@@ -443,6 +444,7 @@ ROUTES = (
         method="POST",
         path="/v0/admin/catalog/{operation}",
         is_internal=True,
+        reading=READING_POINTERS,
         summary="run an operation of the default catalog",
         scopes=(Scope.COMPACT, Scope.ADMIN),
         concerns_all_topics=True,

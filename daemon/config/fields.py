@@ -22,6 +22,7 @@ from daemon.config.values import (
     FILE,
     FOLDER,
     HOSTS,
+    NETWORKS,
     NUMBER,
     ORIGINS,
     STORE_URL,
@@ -111,6 +112,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_certificate: str | None
     tls_key: str | None
     tls_client_ca: str | None
+    audit_log: str | None
+    trusted_proxies: tuple[str, ...]
     scheduler: str
     governor: str
     pressure_weights: dict[str, float]
@@ -372,6 +375,13 @@ FIELDS: tuple[Field, ...] = (
     Field("tls_client_ca", optional(FILE), None, "",
           "certificates, in PEM format, of authorities whose clients may show a certificate instead"
           " of a token"),
+    Field("audit_log", optional(FILE), None, "",
+          "a file to which a line is appended for each change of settings, deletion, trim and seek,"
+          " for tokens, take-overs and refusals ([access.md](access.md#the-audit-log)). Without a"
+          " line, a change is refused with 503 `audit_log`"),
+    Field("trusted_proxies", NETWORKS, (), "",
+          "addresses and networks of proxies whose `X-Forwarded-For` the audit log believes; in the"
+          " environment, with commas"),
     Field("scheduler", one_of("on", "off"), "on", "",
           "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
           " offsets are the same"),

@@ -12,6 +12,7 @@ This module knows no keys and reads neither files nor the environment.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -184,6 +185,22 @@ def read_hosts(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(host.strip("[]") for host in hosts))
 
 
+def read_networks(value: object) -> tuple[str, ...]:
+    """Addresses and networks, from a list or from text with commas."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError("must be a list of addresses and networks, or text with commas")
+    networks = [each.strip() for each in given if each.strip()]
+    for network in networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise ValueError(
+                f"must have addresses and networks like 10.0.0.0/8, and {error}"
+            ) from None
+    return tuple(dict.fromkeys(networks))
+
+
 def one_of(*choices: str) -> ValueType:
     """One of ``choices``, in lower case."""
     name = " or ".join((", ".join(choices[:-1]), choices[-1]))
@@ -234,4 +251,5 @@ ADDRESS = ValueType("HOST:PORT", read_address)
 STORE_URL = ValueType("URL", read_store_url)
 ENDPOINT_URL = ValueType("URL", read_endpoint_url)
 HOSTS = ValueType("list of host names", read_hosts)
+NETWORKS = ValueType("list of networks", read_networks)
 ORIGINS = ValueType("list of origins", read_origins)

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from daemon.http.head import Head
 from daemon.http.request import Request
+from daemon.schemas.errors import ApiError
 
 
 class _Sign(Enum):
@@ -50,6 +51,10 @@ class Application(Protocol):
 
     def release(self, token: object) -> None:
         """Gives a token back: the body never completed, or ``handle`` has returned."""
+        ...
+
+    def refused(self, request: Request, error: ApiError) -> None:
+        """A request was refused because its sender had no right to it (401, 403)."""
         ...
 
     def handle(self, request: Request, token: object | None) -> None:

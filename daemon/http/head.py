@@ -33,6 +33,7 @@ TARGET_COPIES = 4
 # Characters of what only messages name.
 _PATH_KEPT = 512
 _TYPE_KEPT = 128
+_FORWARDED_KEPT = 512
 
 SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 _ENCODING_NAMES = {"": "", "identity": "", "x-gzip": "gzip"} | {n: n for n in SUPPORTED_ENCODINGS}
@@ -77,7 +78,8 @@ class Head:
     cache.
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do. ``bare`` is the head without what an answer does not need.
-    ``rights`` are its sender's, set with ``route``.
+    ``rights`` are its sender's, set with ``route``. ``forwarded`` is what proxies say of whom it is
+    (the end of X-Forwarded-For).
     """
 
     __slots__ = (
@@ -89,6 +91,7 @@ class Head:
         "content_length",
         "content_type",
         "expect_continue",
+        "forwarded",
         "headers",
         "http_1_1",
         "is_brief",
@@ -143,6 +146,7 @@ class Head:
         self.is_local = False
         self.is_brief = False
         self.is_followed_link = False
+        self.forwarded = ""
         self.body_bytes = LENGTH_UNKNOWN if chunked else (content_length or 0)
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
         self.rights: Rights = EVERYTHING
@@ -152,6 +156,7 @@ class Head:
     def forget_fields(self, origins: Container[str] = ()) -> None:
         """Lets go of what nobody reads once there is a route: a request may wait for its answer
         with a head of 32 KiB. ``origins``: those that an answer names."""
+        self.forwarded = self.headers.get("x-forwarded-for", "")[-_FORWARDED_KEPT:]
         origin = self.headers.get("origin")
         self.headers = {"origin": origin} if origin in origins and origin is not None else {}
         self.path = self.path[:_PATH_KEPT]

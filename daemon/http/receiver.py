@@ -426,6 +426,8 @@ class Receiver(Sender):
         if not isinstance(error, ApiError):
             logger.error("%s %s failed", request.head.method, request.head.path, exc_info=error)
             error = ApiError(500, "internal", "the server failed; its log says why", close=True)
+        if error.status in (401, 403):
+            self._application.refused(request, error)
         if request.answered:
             self.end()
             return

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from daemon.access.audit import AuditedRequest
 from daemon.http.cors import Cors
 from daemon.http.head import Head
 from daemon.http.response import (
@@ -230,6 +231,16 @@ class Request(msgspec.Struct, eq=False):
     answered: bool = False
     answer: Answer | Stream | None = None
     waited_ns: int = 0
+
+    @property
+    def asked(self) -> AuditedRequest:
+        """What the audit log tells of it."""
+        head = self.head
+        peer = self.connection.transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        token = head.rights.token
+        who = None if token is None else token.name
+        return AuditedRequest(who, address, head.forwarded, head.method, head.path)
 
     def respond(
         self,

@@ -15,9 +15,11 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 
+from daemon.access.audit import AuditLog
 from daemon.http.application import Queued
 from daemon.http.head import Head
 from daemon.http.request import Request
@@ -64,9 +66,11 @@ class Producer:
         ack_timeout_ms: int,
         *,
         auto_create: bool = True,
+        audit: AuditLog | None = None,
     ) -> None:
         self._ack_timeout_ms = ack_timeout_ms
         self._auto_create = auto_create
+        self._audit = audit
         self._timeout_ns = 1_000_000 * ack_timeout_ms
         self.admission = Admission(segment, shard, ring, limits.body_bytes_max, rng)
         self._topics = topics
@@ -250,7 +254,9 @@ class Producer:
         bodies.payloads(asked, config.partitions, lambda: 0)
         if asked.advance is not None:
             await self._cursors.load(asked.advance)
-        topic, _ = await self._topics.create(name, config)
+        line = nullcontext() if self._audit is None else self._audit.change(request.asked)
+        with line:
+            topic, _ = await self._topics.create(name, config)
         return topic
 
     async def _publish_capped(

@@ -83,6 +83,7 @@ class ApiSide:
             access,
             options=bool(config.cors_origins),
             admin_over_tcp=config.admin_over_tcp,
+            audit=opened.audit,
         )
 
     def follow_files(self) -> None:

@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from daemon.access.audit import AuditLog
 from daemon.memory import READERS_AT_ONCE
 from daemon.process.inherit import Inheritance
 from delivery.ledger_thread import LedgerThread
@@ -59,6 +60,14 @@ class Opened:
         self._readers = ThreadPoolExecutor(READERS_AT_ONCE, thread_name_prefix="reader")
         self.ledger = LedgerThread(self._read_ledger, self._ledger_thread)
         self.threads = StoreThreads(self._readers, self._count_get, self.rng)
+        self.audit = AuditLog(
+            config.audit_log,
+            f"shard {self.shard}",
+            int(self.words[at.G_INCARNATION]),
+            self.words,
+            self.base + at.S_AUDITED,
+            config.trusted_proxies,
+        )
         self.alarms = AlarmBoard(self.segment, self.shard)
         self.alarms.clear_all()  # those of the previous process
 
@@ -77,6 +86,7 @@ class Opened:
 
     def close(self) -> None:
         """Waits for the threads, and closes ledger and store."""
+        self.audit.close()
         self._ledger_thread.shutdown()
         self._readers.shutdown()
         self.commit_ledger.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from daemon import memory
 from daemon.access.access import Access
+from daemon.access.audit import AuditError, check_audit_log
 from daemon.access.token_file import TokenFileError
 from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
@@ -43,7 +44,7 @@ log = logging.getLogger("headgate.serve")
 
 _REFUSALS = (
     StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
-    TokenFileError, CertificateError, faults.ChaosSpecError, barrier.MachineUnknown,
+    TokenFileError, AuditError, CertificateError, faults.ChaosSpecError, barrier.MachineUnknown,
 )  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
     Access(None if config.auth_file is None else Path(config.auth_file))  # refused now, or never
     pem_files = files_of(config)
     certificate = None if pem_files is None else Certificate(pem_files)
+    check_audit_log(config.audit_log)
     ledger_path = Path(config.ledger_path)
     lock = SharedLock(lock_file, locks.LEDGER)  # waited for: the supervisor's tick never takes it
     with contextlib.ExitStack() as stack:
@@ -104,6 +106,10 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
         supervisor.chaos = chaos
         supervisor.prepare(taken)
+        supervisor.audit.note(
+            "started", former=taken.former.name.lower(), take_over=take_over,
+            recovered=report is not None,
+        )  # fmt: skip
         parts = memory.bounds(config)
         shares = ", ".join(f"{name} {size >> 20} MiB" for name, size in parts.items())
         log.info("memory is limited to %d MiB: %s", sum(parts.values()) >> 20, shares)

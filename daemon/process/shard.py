@@ -104,6 +104,7 @@ class Shard:
             None if auth_file is None else Path(auth_file),
             ticket_key=bytes.fromhex(inheritance.ticket_key),
             allowances=Allowances(self.segment, self.shard, opened.config.limits),
+            audit=opened.audit if self.shard == 0 else None,
         )
         self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
         self._tls_listener = (

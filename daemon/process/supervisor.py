@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from daemon import memory
+from daemon.access.audit import AuditLog
 from daemon.access.tickets import KEY_BYTES
 from daemon.alarms.alarms import AlarmLog, active
 from daemon.alarms.standing import StandingLog, StateLog, standing
@@ -132,6 +133,7 @@ class Supervisor:
         )
         self._notify = Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
+        self.audit = AuditLog(None, "supervisor", 0, [0], 0)
         self._pipe_token = secrets.token_hex(8)
         self._ticket_key = secrets.token_hex(KEY_BYTES)
         self._pipe_listeners = open_pipe_listeners(self._pipe_token, config.shards)
@@ -163,6 +165,7 @@ class Supervisor:
         now = clocks()
         words[at.G_AGE_OFFSET_MS] = max(0, self._kept.read(ages.now_ms, now) - now.boot_ms)
         words[at.G_INCARNATION] = incarnation
+        self.audit = AuditLog(self.config.audit_log, "supervisor", incarnation, [0], 0)
         words[at.G_EPOCH] = epoch
         words[at.G_STARTED_NS] = monotonic_ns()
         words[at.G_WINDOW_NS] = int(self.config.commit_window_min_ms * 1e6)
@@ -275,6 +278,7 @@ class Supervisor:
         # Also with a level that is higher now, the reload is logged.
         logs.set_level(min(levels, key=logs.LEVELS.index))
         log.info("configuration reloaded, changed: %s", ", ".join(result.applied) or "nothing")
+        self.audit.note("reloaded", changed=result.applied)
         if result.needs_restart:
             log.warning("these keys need a restart: %s", ", ".join(result.needs_restart))
         logs.set_level(self.config.log_level)

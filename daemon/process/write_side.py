@@ -87,7 +87,7 @@ class WriteSide:
         self.producer = Producer(
             segment, shard, self.topics, self.cursors, self.ring, self.pending, limits,
             published, short_of_time, opened.rng, config.ack_timeout_ms,
-            auto_create=config.auto_create_topics,
+            auto_create=config.auto_create_topics, audit=opened.audit,
         )  # fmt: skip
         self.admission = self.producer.admission
         self.copies = Copies(self.topics, self.ring, self.pending, self.admission, published)

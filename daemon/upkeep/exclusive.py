@@ -19,6 +19,7 @@ from compaction.access.http_calls import answers, socket_address
 from compaction.access.ledger_access import LedgerAccess, NotBackedUp
 from compaction.access.operations import operation
 from compaction.access.via_daemon import ViaDaemon
+from daemon.access.audit import note_command
 from daemon.config import Config
 from daemon.config.lake_settings import default_catalog
 from daemon.upkeep.directory import take_directory
@@ -95,6 +96,7 @@ class Exclusive:
         self._ledger = ledger
         self._config = config
         self._entries = entries
+        self._audited: set[str] = set()
         self._threads = threading.Lock()  # a ledger is one thread's at a time
 
     def read(
@@ -114,6 +116,9 @@ class Exclusive:
             asked = operation(function)
             named = asked.bind(args, kwargs, now_ms)
             asked.check_lake(named, default_catalog(self._config)[1])
+            if asked.name not in self._audited:  # a compaction does the same a thousand times
+                self._audited.add(asked.name)
+                note_command(self._config.audit_log, "command", operation=asked.name)
             with self._ledger.writing() as tx:
                 if self.run is not None:
                     runs.check(tx, self.run, now_ms)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from daemon.access.audit import note_command
 from daemon.config import Config
 from daemon.upkeep.lake_catalog import register_tables
 from daemon.upkeep.owner import OtherHistory, check_history, this_owner
@@ -236,6 +237,7 @@ def recover(
     with contextlib.closing(Ledger(path, lock)) as ledger:
         tell(ledger, owner_log, taken)
         report.tables_registered = register_tables(config, ledger)
+    note_command(config.audit_log, "recovered", take_over=take_over, sound=report.sound)
     return report
 
 

@@ -125,6 +125,9 @@ _POINTERS: tuple[Callable[..., Any], ...] = (
 _LEDGER = {operation(each).name: operation(each) for each in (*_READS, *_WRITES)}
 _CATALOG = {operation(each).name: operation(each) for each in _POINTERS}
 _WRITING = frozenset(operation(each).name for each in _WRITES)
+# What the audit log needs no line of. A run renews its lease every few seconds.
+READING = (frozenset({*_LEDGER, *CHECKS}) - _WRITING) | {operation(runs.renew).name}
+READING_POINTERS = frozenset(operation(each).name for each in (catalog.pointer, catalog.pointers))
 
 
 class Fence(msgspec.Struct, frozen=True):

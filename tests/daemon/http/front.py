@@ -116,6 +116,9 @@ class Script:
             self.tokens.remove(token)
             self.changed.notify_all()
 
+    def refused(self, request: Request, error: ApiError) -> None:
+        pass
+
     def handle(self, request: Request, token: object | None) -> None:
         head = request.head
         with self.changed:
