@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,9 +89,12 @@ def go_is_new_enough(version_output: str) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= GO_MINIMUM
 
 
-def start(binary: Path, directory: Path, port: int) -> subprocess.Popen[bytes]:
+def start(
+    binary: Path, directory: Path, port: int, more: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Starts MinIO on 127.0.0.1:``port`` with its data in ``directory``; returns when it is ready.
 
+    ``more`` are variables of its environment.
     Its output goes to ``directory``/../minio-PORT.log. Stop it with ``stop``. Raises MinioError
     with the end of that log if it ends or is not ready within READY_WITHIN_S seconds.
     """
@@ -99,6 +102,7 @@ def start(binary: Path, directory: Path, port: int) -> subprocess.Popen[bytes]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MINIO_")
     } | {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"}
+    environment |= more or {}
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [str(binary), "server", "--address", f"127.0.0.1:{port}", str(directory)],
@@ -216,7 +220,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log_path: Pat
 def _answers(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", "/minio/health/ready")
+        # `ready` is answered before buckets can be made.
+        connection.request("GET", "/minio/health/cluster")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

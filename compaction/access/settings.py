@@ -6,6 +6,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from compaction.inputs.place import Place
+from uploader.stores.base import Encryption
 from uploader.stores.prices import FREE, Prices
 
 
@@ -20,6 +21,7 @@ class LakeSettings(Struct, frozen=True):
     store_url: str
     s3_endpoint_url: str | None = None
     s3_region: str | None = None
+    s3_encryption: Encryption | None = None
     lake_url: str = ""
     catalog_uri: str | None = None
     catalog_name: str | None = None
@@ -32,4 +34,6 @@ class LakeSettings(Struct, frozen=True):
     @property
     def place(self) -> Place:
         """Where L0 and the lake are."""
-        return Place(self.store_url, self.s3_endpoint_url, self.s3_region, self.lake_url)
+        return Place(
+            self.store_url, self.s3_endpoint_url, self.s3_region, self.lake_url, self.s3_encryption
+        )

@@ -14,6 +14,7 @@ This module reads and writes no file itself.
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from uploader.lru import LruCache
-from uploader.stores.base import ObjectStore
+from uploader.stores.base import Encryption, ObjectStore, PartedStore
 from uploader.stores.open import StoreUrlError, open_store
 
 if TYPE_CHECKING:
@@ -32,18 +33,21 @@ STORE_THREADS = 8
 CONNECT_TIMEOUT_S = 5
 REQUEST_TIMEOUT_S = 30
 PLACES_MAX = 16  # cached per process, because each holds connections
+_DENIED = re.compile(r"ACCESS_DENIED during (\w+) operation")
 
 
 class Place(Struct, frozen=True):
     """The store ``url``, and the lake at ``lake_url``, by default the folder ``lake`` in the store.
 
-    ``endpoint_url`` and ``region`` are for S3 only and override boto3's own configuration.
+    ``endpoint_url``, ``region`` and ``encryption`` are for S3 only; the first two override boto3's
+    own configuration.
     """
 
     url: str
     endpoint_url: str | None = None
     region: str | None = None
     lake_url: str = ""
+    encryption: Encryption | None = None
 
     @property
     def lake(self) -> str:
@@ -66,9 +70,23 @@ class Place(Struct, frozen=True):
                     endpoint_url=self.endpoint_url,
                     region=self.region,
                     threads=STORE_THREADS,
+                    encryption=self.encryption,
                 )
                 _stores.keep(self, found)
             return found
+
+    def open_lake(self) -> PartedStore:
+        """The lake on S3 as a store, whose keys are paths below it. Close it after use."""
+        from uploader.stores.s3 import S3Store
+
+        bucket, _, prefix = self.lake.removeprefix("s3://").partition("/")
+        return S3Store(
+            bucket,
+            prefix,
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+            encryption=self.encryption,
+        )
 
     def filesystem(self) -> tuple[pa_fs.FileSystem, str]:
         """The lake's file system and the lake's path in it. Raises StoreUrlError.
@@ -125,6 +143,16 @@ class Place(Struct, frozen=True):
             options["secret_key"] = keys.secret
             options["session_token"] = keys.token
         return S3FileSystem(**options)
+
+
+def permission_hint(error: BaseException | str) -> str:
+    """What pyarrow's refusal by S3 lacks in the policy of these credentials; empty for others."""
+    denied = _DENIED.search(str(error))
+    if denied is None:
+        return ""
+    from uploader.stores.s3_errors import missing_permission
+
+    return missing_permission(denied[1])
 
 
 class _Keys(NamedTuple):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from compaction.inputs.place import permission_hint
 from uploader.stores.base import ObjectMissing, StoreError
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def _store_error(path: str, error: OSError | ValueError) -> StoreError:
     if isinstance(error, FileNotFoundError) or "NO_SUCH_KEY" in text:
         return ObjectMissing(f"there is no file {path}")
     refused = isinstance(error, ValueError | PermissionError) or any(w in text for w in _REFUSALS)
-    return StoreError(f"reading {path} failed: {text}", retryable=not refused)
+    hint = permission_hint(text)
+    return StoreError(f"reading {path} failed: {text}{hint and f'; {hint}'}", retryable=not refused)
 
 
 @functools.cache

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from compaction.inputs.output import open_output
 from compaction.inputs.place import Place
 from compaction.parquet.spill import Spill
 from compaction.tables.schema import RANGES_KEY, RUN_KEY, TOPIC_ID_KEY, Column, arrow_schema
@@ -264,14 +265,12 @@ class _File:
         self, place: Place, syncs: Syncs, location: str, schema: pa.Schema, zstd_level: int
     ) -> None:
         self.location = location
-        filesystem, _ = place.filesystem()
-        path = place.path_of(location)
-        self._local = Path(path) if location.startswith("file://") else None
+        self._local = Path(place.path_of(location)) if location.startswith("file://") else None
         if self._local is not None:
             syncs.folder(self._local.parent)
             make_file(self._local)
         self._syncs = syncs
-        self._sink = filesystem.open_output_stream(path)
+        self._sink = open_output(place, location)
         names = schema.names
         self._writer = pq.ParquetWriter(
             self._sink,

@@ -144,6 +144,8 @@ def _settings(master: str, app_name: str, scratch: Path, memory_bytes: int) -> d
     if is_local(master):
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.driver.host"] = "127.0.0.1"
+        # Loopback is shared with every account of the machine. Spark makes the secret itself.
+        settings["spark.authenticate"] = "true"
     return settings
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.redaction import redacted, redacted_text, secrets_of
-from compaction.inputs.place import Place
+from compaction.inputs.place import Place, permission_hint
 from compaction.tables.errors import LakeUnusable
 from compaction.tables.table_state import check_properties
 from ledger.table_names import NAMESPACE
@@ -152,7 +152,8 @@ def translated(
     if isinstance(error, exceptions.ForbiddenError | PermissionError) or _forbids(error):
         return LakeUnusable(
             f"{what} cannot be used: access is denied ({said})",
-            "allow this user or these credentials to read, write, list, and delete there",
+            permission_hint(error)
+            or "allow this user or these credentials to read, write, list, and delete there",
         )
     if isinstance(error, exceptions.NotInstalledError | ImportError):
         return LakeUnusable(

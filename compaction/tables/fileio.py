@@ -21,17 +21,21 @@ import msgspec
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
+from compaction.inputs.output import open_output
 from compaction.inputs.place import PLACES_MAX, Place
 from ledger.lake.catalog import is_below
 from ledger.private_files import FOLDER, opener
+from uploader.stores.base import Encryption
 from uploader.stores.counted import Requests
 
 FILE_IO = "compaction.tables.fileio.LakeFileIO"
-_URL, _ENDPOINT, _REGION, _LAKE = (
+_URL, _ENDPOINT, _REGION, _LAKE, _SSE, _KMS_KEY = (
     "headgate.store-url",
     "headgate.endpoint-url",
     "headgate.region",
     "headgate.lake-url",
+    "headgate.sse",
+    "headgate.sse-kms-key-id",
 )
 
 _lock = threading.Lock()
@@ -45,6 +49,10 @@ def properties_of(place: Place) -> dict[str, str]:
         found[_ENDPOINT] = place.endpoint_url
     if place.region is not None:
         found[_REGION] = place.region
+    if place.encryption is not None:
+        found[_SSE] = place.encryption.algorithm
+        if place.encryption.kms_key_id is not None:
+            found[_KMS_KEY] = place.encryption.kms_key_id
     return found
 
 
@@ -74,11 +82,15 @@ class LakeFileIO(FileIO):
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
+        encryption = None
+        if _SSE in properties:
+            encryption = Encryption(properties[_SSE], properties.get(_KMS_KEY))
         self._place = Place(
             properties[_URL],
             properties.get(_ENDPOINT),
             properties.get(_REGION),
             properties.get(_LAKE, ""),
+            encryption,
         )
 
     def new_input(self, location: str) -> InputFile:
@@ -140,11 +152,10 @@ class _Out(OutputFile):
         return _In(self.location, self._place)
 
     def create(self, overwrite: bool = False) -> OutputStream:
-        _count(self._place, puts=1)
-        path = self._place.path_of(self.location)
+        _count(self._place, puts=1 if self._place.encryption is None else 3)
         if self.location.startswith("file://"):
-            return _DurableFile(path)
-        return cast(OutputStream, _filesystem(self._place).open_output_stream(path))
+            return _DurableFile(self._place.path_of(self.location))
+        return cast(OutputStream, open_output(self._place, self.location))
 
 
 class _DurableFile:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote
 
 from msgspec import Struct
 
 from compaction.inputs.place import Place
 from ledger.lake.catalog import is_below
 from uploader.stores.counted import CountedStore, Requests
-from uploader.stores.open import open_store
 
 DELETE_BATCH = 1_000
 
@@ -36,11 +34,7 @@ class LakeListing:
         self._store: CountedStore | None = None
         self._local = Requests()
         if self._lake.startswith("s3://"):
-            bucket, _, prefix = self._lake.removeprefix("s3://").partition("/")
-            url = f"s3://{bucket}/{quote(prefix)}"
-            self._store = CountedStore(
-                open_store(url, endpoint_url=place.endpoint_url, region=place.region)
-            )
+            self._store = CountedStore(place.open_lake())
 
     @property
     def requests(self) -> Requests:

@@ -38,11 +38,14 @@ from daemon.config.values import (
 )
 from daemon.schemas.api import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
+from uploader.stores.base import Encryption
 from uploader.stores.prices import DEFAULT_PRICES, Prices, default_class
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 RING_FACTOR = 4  # a ring holds 4 objects or 4 bodies; else a pull may wait for a write it blocks
 SHARDS_MAX = 512  # the largest machines have this many hardware threads
+# Values of s3_sse, and what S3 calls them.
+SSE = {"aes256": "AES256", "aws:kms": "aws:kms", "aws:kms:dsse": "aws:kms:dsse"}
 ENVIRONMENT_PREFIX = "HEADGATE_"
 
 
@@ -73,6 +76,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_url: str
     s3_endpoint_url: str | None
     s3_region: str | None
+    s3_sse: str | None
+    s3_sse_kms_key_id: str | None
     shards: int
     ring_bytes: int
     object_bytes_target: int
@@ -164,6 +169,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.prices[self.store_class]
 
     @property
+    def s3_encryption(self) -> Encryption | None:
+        """How S3 encrypts what is put; None as the bucket says."""
+        if self.s3_sse is None:
+            return None
+        return Encryption(SSE[self.s3_sse], self.s3_sse_kms_key_id)
+
+    @property
     def dedupe_limits(self) -> DedupeLimits:
         return DedupeLimits(self.dedupe_window_ms, self.dedupe_entries_max)
 
@@ -240,6 +252,11 @@ FIELDS: tuple[Field, ...] = (
           "an S3 server other than Amazon's, such as MinIO; boto3 finds the credentials"),
     Field("s3_region", optional(TEXT), None, "",
           "the bucket's region; by default boto3 decides"),
+    Field("s3_sse", optional(one_of(*SSE)), None, "",
+          "how S3 encrypts what the daemon and the compaction put; by default as the bucket says"),
+    Field("s3_sse_kms_key_id", optional(TEXT), None, "",
+          "the key of KMS for `s3_sse` `aws:kms` or `aws:kms:dsse`; by default the account's key"
+          " for S3. The credentials need `kms:GenerateDataKey` and `kms:Decrypt` for it"),
     Field("shards", COUNT, Derived("one per CPU that the process may use", _cpus), "processes",
           "each is pinned to one CPU; if there are more shards than CPUs, they share CPUs",
           check=between(1, SHARDS_MAX)),

@@ -29,6 +29,7 @@ def lake_settings(config: Config) -> LakeSettings:
         store_url=config.store_url,
         s3_endpoint_url=config.s3_endpoint_url,
         s3_region=config.s3_region,
+        s3_encryption=config.s3_encryption,
         lake_url=config.lake_url,
         catalog_uri=None if is_default else config.catalog_uri,
         catalog_name=config.catalog_name,

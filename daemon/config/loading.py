@@ -189,6 +189,7 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
             f"hedge_puts must be false for a file:// store, got true ({origins['hedge_puts']}): a"
             " second write to the same disk is not faster"
         )
+    problems += _encryption_problems(values, origins)
     problems += _price_problems(values, origins)
     low, high = values["commit_window_min_ms"], values["commit_window_max_ms"]
     if low > high:
@@ -240,6 +241,23 @@ def _tls_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f" ({origins['tls_listen']}): name the files, in PEM format"
         )
     ]
+
+
+def _encryption_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    sse, key = values["s3_sse"], values["s3_sse_kms_key_id"]
+    problems = []
+    on_s3 = any(values[name].startswith("s3://") for name in ("store_url", "lake_url"))
+    if sse is not None and not on_s3:
+        problems.append(
+            f"s3_sse must be left out where nothing is on S3, got {sse} ({origins['s3_sse']}):"
+            " encrypt the disk instead"
+        )
+    if key is not None and sse not in ("aws:kms", "aws:kms:dsse"):
+        problems.append(
+            "s3_sse_kms_key_id must be left out unless s3_sse is aws:kms or aws:kms:dsse, got"
+            f" {key!r} ({origins['s3_sse_kms_key_id']}) with s3_sse {sse or 'not set'}"
+        )
+    return problems
 
 
 def _price_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

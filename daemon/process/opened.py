@@ -48,6 +48,7 @@ class Opened:
             config.store_url,
             endpoint_url=config.s3_endpoint_url,
             region=config.s3_region,
+            encryption=config.s3_encryption,
             threads=config.uploads_in_flight_max * (1 + config.hedge_puts) + READERS_AT_ONCE,
         )
         if inheritance.chaos:

@@ -101,5 +101,6 @@ def open_config_store(config: Config, threads: int = 4) -> PartedStore:
         config.store_url,
         endpoint_url=config.s3_endpoint_url,
         region=config.s3_region,
+        encryption=config.s3_encryption,
         threads=threads,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,3 +47,14 @@ def topic(request: pytest.FixtureRequest, daemon: Daemon) -> str:
     name = request.node.name.removeprefix("test_")[:200].replace("[", ".").rstrip("]")
     assert daemon.json("PUT", f"/v0/topics/{name}", {}).status == 201
     return str(name)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH on which ``headgate`` is this checkout."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "headgate"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    script.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"

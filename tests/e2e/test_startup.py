@@ -56,7 +56,7 @@ def test_a_store_that_does_not_listen_is_reported(data: Path) -> None:
         options = on_store(data, "s3://bucket/prefix", endpoint_url)
         code, said = serve(*options, environ=FORGED)
     assert code == 1
-    assert "HEAD of the bucket" in said and endpoint_url in said
+    assert "LIST of the prefix" in said and endpoint_url in said
 
 
 def test_a_store_that_ignores_if_none_match_is_refused_by_name(data: Path) -> None:

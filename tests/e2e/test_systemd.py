@@ -71,17 +71,6 @@ def manager() -> Iterator[Manager]:
         yield found
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    """A PATH on which ``headgate`` is this checkout."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    script = folder / "headgate"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
-    script.chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
-
-
 def test_ready_is_announced_when_readyz_is_200_and_not_before(
     data: Path, manager: Manager, listen: str
 ) -> None:

@@ -26,6 +26,14 @@ class ObjectHead(Struct, frozen=True):
     modified_ms: int
 
 
+class Encryption(Struct, frozen=True):
+    """How S3 shall encrypt what is put: ``AES256``, ``aws:kms`` or ``aws:kms:dsse``, and for KMS
+    perhaps a key of its own."""
+
+    algorithm: str
+    kms_key_id: str | None = None
+
+
 class StoreError(Exception):
     """A call that failed. ``retryable``: the same call may succeed later.
 

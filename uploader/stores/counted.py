@@ -92,8 +92,8 @@ class CountedStore:
         return self._store.put_if_absent(key, body)
 
     def check(self) -> None:
-        """As ObjectStore.check: two PUTs of a probe."""
-        self.count(puts=2)
+        """As ObjectStore.check: a LIST, two PUTs of a probe, and a GET."""
+        self.count(puts=2, gets=1, lists=1)
         self._store.check()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
-from uploader.stores.base import PartedStore
+from uploader.stores.base import Encryption, PartedStore
 
 FORMS = "file:///absolute/directory, s3://bucket or s3://bucket/prefix"
 
@@ -23,11 +23,13 @@ def open_store(
     endpoint_url: str | None = None,
     region: str | None = None,
     threads: int = 4,
+    encryption: Encryption | None = None,
 ) -> PartedStore:
     """The store at ``url``, for simultaneous calls from up to ``threads`` threads.
 
-    Nothing is contacted or created before ``check()``. ``endpoint_url`` and ``region`` are for S3
-    only and override boto3's own configuration. Raises StoreUrlError, a ValueError.
+    Nothing is contacted or created before ``check()``. ``endpoint_url``, ``region`` and
+    ``encryption`` are for S3 only; the first two override boto3's own configuration.
+    Raises StoreUrlError, a ValueError.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
@@ -67,5 +69,6 @@ def open_store(
             endpoint_url=endpoint_url,
             region=region,
             threads=threads,
+            encryption=encryption,
         )
     raise StoreUrlError(url, "has an unknown scheme")

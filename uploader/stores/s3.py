@@ -24,14 +24,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from shards import checksum
 from uploader.stores.base import (
+    Encryption,
     ForeignObject,
     ObjectHead,
     PartedPut,
     StoreError,
     StoreRefused,
 )
-from uploader.stores.s3_errors import Where, mapped, status_of
-from uploader.stores.s3_parts import ObjectInParts, base64_of, discard_unfinished
+from uploader.stores.s3_errors import Where, mapped, missing_permission, status_of
+from uploader.stores.s3_parts import ObjectInParts, asked_for, base64_of, discard_unfinished
 from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
@@ -91,10 +92,12 @@ class S3Store:
         endpoint_url: str | None = None,
         region: str | None = None,
         threads: int = 4,
+        encryption: Encryption | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         self._bucket = bucket
+        self._asked = asked_for(encryption)
         self._root = f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._where = Where(
@@ -161,7 +164,7 @@ class S3Store:
                     f" {code} {first.get('Message', '')}"
                 )
                 if code == "AccessDenied":
-                    raise StoreRefused(f"{sentence}; allow s3:DeleteObject on the bucket")
+                    raise StoreRefused(f"{sentence}; {missing_permission('DeleteObjects')}")
                 raise StoreError(sentence, retryable=True)
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
@@ -176,22 +179,26 @@ class S3Store:
 
     def put_in_parts(self, key: str) -> PartedPut:
         """A multipart upload."""
-        return ObjectInParts(self._client, self._where, self._root + key)
+        return ObjectInParts(self._client, self._where, self._root + key, self._asked)
 
     def discard_unfinished(self, prefix: str) -> int:
         """Aborts multipart uploads under a prefix."""
         return discard_unfinished(self._client, self._where, self._root + prefix)
 
     def check(self) -> None:
-        """Looks for the bucket, and puts a probe twice: the answer to the second must be 412."""
+        """Lists the prefix, puts a probe twice, and reads it: the second answer must be 412.
+
+        It lists, because a policy for a prefix allows no question about the whole bucket.
+        """
         try:
-            self._client.head_bucket(Bucket=self._bucket)
+            self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._root, MaxKeys=1)
         except (BotoCoreError, ClientError) as error:
-            raise mapped(error, "HEAD of the bucket", self._where, of_bucket=True) from error
+            raise mapped(error, "LIST of the prefix", self._where) from error
         probe = f"probe/{secrets.token_hex(8)}"
         first = self.put_if_absent(probe, b"probe")
         try:
             second = self.put_if_absent(probe, b"another probe")
+            self.get(probe)
         finally:
             self.delete([probe])
         if not first or second:
@@ -234,6 +241,7 @@ class S3Store:
             Body=body,
             ChecksumCRC32C=base64_of(crc32c),
             IfNoneMatch="*",
+            **self._asked,
         )
 
     def _require_equal(self, key: str, size_bytes: int, crc32c: int) -> None:

@@ -34,6 +34,17 @@ _WRONG_PLACE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLoc
 _CREDENTIALS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine"
 )
+# Answers to credentials that are known and may not do this. An answer to HEAD has only a status.
+_DENIED = {"AccessDenied", "AllAccessDisabled", "Forbidden", "403"}
+_ON_BUCKET = {"s3:ListBucket", "s3:ListBucketMultipartUploads"}
+_ACTIONS = {
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "DeleteObjects": "s3:DeleteObject",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectsV2": "s3:ListBucket",
+}
 
 
 class Where(NamedTuple):
@@ -57,15 +68,13 @@ def mapped(
     where: Where,
     *,
     writes: bool = False,
-    of_bucket: bool = False,
 ) -> StoreError:
     """The StoreError for a failed call.
 
     ``what`` names the call. ``writes``: the call may have had its effect although it failed.
-    ``of_bucket``: 404 means the bucket (an answer to HEAD has no body that would tell).
     """
     if isinstance(error, ClientError):
-        return _answered(error, what, where, writes, of_bucket)
+        return _answered(error, what, where, writes)
     sentence = f"{where.url}: {what} at {where.endpoint} failed: {error}"
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return StoreRefused(f"{sentence}; {_CREDENTIALS}")
@@ -78,9 +87,18 @@ def mapped(
     return StoreError(sentence, retryable=False)
 
 
-def _answered(
-    error: ClientError, what: str, where: Where, writes: bool, of_bucket: bool
-) -> StoreError:
+def missing_permission(operation: str) -> str:
+    """What an IAM policy must allow for an operation of S3.
+
+    Without s3:ListBucket, S3 also answers "denied" to a read of an object that is not there.
+    """
+    action = _ACTIONS.get(operation, "s3:PutObject")
+    where = "the bucket" if action in _ON_BUCKET else "it"
+    unless = " (or, if it is not there, s3:ListBucket)" if action == "s3:GetObject" else ""
+    return f"the credentials need {action} on {where}{unless}, see examples/iam/"
+
+
+def _answered(error: ClientError, what: str, where: Where, writes: bool) -> StoreError:
     status = status_of(error) or 0
     code = error.response.get("Error", {}).get("Code", "")
     message = error.response.get("Error", {}).get("Message", "")
@@ -92,12 +110,12 @@ def _answered(
     if status == 409:
         # Two conditional puts of the same key met, and neither is decided.
         return StoreError(sentence, retryable=True)
-    if code == "NoSuchBucket" or (status == 404 and of_bucket):
+    if code == "NoSuchBucket":
         return StoreRefused(
             f"{where.url}: there is no bucket {where.bucket!r} at {where.endpoint}; create it, or"
             " correct store_url or s3_endpoint_url"
         )
-    if status == 404:
+    if status == 404 and not writes:
         return ObjectMissing(f"{where.url}: {what} found no object")
     if code == "RequestTimeTooSkewed":
         return StoreRefused(f"{sentence}; set this machine's clock")
@@ -106,9 +124,10 @@ def _answered(
             f"{sentence}; the bucket {where.bucket!r} is in another region: set s3_region"
         )
     if status in (401, 403) or code in ("ExpiredToken", "InvalidToken"):
-        return StoreRefused(
-            f"{where.url}: {what} at {where.endpoint} is forbidden ({status} {code}); the"
-            f" credentials need s3:ListBucket on the bucket {where.bucket!r} and s3:GetObject,"
-            f" s3:PutObject, s3:DeleteObject on its objects; {_CREDENTIALS}"
-        )
+        forbidden = f"{where.url}: {what} at {where.endpoint} is forbidden ({status} {code})"
+        if code in _DENIED:
+            # Of a key of KMS, only the message of S3 tells.
+            said = f": {message}" if "kms" in message.lower() else ""
+            return StoreRefused(f"{forbidden}{said}; {missing_permission(error.operation_name)}")
+        return StoreRefused(f"{forbidden}: {message.rstrip('.')}; {_CREDENTIALS}")
     return StoreError(sentence, retryable=False)

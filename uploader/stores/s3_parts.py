@@ -9,16 +9,35 @@ only by their whole key, and removes them itself after a day.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from shards import checksum
+from uploader.stores.base import Encryption
 from uploader.stores.s3_errors import Where, mapped, status_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.literals import ServerSideEncryptionType
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+
+class Asked(TypedDict, total=False):
+    """Arguments of boto3 for whatever makes an object."""
+
+    ServerSideEncryption: ServerSideEncryptionType
+    SSEKMSKeyId: str
+
+
+def asked_for(encryption: Encryption | None) -> Asked:
+    """The arguments with which S3 encrypts an object so."""
+    asked: Asked = {}
+    if encryption is not None:
+        asked["ServerSideEncryption"] = cast("ServerSideEncryptionType", encryption.algorithm)
+        if encryption.kms_key_id is not None:
+            asked["SSEKMSKeyId"] = encryption.kms_key_id
+    return asked
 
 
 def base64_of(crc32c: int) -> str:
@@ -29,8 +48,9 @@ def base64_of(crc32c: int) -> str:
 class ObjectInParts:
     """One multipart upload, as PartedPut; it begins with the first part."""
 
-    def __init__(self, client: S3Client, where: Where, key: str) -> None:
+    def __init__(self, client: S3Client, where: Where, key: str, asked: Asked) -> None:
         self._client = client
+        self._asked = asked
         self._where = where
         self._bucket = where.bucket
         self._key = key
@@ -44,7 +64,7 @@ class ObjectInParts:
         try:
             if not self._upload:
                 begun = self._client.create_multipart_upload(
-                    Bucket=self._bucket, Key=self._key, ChecksumAlgorithm="CRC32C"
+                    Bucket=self._bucket, Key=self._key, ChecksumAlgorithm="CRC32C", **self._asked
                 )
                 self._upload = begun["UploadId"]
             answer = self._client.upload_part(

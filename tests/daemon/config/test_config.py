@@ -20,8 +20,10 @@ from daemon.config import (
     reload,
 )
 from daemon.config.docs import markdown
+from daemon.config.lake_settings import lake_settings
 from daemon.config.values import read_size, size_text
 from daemon.governor.gate import Band, gate_band
+from uploader.stores.base import Encryption
 from uploader.stores.prices import DEFAULT_PRICES, FREE, Prices
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -444,3 +446,22 @@ def test_an_address_that_others_reach_needs_tokens_or_a_word_that_it_does_not(li
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:7440", "localhost:7440"])
 def test_loopback_needs_none(listen: str) -> None:
     assert loaded(("listen", listen)).auth_file is None
+
+
+def test_how_s3_encrypts_is_passed_on_as_s3_calls_it() -> None:
+    on_s3 = ("store_url", "s3://bucket")
+    assert loaded(on_s3).s3_encryption is None
+    assert loaded(on_s3, ("s3_sse", "AES256")).s3_encryption == Encryption("AES256")
+    with_key = loaded(on_s3, ("s3_sse", "aws:kms"), ("s3_sse_kms_key_id", "alias/headgate"))
+    assert with_key.s3_encryption == Encryption("aws:kms", "alias/headgate")
+    assert lake_settings(with_key).place.encryption == with_key.s3_encryption
+
+
+def test_encryption_that_nothing_can_do_is_refused() -> None:
+    assert refused(("s3_sse", "AES256")) == (
+        "s3_sse must be left out where nothing is on S3, got aes256 (--set): encrypt the disk"
+        " instead"
+    )
+    on_s3 = ("store_url", "s3://bucket")
+    assert "got 'k' (--set) with s3_sse not set" in refused(on_s3, ("s3_sse_kms_key_id", "k"))
+    assert "with s3_sse aes256" in refused(on_s3, ("s3_sse", "aes256"), ("s3_sse_kms_key_id", "k"))

@@ -20,13 +20,13 @@ def store(tmp_path: Path) -> CountedPartedStore:
 
 def test_each_call_counts_as_the_requests_that_the_store_bills(store: CountedPartedStore) -> None:
     store.check()
-    assert store.requests == Requests(puts=2)
+    assert store.requests == Requests(puts=2, gets=1, lists=1)
     locator = store.put("l0/1", b"body", crc32c(b"body"))
     assert store.put_if_absent("ledger/1", b"entry!")
     assert store.get(locator, 1, 2) == b"od"
     assert len(list(store.list("l0/"))) == 1
     store.delete([locator])
-    assert store.requests == Requests(puts=4, gets=1, lists=1, deletes=1, put_bytes=10, get_bytes=2)
+    assert store.requests == Requests(puts=4, gets=2, lists=2, deletes=1, put_bytes=10, get_bytes=2)
 
 
 def test_an_object_in_parts_is_begun_put_and_finished_by_puts(store: CountedPartedStore) -> None:

@@ -156,7 +156,7 @@ def test_a_store_that_does_not_honor_if_none_match_is_refused_by_name() -> None:
         store.close()
     assert "s3://bucket/prefix" in str(caught.value)
     assert server.endpoint_url in str(caught.value)
-    assert [request.method for request in server.requests] == ["HEAD", "PUT", "PUT", "POST"]
+    assert [request.method for request in server.requests] == ["GET", "PUT", "PUT", "GET", "POST"]
     assert objects == {}
 
 
