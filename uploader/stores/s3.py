@@ -32,7 +32,7 @@ from uploader.stores.base import (
     StoreRefused,
 )
 from uploader.stores.s3_errors import Where, mapped, missing_permission, status_of
-from uploader.stores.s3_parts import ObjectInParts, asked_for, base64_of, discard_unfinished
+from uploader.stores.s3_parts import ObjectInParts, base64_of, discard_unfinished, object_arguments
 from uploader.stores.verified import verified
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class S3Store:
         read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
         self._bucket = bucket
-        self._asked = asked_for(encryption)
+        self._asked = object_arguments(encryption)
         self._root = f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._where = Where(

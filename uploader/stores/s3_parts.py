@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
 
-class Asked(TypedDict, total=False):
+class ObjectArguments(TypedDict, total=False):
     """Arguments of boto3 for whatever makes an object."""
 
     ServerSideEncryption: ServerSideEncryptionType
     SSEKMSKeyId: str
 
 
-def asked_for(encryption: Encryption | None) -> Asked:
+def object_arguments(encryption: Encryption | None) -> ObjectArguments:
     """The arguments with which S3 encrypts an object so."""
-    asked: Asked = {}
+    asked: ObjectArguments = {}
     if encryption is not None:
         asked["ServerSideEncryption"] = cast("ServerSideEncryptionType", encryption.algorithm)
         if encryption.kms_key_id is not None:
@@ -48,7 +48,7 @@ def base64_of(crc32c: int) -> str:
 class ObjectInParts:
     """One multipart upload, as PartedPut; it begins with the first part."""
 
-    def __init__(self, client: S3Client, where: Where, key: str, asked: Asked) -> None:
+    def __init__(self, client: S3Client, where: Where, key: str, asked: ObjectArguments) -> None:
         self._client = client
         self._asked = asked
         self._where = where
