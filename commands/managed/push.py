@@ -15,7 +15,7 @@ from commands.pushing.texts import exchange_text, list_text, resumed_text
 from commands.shell.exits import FAILED
 from commands.shell.options import client_option, output_option, topic_argument
 from daemon.schemas.push import PushResumed
-from delivery.push.schemas import PushExchange
+from delivery.subscriptions.schemas import PushExchange
 
 TEST_TIMEOUT_S = 60.0  # the daemon waits for 5 s for its turn, and for 30 s for the receiver
 

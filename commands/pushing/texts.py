@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from commands.output import Cell, count_text, duration_text, printable, table
 from daemon.schemas.push import PushResumed
 from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
-from delivery.push.schemas import PushExchange, PushHeader
+from delivery.subscriptions.schemas import PushExchange, PushHeader
 from shards.clock import wall_ms
 
 

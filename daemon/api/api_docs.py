@@ -28,7 +28,6 @@ from daemon.schemas import api as schemas
 from daemon.schemas import push as push_schemas
 from daemon.schemas import shapes
 from daemon.schemas import subscriptions as subscription_schemas
-from delivery.push import schemas as pushed_schemas
 from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas
 from shards.latency import MEANINGS
@@ -71,7 +70,6 @@ def _named(name: str) -> type:
         subscription_schemas,
         owner_schemas,
         push_schemas,
-        pushed_schemas,
     )
     found: type = next(getattr(each, name) for each in modules if hasattr(each, name))
     return found

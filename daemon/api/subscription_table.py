@@ -25,7 +25,6 @@ from daemon.schemas.subscriptions import (
     SubscriptionStatus,
     SubscriptionSummary,
 )
-from delivery.push.schemas import PushExchange
 from delivery.subscriptions.schemas import (
     Acknowledged,
     BlockedKey,
@@ -33,6 +32,7 @@ from delivery.subscriptions.schemas import (
     ConsumerLeft,
     KeyState,
     Polled,
+    PushExchange,
     RepairedMessages,
     ResentMessage,
     Sought,

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from delivery.push.events import request_of
 from delivery.push.hiding import HIDDEN
 from delivery.push.posts.answers import PushAnswer, PushVerdict
-from delivery.push.schemas import PushExchange, PushHeader
 from delivery.push.secrets import PushSecrets
 from delivery.push.sender import PushSender, SenderTools
 from delivery.subscriptions.consumers.handing import PushedMessage
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from delivery.subscriptions.schemas import PushExchange, PushHeader
 from uploader.l0.records import Record
 
 TURN_S = 5.0  # a test waits for its turn; so long, at most, a sender begins nothing else

@@ -18,18 +18,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
-
-import msgspec
+from typing import NamedTuple, TypeVar
 
 from delivery.subscriptions.consumers.handing import PushedMessage
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import (
     Acknowledge,
-    AnyRequest,
     MessageRef,
     Nack,
     OwnerRefused,
+    OwnerRequest,
     PausePush,
 )
 from delivery.subscriptions.running import REFUSED_NAMED
@@ -37,13 +35,13 @@ from delivery.subscriptions.schemas import Acknowledged
 from delivery.subscriptions.window.batches import Place
 from ledger.errors import LedgerError
 
+A = TypeVar("A")
+
 log = logging.getLogger("headgate.push")
 
 REPORT_MESSAGES = REFUSED_NAMED  # of one request: the answer names all that it refuses
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
-
-_acknowledged = msgspec.json.Decoder(Acknowledged)
 
 
 class Failing(NamedTuple):
@@ -158,14 +156,14 @@ class SenderReports:
         acks = self._acks
         refs = [MessageRef(*place, epoch) for place, epoch in islice(acks.items(), REPORT_MESSAGES)]
         answer = await self._ask(Acknowledge(self._subscription_id, self._consumer, refs, []))
-        refused = set() if answer is None else _refused(_acknowledged.decode(answer))
+        refused = set() if answer is None else _refused(answer)
         for partition, seq, epoch in refs:
             if acks.get((partition, seq)) == epoch:
                 del acks[partition, seq]
                 if (partition, seq) in refused:
                     self._delivered[partition, seq] = None
 
-    async def _ask(self, request: AnyRequest) -> bytes | None:
+    async def _ask(self, request: OwnerRequest[A]) -> A | None:
         """The answer; None if there is nobody to ask any more."""
         while not self._is_gone:
             try:

@@ -25,10 +25,10 @@ from delivery.push.hiding import Hiding
 from delivery.push.posts.addresses import AllowList
 from delivery.push.posts.answers import AnswerOutcome
 from delivery.push.rates.limiter import BUSY
-from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from delivery.subscriptions.schemas import PushExchange
 from delivery.tasks import Tasks
 from delivery.tokens import NoTokens, TokensInForce
 from ledger.delivery import push_rates, subscriptions

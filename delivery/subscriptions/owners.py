@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -30,8 +30,11 @@ from delivery.subscriptions.requests import (
     DescribeKey,
     ListKeys,
     OwnerRefused,
+    OwnerRequest,
     Poll,
 )
+
+A = TypeVar("A")
 
 log = logging.getLogger("headgate.subscriptions")
 
@@ -42,17 +45,27 @@ SHOWING = (Describe, DescribeKey, ListKeys)
 
 
 class SubscriptionOwner(Protocol):
-    """The subscriptions that this shard owns."""
+    """Whoever answers for subscriptions."""
 
-    async def ask(self, request: AnyRequest) -> bytes:
-        """The answer, a JSON document. Raises OwnerRefused."""
+    async def ask(self, request: OwnerRequest[A]) -> A:
+        """The answer to all but a poll. Raises OwnerRefused."""
+
+    async def poll(self, request: Poll) -> bytes:
+        """The answer to a poll, a JSON document: messages are encoded once, for the client. Raises
+        OwnerRefused."""
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         """Sends messages to the consumer until one side ends the outlet."""
 
 
-class OwnSubscriptions(SubscriptionOwner, Protocol):
+class OwnSubscriptions(Protocol):
     """Those of this process."""
+
+    async def ask(self, request: OwnerRequest[A]) -> A:
+        """As SubscriptionOwner."""
+
+    def open(self, request: Consume, outlet: Outlet) -> None:
+        """As SubscriptionOwner."""
 
     async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The answer to a poll, a JSON document. Raises OwnerRefused."""
@@ -70,12 +83,17 @@ class _Refusal(Struct, frozen=True, array_like=True):
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(AnyRequest)
 _refusals = msgspec.msgpack.Decoder(_Refusal)
+# Of the answers of owners in other processes; a request's base names the type.
+_answers: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    each: msgspec.msgpack.Decoder(get_args(each.__orig_bases__[0])[0])
+    for each in get_args(AnyRequest)
+}
 
 
 class Owners:
     """The owners of all subscriptions, as this shard asks them."""
 
-    def __init__(self, shard: int, shards: int, here: SubscriptionOwner, pipes: Pipes) -> None:
+    def __init__(self, shard: int, shards: int, here: OwnSubscriptions, pipes: Pipes) -> None:
         self._shard = shard
         self._shards = shards
         self._here = here
@@ -85,11 +103,23 @@ class Owners:
         """The shard that owns a subscription."""
         return subscription_id % self._shards
 
-    async def ask(self, request: AnyRequest) -> bytes:
-        """The owner's answer, a JSON document. Raises OwnerRefused."""
+    async def ask(self, request: OwnerRequest[A]) -> A:
+        """The owner's answer. Raises OwnerRefused."""
         owner = self.owner_of(request.subscription_id)
         if owner == self._shard:
             return await self._here.ask(request)
+        answer: A = _answers[type(request)].decode(await self._piped(owner, request))
+        return answer
+
+    async def poll(self, request: Poll) -> bytes:
+        """The owner's answer, a JSON document. Raises OwnerRefused."""
+        owner = self.owner_of(request.subscription_id)
+        if owner == self._shard:
+            return await self._here.poll(request, Asker())
+        return await self._piped(owner, request)
+
+    async def _piped(self, owner: int, request: OwnerRequest[Any]) -> bytes:
+        """What a shard answers through a pipe. Raises OwnerRefused."""
         payload = _encoder.encode(request)
         if isinstance(request, Consume) and not self._pipes.has_room(len(payload)):
             raise _busy(owner)
@@ -150,7 +180,7 @@ class PipedRequests:
         try:
             if isinstance(request, Poll):
                 return await self._here.poll(request, asker)
-            return await self._here.ask(request)
+            return _encoder.encode(await self._here.ask(request))
         except OwnerRefused as refused:
             refusal = _Refusal(refused.status, refused.code, refused.message, refused.detail)
             raise PipeRefused(_encoder.encode(refusal)) from None

@@ -2,15 +2,32 @@
 
 A consumer's connection may be at any shard; one shard *owns* the subscription and decides. The
 shard that has the connection checks what needs no decision, names the subscription by its id, and
-asks the owner, in this process or through a pipe (``owners.py``). The owner answers with the bytes
-of a JSON document (``schemas.py``), or refuses.
+asks the owner, in this process or through a pipe (``owners.py``). The owner answers with a value
+(``schemas.py``), or refuses.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
+
+from delivery.subscriptions.schemas import (
+    Acknowledged,
+    BlockedKey,
+    BlockedKeys,
+    ConsumerLeft,
+    KeyState,
+    Polled,
+    PushExchange,
+    PushPaused,
+    RepairedMessages,
+    ResentMessage,
+    Sought,
+    SubscriptionState,
+)
+
+A = TypeVar("A")
 
 
 class OwnerRefused(Exception):
@@ -41,13 +58,13 @@ class BatchRef(NamedTuple):
     but: tuple[tuple[int, int], ...] = ()
 
 
-class OwnerRequest(Struct, frozen=True, tag=True, array_like=True):
-    """What all requests have in common."""
+class OwnerRequest(Struct, Generic[A], frozen=True, tag=True, array_like=True):
+    """What all requests have in common; the answer is an ``A``."""
 
     subscription_id: int
 
 
-class Consume(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Consume(OwnerRequest[None], frozen=True, tag=True, array_like=True):
     """A stream for a consumer. Asked first, so that it can be refused with a status; then opened
     with an outlet. ``content_type`` is one of the formats of streams; empty: it is a sender, one of
     the daemon's own, of a push subscription (``handing.py``)."""
@@ -62,7 +79,7 @@ class Consume(OwnerRequest, frozen=True, tag=True, array_like=True):
         return not self.content_type
 
 
-class Poll(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Poll(OwnerRequest[Polled], frozen=True, tag=True, array_like=True):
     """Up to ``max`` messages for a consumer that has no stream; waits for the first one."""
 
     consumer: str
@@ -71,7 +88,7 @@ class Poll(OwnerRequest, frozen=True, tag=True, array_like=True):
     wait_ms: int
 
 
-class Acknowledge(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Acknowledge(OwnerRequest[Acknowledged], frozen=True, tag=True, array_like=True):
     """The consumer has dealt with these."""
 
     consumer: str
@@ -79,7 +96,7 @@ class Acknowledge(OwnerRequest, frozen=True, tag=True, array_like=True):
     batches: list[BatchRef]
 
 
-class Nack(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Nack(OwnerRequest[Acknowledged], frozen=True, tag=True, array_like=True):
     """The consumer could not deal with these; they are sent again after a rest, and not before
     ``delay_ms``. It counts as a failed delivery unless only the way to a receiver has failed."""
 
@@ -91,29 +108,29 @@ class Nack(OwnerRequest, frozen=True, tag=True, array_like=True):
     is_counted: bool = True
 
 
-class Leave(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Leave(OwnerRequest[ConsumerLeft], frozen=True, tag=True, array_like=True):
     """The consumer goes, and does not come back: what it has goes to others immediately."""
 
     consumer: str
 
 
-class Describe(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Describe(OwnerRequest[SubscriptionState], frozen=True, tag=True, array_like=True):
     """The state of the subscription and its consumers."""
 
 
-class DescribeKey(OwnerRequest, frozen=True, tag=True, array_like=True):
+class DescribeKey(OwnerRequest[KeyState], frozen=True, tag=True, array_like=True):
     """Who owns a key, and what its first message waits for."""
 
     key: str
 
 
-class ListKeys(OwnerRequest, frozen=True, tag=True, array_like=True):
+class ListKeys(OwnerRequest[BlockedKeys], frozen=True, tag=True, array_like=True):
     """Keys whose first message is blocked, up to ``limit``."""
 
     limit: int
 
 
-class RetryKey(OwnerRequest, frozen=True, tag=True, array_like=True):
+class RetryKey(OwnerRequest[BlockedKey], frozen=True, tag=True, array_like=True):
     """Sends the blocked message of a key again, as if it had never failed. ``place``, (partition,
     seq), names a message that has no key."""
 
@@ -121,7 +138,7 @@ class RetryKey(OwnerRequest, frozen=True, tag=True, array_like=True):
     place: tuple[int, int] | None = None
 
 
-class SkipKey(OwnerRequest, frozen=True, tag=True, array_like=True):
+class SkipKey(OwnerRequest[BlockedKey], frozen=True, tag=True, array_like=True):
     """Gives up the blocked message of a key."""
 
     key: str | None
@@ -139,14 +156,14 @@ class BlockedWhere(Struct, frozen=True, array_like=True):
     resting: bool = False
 
 
-class RepairBlocked(OwnerRequest, frozen=True, tag=True, array_like=True):
+class RepairBlocked(OwnerRequest[RepairedMessages], frozen=True, tag=True, array_like=True):
     """Sends blocked messages again, or gives them up: all that match."""
 
     is_retry: bool
     where: BlockedWhere
 
 
-class Resend(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Resend(OwnerRequest[ResentMessage], frozen=True, tag=True, array_like=True):
     """Delivers a finished message, (partition, seq), once more. Asked again with the same ``id``,
     the owner tells what has become of it. ``topic_id``: only if the topic has this id."""
 
@@ -155,14 +172,14 @@ class Resend(OwnerRequest, frozen=True, tag=True, array_like=True):
     topic_id: int | None = None
 
 
-class Seek(OwnerRequest, frozen=True, tag=True, array_like=True):
+class Seek(OwnerRequest[Sought], frozen=True, tag=True, array_like=True):
     """Goes on elsewhere: by partition the offset that is the floor then. What is in flight is
     forgotten, and acknowledgments of it are refused."""
 
     floors: dict[int, int]
 
 
-class PausePush(OwnerRequest, frozen=True, tag=True, array_like=True):
+class PausePush(OwnerRequest[PushPaused], frozen=True, tag=True, array_like=True):
     """The receiver at ``endpoint`` wants no more (410): pauses the subscription until an operator
     resumes it. Without effect on one that is pushed elsewhere by now, or is paused."""
 
@@ -170,7 +187,7 @@ class PausePush(OwnerRequest, frozen=True, tag=True, array_like=True):
     because: str
 
 
-class TryPush(OwnerRequest, frozen=True, tag=True, array_like=True):
+class TryPush(OwnerRequest[PushExchange], frozen=True, tag=True, array_like=True):
     """Sends the receiver a record that is in no topic, and returns the whole exchange. ``data`` is
     JSON text; ``token`` makes its id another one than that of any other test."""
 

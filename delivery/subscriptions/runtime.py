@@ -20,8 +20,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from typing import TypeVar, cast
 
-import msgspec
 from msgspec import Struct
 
 from compaction.parquet.file_bytes import LakeFileDamaged
@@ -52,6 +52,7 @@ from delivery.subscriptions.requests import (
     ListKeys,
     Nack,
     OwnerRefused,
+    OwnerRequest,
     PausePush,
     Poll,
     RepairBlocked,
@@ -85,12 +86,12 @@ from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError
 from uploader.stores.base import StoreError
 
+A = TypeVar("A")
+
 log = logging.getLogger("headgate.subscriptions")
 
 LOADS_AT_ONCE = 4
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
-
-_encoder = msgspec.json.Encoder()
 
 
 class Subscriptions:
@@ -239,35 +240,35 @@ class Subscriptions:
 
     # Requests
 
-    async def ask(self, request: AnyRequest) -> bytes:
-        """The answer to a request, as JSON. Raises OwnerRefused and LedgerError."""
-        if isinstance(request, Poll):
-            return await self.poll(request, Asker())
+    async def ask(self, request: OwnerRequest[A]) -> A:
+        """The answer to a request other than a poll. Raises OwnerRefused and LedgerError."""
+        return cast(A, await self._asked(cast(AnyRequest, request)))
+
+    async def _asked(self, request: AnyRequest) -> Struct | None:
         try:
             running = await self._find(request)
         except NotServed as found:
             if isinstance(request, Describe):
-                return _encoder.encode(unserved.state_of(found, self._shard))
+                return unserved.state_of(found, self._shard)
             raise
         if isinstance(request, Seek):
-            return _encoder.encode(await self._seek(running, request))
+            return await self._seek(running, request)
         if isinstance(request, Resend):
             resent = await repairs.resend(running, request, self._reader, self._blocks)
             self._wake(running)
-            return _encoder.encode(resent)
+            return resent
         if isinstance(request, RepairBlocked):
-            repaired = await repairs.repair(running, request, self._record, self._wake)
-            return _encoder.encode(repaired)
+            return await repairs.repair(running, request, self._record, self._wake)
         if isinstance(request, TryPush):
-            return _encoder.encode(await self._senders().test(request))
+            return await self._senders().test(request)
         if isinstance(request, PausePush):
-            return _encoder.encode(await self._pause(request))
+            return await self._pause(request)
         answer = self._answer(running, request)
         durable = self._record(running)
         self._wake(running)
         if durable is not None:
             await durable
-        return _encoder.encode(answer)
+        return answer
 
     async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The answer to a poll, as JSON. If the asker is gone, the next poll is told what may be

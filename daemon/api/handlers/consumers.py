@@ -84,12 +84,12 @@ class ConsumerRoutes:
         _, subscription_id = await self._directory.find(topic, name)
         if query.max is not None:
             poll = Poll(subscription_id, query.consumer, filters, query.max, query.wait_ms)
-            return EncodedJson(await self._owners.ask(poll))
+            return EncodedJson(await self._owners.poll(poll))
         consume = Consume(subscription_id, query.consumer, filters, content_type)
         await self._owners.ask(consume)  # a stream cannot be refused with a status once it is open
         return Streaming(content_type, lambda outlet: self._owners.open(consume, outlet))
 
-    async def ack(self, topic: str, name: str, asked: AckRequest) -> EncodedJson[Acknowledged]:
+    async def ack(self, topic: str, name: str, asked: AckRequest) -> Acknowledged:
         """Messages that are dealt with."""
         messages, batches = _named(asked)
         _, subscription_id = await self._directory.find(topic, name)
@@ -97,7 +97,7 @@ class ConsumerRoutes:
             Acknowledge(subscription_id, asked.consumer, messages, batches), "acknowledge"
         )
 
-    async def nack(self, topic: str, name: str, asked: NackRequest) -> EncodedJson[Acknowledged]:
+    async def nack(self, topic: str, name: str, asked: NackRequest) -> Acknowledged:
         """Messages that could not be dealt with."""
         messages, batches = _named(asked)
         _, subscription_id = await self._directory.find(topic, name)
@@ -108,9 +108,8 @@ class ConsumerRoutes:
             "refuse",
         )  # fmt: skip
 
-    async def _settled(self, request: Acknowledge | Nack, verb: str) -> EncodedJson[Acknowledged]:
-        body = await self._owners.ask(request)
-        answer = _acknowledged.decode(body)
+    async def _settled(self, request: Acknowledge | Nack, verb: str) -> Acknowledged:
+        answer = await self._owners.ask(request)
         if not answer.accepted and any(each.reason == "epoch" for each in answer.refused_messages):
             raise ApiError(
                 409,
@@ -120,59 +119,48 @@ class ConsumerRoutes:
                 " nack, a seek or a restart; nothing was changed; go on with what is sent now",
                 msgspec.to_builtins(answer),
             )
-        return EncodedJson(body)
+        return answer
 
-    async def leave(self, topic: str, name: str, asked: LeaveRequest) -> EncodedJson[ConsumerLeft]:
+    async def leave(self, topic: str, name: str, asked: LeaveRequest) -> ConsumerLeft:
         """A consumer goes."""
         check_consumer_name(asked.consumer)
         _, subscription_id = await self._directory.find(topic, name)
-        return EncodedJson(await self._owners.ask(Leave(subscription_id, asked.consumer)))
+        return await self._owners.ask(Leave(subscription_id, asked.consumer))
 
-    async def keys(self, topic: str, name: str, query: KeysQuery) -> EncodedJson[BlockedKeys]:
+    async def keys(self, topic: str, name: str, query: KeysQuery) -> BlockedKeys:
         """Keys that are blocked."""
         _, subscription_id = await self._directory.find(topic, name)
-        return EncodedJson(await self._owners.ask(ListKeys(subscription_id, query.limit)))
+        return await self._owners.ask(ListKeys(subscription_id, query.limit))
 
-    async def key(self, topic: str, name: str, key: str) -> EncodedJson[KeyState]:
+    async def key(self, topic: str, name: str, key: str) -> KeyState:
         """Why a key gets no further."""
         _, subscription_id = await self._directory.find(topic, name)
-        return EncodedJson(await self._owners.ask(DescribeKey(subscription_id, key)))
+        return await self._owners.ask(DescribeKey(subscription_id, key))
 
-    async def retry(
-        self, topic: str, name: str, asked: BlockedMessageRequest
-    ) -> EncodedJson[BlockedKey]:
+    async def retry(self, topic: str, name: str, asked: BlockedMessageRequest) -> BlockedKey:
         """Sends a blocked message again; the answer is how it was before."""
         place = _place(asked)
         _, subscription_id = await self._directory.find(topic, name)
-        return EncodedJson(await self._owners.ask(RetryKey(subscription_id, asked.key, place)))
+        return await self._owners.ask(RetryKey(subscription_id, asked.key, place))
 
-    async def skip(
-        self, topic: str, name: str, asked: BlockedMessageRequest
-    ) -> EncodedJson[BlockedKey]:
+    async def skip(self, topic: str, name: str, asked: BlockedMessageRequest) -> BlockedKey:
         """Gives a blocked message up; the answer is how it was before."""
         place = _place(asked)
         _, subscription_id = await self._directory.find(topic, name)
-        return EncodedJson(await self._owners.ask(SkipKey(subscription_id, asked.key, place)))
+        return await self._owners.ask(SkipKey(subscription_id, asked.key, place))
 
-    async def resend(
-        self, topic: str, name: str, asked: ResendRequest
-    ) -> EncodedJson[ResentMessage]:
+    async def resend(self, topic: str, name: str, asked: ResendRequest) -> ResentMessage:
         """Delivers a finished message once more."""
         _, subscription_id = await self._directory.find(topic, name)
         request = Resend(subscription_id, (asked.partition, asked.seq), asked.id, asked.topic_id)
-        return EncodedJson(await self._owners.ask(request))
+        return await self._owners.ask(request)
 
-    async def repair(
-        self, topic: str, name: str, asked: RepairRequest
-    ) -> EncodedJson[RepairedMessages]:
+    async def repair(self, topic: str, name: str, asked: RepairRequest) -> RepairedMessages:
         """Deals with all blocked messages that match."""
         where = _where(asked.where)
         _, subscription_id = await self._directory.find(topic, name)
         is_retry = asked.action == "retry"
-        return EncodedJson(await self._owners.ask(RepairBlocked(subscription_id, is_retry, where)))
-
-
-_acknowledged = msgspec.json.Decoder(Acknowledged)
+        return await self._owners.ask(RepairBlocked(subscription_id, is_retry, where))
 
 
 def _named(asked: AckRequest | NackRequest) -> tuple[list[MessageRef], list[BatchRef]]:

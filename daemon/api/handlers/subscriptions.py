@@ -32,7 +32,6 @@ from daemon.api.handlers.push_settings import (
 )
 from daemon.api.handlers.subscription_directory import SubscriptionDirectory, unknown_subscription
 from daemon.api.handlers.topics import Created
-from daemon.api.streaming import EncodedJson
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from daemon.schemas.errors import ApiError, invalid, too_large
 from daemon.schemas.names import check_subscription_name
@@ -57,14 +56,13 @@ from delivery.changes import DeliveryChanges
 from delivery.dispatch import SLICE_NS
 from delivery.ledger_thread import LedgerThread
 from delivery.push.posts.addresses import AllowList
-from delivery.push.schemas import PushExchange
 from delivery.push.secrets import SecretsFile
 from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, Seek, TryPush
 from delivery.subscriptions.schemas import (
+    PushExchange,
     Sought,
-    SubscriptionState,
 )
 from delivery.subscriptions.shown.unserved import stored_progress
 from ledger.delivery import start_offsets, subscriptions
@@ -212,9 +210,9 @@ class SubscriptionRoutes:
         found = await self._ledger.read(subscriptions.find, entry.topic_id, name)
         if found is None:
             raise unknown_subscription(topic, name)
-        body = await self._owners.ask(Describe(found.subscription_id))
+        state = await self._owners.ask(Describe(found.subscription_id))
         return SubscriptionStatus(
-            **msgspec.structs.asdict(_state.decode(body)),
+            **msgspec.structs.asdict(state),
             subscription_id=found.subscription_id,
             topic_id=found.topic_id,
             config=shown_config(found.config),
@@ -254,7 +252,7 @@ class SubscriptionRoutes:
         log.info("subscription %s of topic %s was deleted", name, topic)
         return SubscriptionDeleted(topic, name)
 
-    async def seek(self, topic: str, name: str, asked: SeekRequest) -> EncodedJson[Sought]:
+    async def seek(self, topic: str, name: str, asked: SeekRequest) -> Sought:
         """Goes on elsewhere. Raises ApiError."""
         entry, subscription_id = await self._directory.find(topic, name)
         place = await self._exact(entry, asked.to)
@@ -264,11 +262,9 @@ class SubscriptionRoutes:
             )
         except SubscriptionRefused as error:
             raise invalid(str(error), field="to", subscription=name) from error
-        return EncodedJson(await self._owners.ask(Seek(subscription_id, floors)))
+        return await self._owners.ask(Seek(subscription_id, floors))
 
-    async def test(
-        self, topic: str, name: str, asked: PushTestRequest
-    ) -> EncodedJson[PushExchange]:
+    async def test(self, topic: str, name: str, asked: PushTestRequest) -> PushExchange:
         """Sends a receiver a record that is in no topic. Raises ApiError."""
         entry, subscription_id = await self._directory.find(topic, name)
         if asked.data is UNSET:
@@ -285,7 +281,7 @@ class SubscriptionRoutes:
         except UnicodeDecodeError as error:
             raise invalid(f"data is not UTF-8: {error}", field="data") from error
         request = TryPush(subscription_id, text, asked.key, randomness.token_hex(8))
-        return EncodedJson(await self._owners.ask(request))
+        return await self._owners.ask(request)
 
     async def resume(self, topic: str, name: str) -> PushResumed:
         """Goes on pushing: ends a pause, and slow mode. Raises ApiError."""
@@ -360,9 +356,6 @@ def refusals(topic: str, name: str) -> Iterator[None]:
     except CursorsFull as error:
         limit = {"limit_cursors": error.maximum}
         raise ApiError(409, "cursors_full", str(error), limit) from error
-
-
-_state = msgspec.json.Decoder(SubscriptionState)
 
 
 def summary_of(

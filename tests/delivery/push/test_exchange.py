@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from delivery.push.posts.client import PushClient
 from delivery.push.rates.limiter import NEVER_NS, Limiter, LimiterSettings
 from delivery.push.rates.pacer import BURST_S, LATE_S
-from delivery.push.schemas import PushExchange
 from delivery.push.secrets import PushSecrets
 from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import OwnerRefused, TryPush
+from delivery.subscriptions.schemas import PushExchange
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushBoard, SenderWords

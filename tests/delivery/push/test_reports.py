@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
 import uvloop
 
 from delivery.push.reports import Failing, SenderReports
@@ -29,12 +28,12 @@ class QuickOwner:
         self.asked: list[Any] = []
         self.meanwhile: Callable[[], None] | None = None
 
-    async def ask(self, request: Acknowledge | Nack) -> bytes:
+    async def ask(self, request: Acknowledge | Nack) -> Acknowledged:
         self.asked.append(request)
         if self.meanwhile is not None:
             asyncio.get_running_loop().call_soon(self.meanwhile)
             self.meanwhile = None
-        return msgspec.json.encode(Acknowledged(len(request.messages), 0))
+        return Acknowledged(len(request.messages), 0)
 
 
 def told_seqs(owner: QuickOwner) -> list[int]:

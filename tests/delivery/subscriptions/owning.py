@@ -18,6 +18,7 @@ from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher
 from delivery.fifo import FifoReadySet
 from delivery.ledger_thread import LedgerThread
+from delivery.pipes.server import Asker
 from delivery.reading.followed import FollowedPartitions
 from delivery.reading.partition import PartitionReader
 from delivery.reading.tail import TailReader
@@ -29,6 +30,7 @@ from delivery.subscriptions.requests import (
     Consume,
     MessageRef,
     Nack,
+    Poll,
     TryPush,
 )
 from delivery.subscriptions.runtime import Subscriptions
@@ -155,7 +157,9 @@ class Owner:
             self.outbox.committed(commit)
 
     async def ask(self, request: AnyRequest) -> Any:
-        return json.loads(await self.subscriptions.ask(request))
+        if isinstance(request, Poll):
+            return json.loads(await self.subscriptions.poll(request, Asker()))
+        return msgspec.to_builtins(await self.subscriptions.ask(request))
 
     async def consume(
         self, made: Subscription, name: str, *filters: str, client: Client | None = None

@@ -4,9 +4,13 @@ of a request that has no answer."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from typing import Any, get_args
 
+import msgspec
 import pytest
+from msgspec import Struct
 
 from delivery.pipes import client as clients
 from delivery.pipes import server as servers
@@ -16,7 +20,6 @@ from delivery.subscriptions import owners
 from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.requests import (
     Acknowledge,
-    AnyRequest,
     BatchRef,
     BlockedWhere,
     Consume,
@@ -27,6 +30,7 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
     OwnerRefused,
+    OwnerRequest,
     Poll,
     RepairBlocked,
     Resend,
@@ -39,9 +43,9 @@ from tests.delivery.pipes.ends import Ends, SlowClient, run
 SHARDS = 2
 HERE, THERE = 10, 11  # subscriptions of shards 0 and 1
 
-REQUESTS: list[AnyRequest] = [
+POLL = Poll(THERE, "c", [], 10, 500)
+REQUESTS: list[OwnerRequest[Any]] = [
     Consume(THERE, "c", ["a*", "ü"], "text/event-stream"),
-    Poll(THERE, "c", [], 10, 500),
     Acknowledge(THERE, "c", [MessageRef(1, 2, 1 << 52)], [BatchRef(7, ((0, 3), (1, 4)))]),
     Nack(THERE, "c", [MessageRef(1, 2, 3)], [], 1000, "busy"),
     Leave(THERE, "c"),
@@ -56,19 +60,33 @@ REQUESTS: list[AnyRequest] = [
 ]  # fmt: skip
 
 
+def answer_to(request: OwnerRequest[Any], says: str) -> Any:
+    """Some answer of the right type, with ``says`` in each text."""
+    made: type = get_args(type(request).__orig_bases__[0])[0]  # type: ignore[attr-defined]
+    if not issubclass(made, Struct):
+        return None
+    values = {"str": says, "bool": True, "int": 7, "float": 1.5}
+    fields = {
+        each.name: values.get(re.findall(r"str|bool|int|float|list", str(each.type))[0], [])
+        for each in msgspec.structs.fields(made)
+        if each.required
+    }
+    return msgspec.convert(fields, made)
+
+
 class Subscribed:
     """The subscriptions of a shard, as far as they are asked here."""
 
-    def __init__(self, says: bytes) -> None:
+    def __init__(self, says: str) -> None:
         self.says = says
-        self.asked: list[AnyRequest] = []
+        self.asked: list[OwnerRequest[Any]] = []
         self.askers: list[Asker] = []
         self.opened: list[tuple[Consume, Outlet]] = []
         self.refuses: OwnerRefused | None = None
         self.fails = False
         self.waits = False
 
-    async def ask(self, request: AnyRequest) -> bytes:
+    async def ask(self, request: OwnerRequest[Any]) -> Any:
         self.asked.append(request)
         if self.refuses is not None:
             raise self.refuses
@@ -76,11 +94,12 @@ class Subscribed:
             raise ValueError("a bug")
         if self.waits:
             await asyncio.get_running_loop().create_future()
-        return self.says
+        return answer_to(request, self.says)
 
     async def poll(self, request: Poll, asker: Asker) -> bytes:
         self.askers.append(asker)
-        return await self.ask(request)
+        await self.ask(request)
+        return self.says.encode()
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         self.opened.append((request, outlet))
@@ -91,7 +110,7 @@ class TwoShards:
 
     def __init__(self, ends: Ends) -> None:
         self.ends = ends
-        self.here, self.there = Subscribed(b"here"), Subscribed(b"there")
+        self.here, self.there = Subscribed("here"), Subscribed("there")
         self.owners = Owners(0, SHARDS, self.here, ends.pipes)
         self.piped: PipedRequests
         self.server: servers.PipeServer
@@ -105,7 +124,7 @@ class TwoShards:
         await self.ends.stop(self.server)
         await self.start()
 
-    async def refusal(self, request: AnyRequest) -> OwnerRefused:
+    async def refusal(self, request: OwnerRequest[Any]) -> OwnerRefused:
         with pytest.raises(OwnerRefused) as caught:
             await self.owners.ask(request)
         return caught.value
@@ -123,9 +142,12 @@ def on_two_shards(steps: Callable[[TwoShards], Awaitable[None]]) -> None:
 def test_each_request_reaches_the_owner_as_it_was_made() -> None:
     async def steps(shards: TwoShards) -> None:
         for request in REQUESTS:
-            assert await shards.owners.ask(request) == b"there"
-        assert shards.there.asked == REQUESTS and not shards.here.asked
-        assert await shards.owners.ask(Describe(HERE)) == b"here"
+            assert await shards.owners.ask(request) == answer_to(request, "there")
+        assert await shards.owners.poll(POLL) == b"there"
+        assert shards.there.asked == [*REQUESTS, POLL] and not shards.here.asked
+        here = Describe(HERE)
+        assert await shards.owners.ask(here) == answer_to(here, "here")
+        assert await shards.owners.poll(Poll(HERE, "c", [], 1, 0)) == b"here"
         assert not shards.server.answering
 
     on_two_shards(steps)
@@ -133,7 +155,7 @@ def test_each_request_reaches_the_owner_as_it_was_made() -> None:
 
 def test_the_owner_of_a_poll_learns_that_the_shard_of_its_answer_has_died() -> None:
     async def steps(shards: TwoShards) -> None:
-        assert await shards.owners.ask(Poll(THERE, "c", [], 10, 0)) == b"there"
+        assert await shards.owners.poll(Poll(THERE, "c", [], 10, 0)) == b"there"
         (asker,) = shards.there.askers
         assert not asker.is_gone
         await shards.ends.pipes.close()
@@ -184,14 +206,19 @@ def test_an_owner_that_dies_while_it_is_asked_is_told_as_restarted() -> None:
 
 def test_what_a_dying_owner_was_to_show_is_shown_by_its_successor() -> None:
     async def steps(shards: TwoShards) -> None:
-        for request in (Describe(THERE), DescribeKey(THERE, "k"), ListKeys(THERE, 3)):
+        shown: list[OwnerRequest[Any]] = [
+            Describe(THERE),
+            DescribeKey(THERE, "k"),
+            ListKeys(THERE, 3),
+        ]
+        for request in shown:
             shards.there.waits = True
             shards.there.asked.clear()
             asked = asyncio.ensure_future(shards.owners.ask(request))
             await shards.ends.until(lambda: shards.there.asked)
             shards.there.waits = False
             await shards.restart()
-            assert await asked == b"there"
+            assert await asked == answer_to(request, "there")
             assert shards.there.asked == [request, request]
 
     on_two_shards(steps)
@@ -241,7 +268,7 @@ def test_what_finds_no_room_is_told_as_busy_or_too_large(monkeypatch: pytest.Mon
         refused = await shards.refusal(Describe(THERE))
         assert (refused.status, refused.code) == (503, "owner_busy")
         monkeypatch.setattr(servers, "ANSWERING_MAX", 1)
-        assert await shards.owners.ask(Describe(THERE)) == b"there"
+        await shards.owners.ask(Describe(THERE))
         monkeypatch.setattr(clients, "OPENINGS_BYTES_MAX", 10)
         refused = await shards.refusal(Consume(THERE, "c" * 20, [], "x"))
         assert (refused.status, refused.code) == (503, "owner_busy")

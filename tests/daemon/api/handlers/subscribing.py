@@ -32,7 +32,15 @@ from delivery.push.secrets import SecretsFile
 from delivery.reading.waiters import Waiters
 from delivery.streams.outlet import Outlet
 from delivery.streams.wire import chunk
-from delivery.subscriptions.requests import AnyRequest, Consume, OwnerRequest
+from delivery.subscriptions.requests import (
+    Acknowledge,
+    Consume,
+    Describe,
+    Nack,
+    OwnerRequest,
+    Poll,
+)
+from delivery.subscriptions.schemas import Acknowledged, SubscriptionState
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards.boards.rowboard import subscription_board
@@ -48,7 +56,7 @@ class ToldOwners:
     """Owners that note each request, and answer with ``answer`` or raise it."""
 
     def __init__(self) -> None:
-        self.asked: list[OwnerRequest] = []
+        self.asked: list[OwnerRequest[Any]] = []
         self.opened: list[Consume] = []
         self.answer: Any = {}
 
@@ -57,11 +65,20 @@ class ToldOwners:
         self.asked.clear()
         self.opened.clear()
 
-    async def ask(self, request: AnyRequest) -> bytes:
+    async def ask(self, request: OwnerRequest[Any]) -> Any:
         self.asked.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        return msgspec.json.encode(self.answer)
+        if isinstance(request, Acknowledge | Nack):
+            return msgspec.convert(self.answer, Acknowledged)
+        return (
+            msgspec.convert(self.answer, SubscriptionState)
+            if (isinstance(request, Describe))
+            else self.answer
+        )
+
+    async def poll(self, request: Poll) -> bytes:
+        return msgspec.json.encode(await self.ask(request))
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         self.opened.append(request)
