@@ -20,12 +20,14 @@ from daemon.access.rights import Rights, of_everybody, rights_of, unauthenticate
 from daemon.access.tickets import KEY_BYTES, Tickets
 from daemon.access.token_file import (
     ID_BYTES,
+    ReadBefore,
     Token,
     TokenFileError,
     Tokens,
     read_tokens,
     split_token,
 )
+from daemon.config import Config
 from daemon.schemas.errors import ApiError, invalid
 from ledger.types import TokenName
 from shards.clock import monotonic_ns, wall_ms
@@ -55,6 +57,7 @@ class Access:
         path: Path | None,
         now_ms: Callable[[], int] = wall_ms,
         ticket_key: bytes | None = None,
+        read_before: ReadBefore | None = None,
         allowances: Allowances | None = None,
         audit: AuditLog | None = None,
     ) -> None:
@@ -69,9 +72,13 @@ class Access:
         self._seen: object = None
         self.version = 0  # changes with what ``why_gone`` says
         self._look_at_ns = 0
+        self._before = read_before
         if path is not None:
             self._seen = _signature(path)
-            self._take(read_tokens(path))
+            content = read_tokens(path)
+            if read_before is not None:
+                read_before.check(content.generation)
+            self._take(content)
 
     def of(self, headers: Mapping[str, str]) -> Rights:
         """The rights of a request with these headers. Raises ApiError 401 without a token that is
@@ -174,6 +181,8 @@ class Access:
         before = self._known
         self.version += 1
         self._generation = content.generation
+        if self._before is not None:
+            self._before.keep(content.generation)
         self._known = {
             token.id: known
             if (known := before.get(token.id)) is not None and known.token == token
@@ -212,6 +221,14 @@ class Access:
             self._note("token_expired", who=known.token.name)
         self.version += bool(over)
         return bool(over)
+
+
+def read_before(config: Config, *, writes: bool) -> ReadBefore | None:
+    """What the data directory remembers of the file of tokens; None without one."""
+    if config.auth_file is None:
+        return None
+    kept = Path(config.data_dir) / "tokens-read.json"
+    return ReadBefore(kept, Path(config.auth_file), writes=writes)
 
 
 def _two_tokens() -> ApiError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import os
 import re
 import secrets as randomness
@@ -32,6 +33,8 @@ from ledger.private_files import OTHERS
 from shards import layout as at
 from shards.clock import wall_ms
 from uploader.stores.disk import locked, replace_private
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 FILE_BYTES_MAX = 4 << 20  # about 10,000 tokens
@@ -163,6 +166,54 @@ def _check_status(path: Path, status: os.stat_result) -> None:
             f"other users have rights to {path} (mode {stat.S_IMODE(status.st_mode):o}): run"
             f" `chmod 600 {path}`, and create new tokens if anybody may have written to it"
         )
+
+
+class ReadBefore:
+    """Which generation of the file was read last, in the data directory: after a restart an older
+    file that was put back is known. All shards read it, and one ``writes`` it."""
+
+    def __init__(self, path: Path, auth_file: Path, *, writes: bool = True) -> None:
+        self.path = path
+        self._writes = writes
+        self._auth_file = str(auth_file)
+
+    @property
+    def generation(self) -> int:
+        """0 if this file was never read. Raises TokenFileError."""
+        try:
+            kept = msgspec.json.decode(self.path.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            return 0
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TokenFileError(
+                f"{self.path} cannot be read: {error}; delete it if the tokens in"
+                f" {self._auth_file} are those that should be in force"
+            ) from None
+        return kept.generation if kept.auth_file == self._auth_file else 0
+
+    def check(self, generation: int) -> None:
+        """Raises TokenFileError for an older file than was read before."""
+        before = self.generation
+        if generation < before:
+            raise TokenFileError(
+                f"{self._auth_file} has the generation {generation}, and {before} was read before:"
+                " an older file was put back, maybe with tokens that were revoked; put the newest"
+                f" one back, or delete {self.path} if this one should be in force"
+            )
+
+    def keep(self, generation: int) -> None:
+        """Remembers a generation. What cannot be written is logged."""
+        try:
+            if self._writes and self.generation != generation:
+                kept = _Kept(self._auth_file, generation)
+                replace_private(self.path, msgspec.json.encode(kept))
+        except (OSError, TokenFileError) as error:
+            log.error("which tokens were read last cannot be remembered: %s", error)
+
+
+class _Kept(Struct):
+    auth_file: str
+    generation: int
 
 
 class TokenFile:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from daemon.alarms.standing import says, standing
 from daemon.config import Config
 from daemon.schemas.status import AlarmStatus, StandingStatus
+from shards import layout as at
 from shards.alarms import Alarm, AlarmKind, raised
 from shards.segment import Segment
 
@@ -69,7 +70,9 @@ MEANINGS: dict[AlarmKind, Meaning] = {
 
 # Not a row of alarms: it is derived from the boards (``standing.py``), and is logged there.
 STANDS_STILL = Meaning("stands_still", "nothing goes on although it could", None)
-NAMES = [*(meaning.name for meaning in MEANINGS.values()), STANDS_STILL.name]
+# Neither is this one: it is configured, and logged at the start.
+INSECURE_OPEN = Meaning("insecure_open", "whoever reaches the daemon may do everything", None)
+NAMES = [*(meaning.name for meaning in MEANINGS.values()), STANDS_STILL.name, INSECURE_OPEN.name]
 
 
 def active(segment: Segment, config: Config, now_ns: int) -> list[AlarmStatus]:
@@ -79,7 +82,16 @@ def active(segment: Segment, config: Config, now_ns: int) -> list[AlarmStatus]:
         by_kind.setdefault(alarm.kind, []).append(alarm)
     found = [_status(kind, by_kind[kind], config, now_ns) for kind in sorted(by_kind)]
     still = standing(segment, config, now_ns)
-    return [*found, _still(still)] if still else found
+    if still:
+        found.append(_still(still))
+    if config.insecure_open and config.auth_file is None:
+        age_ms = (now_ns - int(segment.words[at.G_STARTED_NS])) // 1_000_000
+        message = (
+            f"{INSECURE_OPEN.says}: insecure_open is on and there is no auth_file; make a token"
+            " with `headgate tokens create` and set auth_file"
+        )
+        found.append(AlarmStatus(INSECURE_OPEN.name, max(0, age_ms), 1, message, False))
+    return found
 
 
 def _still(standing_: list[StandingStatus]) -> AlarmStatus:
@@ -144,7 +156,7 @@ class AlarmLog:
         """The lines that are due, with their levels."""
         found: list[tuple[int, str]] = []
         for status in active:
-            if status.alarm == STANDS_STILL.name:
+            if status.alarm in (STANDS_STILL.name, INSECURE_OPEN.name):
                 continue
             told = self._told.get(status.alarm)
             if told is None:

@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 
 from daemon import memory
-from daemon.access.access import Access
+from daemon.access.access import Access, read_before
 from daemon.access.audit import AuditError, check_audit_log
 from daemon.access.token_file import TokenFileError
 from daemon.config import Config
@@ -64,7 +64,8 @@ def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
 
 
 def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
-    Access(None if config.auth_file is None else Path(config.auth_file))  # refused now, or never
+    if config.auth_file is not None:  # refused now, or never
+        Access(Path(config.auth_file), read_before=read_before(config, writes=True))
     pem_files = files_of(config)
     certificate = None if pem_files is None else Certificate(pem_files)
     check_audit_log(config.audit_log)

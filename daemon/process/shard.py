@@ -26,7 +26,7 @@ from pathlib import Path
 
 import uvloop
 
-from daemon.access.access import Access
+from daemon.access.access import Access, read_before
 from daemon.access.allowance import Allowances
 from daemon.governor.board import pressure_of
 from daemon.governor.freed_memory import FreedMemory, be_killed_first
@@ -105,6 +105,7 @@ class Shard:
             ticket_key=bytes.fromhex(inheritance.ticket_key),
             allowances=Allowances(self.segment, self.shard, opened.config.limits),
             audit=opened.audit if self.shard == 0 else None,
+            read_before=read_before(opened.config, writes=self.shard == 0),
         )
         self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
         self._tls_listener = (

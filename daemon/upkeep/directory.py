@@ -30,6 +30,7 @@ _DATA_NAMES = (
     "catalog.db",
     "admin.sock",
     "push-secrets",
+    "tokens-read",
     "lost+found",
 )
 _STORE_NAMES = ("segments", "entries", "lake")

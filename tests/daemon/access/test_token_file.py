@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon.access.access import Access
 from daemon.access.token_file import (
     FILE_BYTES_MAX,
+    ReadBefore,
     Scope,
     TokenFile,
     TokenFileError,
@@ -139,3 +141,31 @@ def test_a_file_with_one_id_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "hg_", "hg_12_34", "hg_" + "0" * 16 + "_" + "A" * 64, "x"])
 def test_what_is_not_a_token_is_not_split(text: str) -> None:
     assert split_token(text) is None
+
+
+def test_a_generation_is_remembered_for_one_file(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    file.issue("a", [Scope.READ])
+    older = file.path.read_bytes()
+    kept = ReadBefore(tmp_path / "kept.json", file.path)
+    assert kept.generation == 0
+    Access(file.path, read_before=kept)
+    file.revoke("a")
+    access = Access(file.path, read_before=kept)
+    assert kept.generation == read_tokens(file.path).generation == 2
+    file.issue("b", [Scope.READ])
+    access.look()
+    assert kept.generation == 3, "also what is read while it runs"
+    file.path.write_bytes(older)
+    with pytest.raises(TokenFileError, match=r"generation 1, and 3 was read before.*kept\.json"):
+        Access(file.path, read_before=kept)
+    assert kept.generation == 3
+    assert ReadBefore(kept.path, tmp_path / "another.json").generation == 0
+    with pytest.raises(TokenFileError, match="an older file was put back"):
+        Access(file.path, read_before=ReadBefore(kept.path, file.path, writes=False))
+    kept.path.write_bytes(b"{")
+    with pytest.raises(TokenFileError, match=r"kept\.json cannot be read"):
+        Access(file.path, read_before=kept)
+    kept.path.unlink()
+    Access(file.path, read_before=kept)
+    assert kept.generation == 1
