@@ -184,9 +184,15 @@ def bounds(config: Config) -> dict[str, int]:
             + (routers.PAGES_AT_ONCE + 1)
             * max(8 * routers.PAGE_BYTES_MAX, 3 * config.record_bytes_max)
         ),
-        # Besides, what a lot takes that was admitted last.
-        "look_ahead": shards * (budget.LOOK_AHEAD_BYTES_MAX + hash_ring.HASHES_KEPT_BYTES)
-        + SUBSCRIPTIONS_MAX * budget.LITTLE_MESSAGES_BYTES,
+        # Besides, what a lot and a batch take that came last.
+        "look_ahead": shards
+        * (
+            budget.LOOK_AHEAD_BYTES_MAX
+            + budget.BESIDES_BYTES_MAX
+            + budget.SENT_BYTES_MAX
+            + hash_ring.HASHES_KEPT_BYTES
+        )
+        + SUBSCRIPTIONS_MAX * (budget.LITTLE_BYTES + budget.LITTLE_SENT_BYTES),
         "consumers": shards * budget.MEMBERS_BYTES_MAX,
         # Records that are kept, or one, of characters of four bytes; pages that are loaded; and
         # one of them, or one from the rings, is decoded and encoded for what is sent.

@@ -217,6 +217,11 @@ async def resend(
             429, "too_many_resent", f"{RESENT_MAX} messages are sent once more and not"
             f" finished yet, the limit is {RESENT_MAX}; ask again later", {"limit": RESENT_MAX},
         )  # fmt: skip
+    if running.share.is_used_up:
+        raise OwnerRefused(
+            429, "too_many_resent", "the subscriptions of this shard have used up their memory, so"
+            f" {named} is not sent once more; acknowledge messages and ask again", detail,
+        )  # fmt: skip
     message_key = running.view.subscription.config.key_of(found[2])
     window.admit_again(window.resent.add(place, message_key, request.id), message_key)
     return ResentMessage(partition, seq, message_key)

@@ -23,12 +23,7 @@ from delivery.reading.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.streams.wire import chunk
 from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks
-from delivery.subscriptions.budget import (
-    LITTLE_BESIDES_BYTES,
-    LITTLE_MESSAGES,
-    LookAheadBudget,
-    MembersBudget,
-)
+from delivery.subscriptions.budget import ADMIT_LOT, Budgets, Share
 from delivery.subscriptions.consumers import encoding
 from delivery.subscriptions.consumers.encoding import Sent
 from delivery.subscriptions.consumers.gaps import Gaps
@@ -56,7 +51,6 @@ MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
 ADMIT_EACH = 128  # messages for each consumer, of ADMIT_CONSUMERS_MAX: 1 ms of admitting
 ADMIT_CONSUMERS_MAX = 16
-ADMIT_LOT = 256  # messages that are admitted together
 # Of a partition in a row: about what was loaded of it together, which is forgotten soon.
 ADMIT_TURN = 2_048
 # Unfinished messages after which others are far: about as many as the blocks can hold. While more
@@ -88,15 +82,14 @@ class RunningSubscription:
         view: SubscriptionView,
         window: SubscriptionWindow,
         blocks: Blocks,
-        budget: LookAheadBudget,
-        members_budget: MembersBudget,
+        budgets: Budgets,
         head: Callable[[Key], int | None],
         now_ns: Callable[[], int],
     ) -> None:
         self.view = view
         self.window = window
         self.gaps = Gaps(view.topic)
-        self.consumers = Consumers(view, window, self.gaps, members_budget, now_ns)
+        self.consumers = Consumers(view, window, self.gaps, budgets.members, now_ns)
         self.wants_senders: Callable[[], bool] = lambda: False  # of a push subscription
         self.dead_lettered = 0
         self.refused = 0  # messages that acknowledgments named in vain
@@ -110,8 +103,9 @@ class RunningSubscription:
         self._parked: dict[Session, None] = {}  # with a batch that waits for records
         self.is_loading = False  # records are being loaded that may be sent then
         self.is_crowded = False  # the budget for what is read ahead is used up
+        self.is_sent_out = False  # and that for what is sent or blocked
         self._blocks = blocks
-        self._budget = budget
+        self.share = Share(budgets, view.subscription.subscription_id, window)
         self._head = head
         self._now_ns = now_ns
         self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
@@ -147,7 +141,7 @@ class RunningSubscription:
     def restart(self, view: SubscriptionView, window: SubscriptionWindow) -> None:
         """Goes on with another window: what consumers have is not theirs any more."""
         window.counts = self.window.counts
-        self.window = window
+        self.window = self.share.window = window
         self.consumers.move_to(window, view)
         self.follow(view)
 
@@ -255,10 +249,13 @@ class RunningSubscription:
             if not window.has_loose:
                 break
             cost += self._send_next(session, wanted)
-        if cost or window.is_full:
+        self.is_sent_out = self.share.is_sent_out(each.name for each in in_turn)
+        if cost or window.is_full or self.is_sent_out:
             return cost, False
         return 0, any(
-            each.parked is None and consumers.room(each) and window.room(each.name) > 0
+            each.parked is None
+            and consumers.room(each)
+            and min(window.room(each.name), self.share.left_to_send(each.name)) > 0
             for each in in_turn
         )
 
@@ -269,8 +266,14 @@ class RunningSubscription:
             return 0
         if session.is_sender:  # what it can POST together
             room = max(room, self.window.policy.run_max)
-        batch = session.parked or self.window.take(session.name, room, self._now_ns())
-        return 0 if batch is None else self._send(session, batch, wanted)
+        batch = session.parked
+        if batch is None:
+            room = min(room, self.share.left_to_send(session.name))
+            batch = self.window.take(session.name, room, self._now_ns()) if room > 0 else None
+            if batch is None:
+                return 0
+            self.share.note()
+        return self._send(session, batch, wanted)
 
     def _send(self, session: Session, batch: Batch, wanted: list[Wanted]) -> int:
         """Sends as much of a batch as can be found; gives the rest back. Returns what it cost."""
@@ -354,12 +357,9 @@ class RunningSubscription:
         """Takes the next records into the window; returns how many, 0 if none are at hand. One that
         is compared with many patterns now counts as several."""
         window = self.window
-        config, subscription_id = (
-            self.view.subscription.config,
-            self.view.subscription.subscription_id,
-        )
-        self._budget.note(subscription_id, window.memory_bytes)
-        self.is_crowded = config.reliable and self._budget.is_full and not self._has_little
+        config = self.view.subscription.config
+        self.share.note()
+        self.is_crowded = self.share.left_to_admit() <= 0
         if self.is_crowded:
             return 0
         is_busy = window.in_flight > BUSY_MESSAGES and window.unfinished > FAR_MESSAGES
@@ -371,6 +371,7 @@ class RunningSubscription:
             partition = next(iter(unread))
             is_loading = len(self.loading) >= LOADS_EACH
             admitted = self._admit_of(partition, wanted)
+            self.share.note()
             self._turn_left -= admitted or ADMIT_TURN
             self._far_left -= admitted
             if self._turn_left <= 0:
@@ -383,16 +384,6 @@ class RunningSubscription:
             if misses > MISSES_MAX:
                 break
         return 0
-
-    @property
-    def _has_little(self) -> bool:
-        """Whether it may have more messages, whatever others take. Not if what is blocked takes
-        much, by long keys."""
-        window = self.window
-        if window.memory_bytes >= LITTLE_BESIDES_BYTES:
-            return False
-        blocked = len(window.stuck) + len(window.resting)
-        return window.unfinished - blocked < LITTLE_MESSAGES
 
     def _admit_of(self, partition: int, wanted: list[Wanted]) -> int:
         """As ``_admit``, of one partition."""
@@ -407,7 +398,7 @@ class RunningSubscription:
         if look_ahead.has_finished and look_ahead.finished_next:
             window.pass_over(partition, min(left, look_ahead.finished_next))
             return 1
-        count = min(left, look_ahead.room, ADMIT_LOT)
+        count = min(left, look_ahead.room, self.share.left_to_admit())
         if count <= 0:
             return 0
         config = self.view.subscription.config
@@ -426,15 +417,17 @@ class RunningSubscription:
                 keys = [each.node if each.key is None else each.key for each in known.records]
             else:
                 keys = [each.key for each in known.records]
+            keys = [*self.share.fitting(keys)]
             if not config.reliable:  # its window finds the owner of each key now
                 count, work = window.members.matched_together(keys, ADMIT_LOT)
                 window.admit(partition, keys[:count])
                 return work
             window.admit(partition, keys)
-        elif len(self.loading) < LOADS_EACH:
+            return len(keys)
+        if len(self.loading) < LOADS_EACH:
             self.loading.add(partition)
             wanted.append(Wanted(key, look_ahead.end + 1, LOAD_RECORDS))
-        return len(known.records)
+        return 0
 
     def _may_admit(self, partition: int) -> bool:
         """Whether older partitions are far enough: a key may have moved from there."""
@@ -529,7 +522,7 @@ class RunningSubscription:
         self.consumers.heard(asked.consumer)
         window, name, now_ns = self.window, asked.consumer, self._now_ns()
         delay_ns = asked.delay_ms * 1_000_000
-        why = asked.reason or "refused by the consumer"
+        why = self.share.kept_reason(asked.reason) or "refused by the consumer"
         rest = (delay_ns, why, asked.is_counted)
         return self._acknowledged(
             [(epoch, window.nack(name, epoch, now_ns, places, (), *rest))
@@ -557,8 +550,10 @@ class RunningSubscription:
         """To be called regularly; returns whether there may be something to send."""
         now_ns = self._now_ns()
         self._far_left = FAR_EACH
+        self.share.note()
+        is_crowded = self.is_crowded or self.is_sent_out
         is_changed = (
-            self.is_crowded or self._is_paced or (bool(self.held) and now_ns >= self.held_until_ns)
+            is_crowded or self._is_paced or (bool(self.held) and now_ns >= self.held_until_ns)
         )
         is_changed = self.consumers.tick(now_ns, may_end_polls=not self.is_loading) or is_changed
         due_ns = self.window.next_due_ns()

@@ -37,7 +37,7 @@ from delivery.routers.outbox import Outbox
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions import repairs
 from delivery.subscriptions.blocks import Blocks
-from delivery.subscriptions.budget import LookAheadBudget, MembersBudget
+from delivery.subscriptions.budget import Budgets
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.moving import DeadLetterMover
@@ -143,7 +143,7 @@ class Subscriptions:
         self._learn_topic = learn
         self._starting = Starting(reader, ledger, incarnation)
         self._blocks = Blocks(reader)
-        self.budget, self.members_budget = LookAheadBudget(), MembersBudget()
+        self.budgets = Budgets()
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
@@ -412,9 +412,7 @@ class Subscriptions:
             self._starting.unpin(view)
             return
         head, window = self._reader.followed.head, self._starting.window(view, known)
-        running = RunningSubscription(
-            view, window, self._blocks, self.budget, self.members_budget, head, self._now_ns
-        )
+        running = RunningSubscription(view, window, self._blocks, self.budgets, head, self._now_ns)
         running.letters = DeadLetters(
             self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
         )
@@ -444,8 +442,7 @@ class Subscriptions:
         subscription = running.view.subscription
         running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
-        self.budget.forget(subscription.subscription_id)
-        self.members_budget.forget(subscription.subscription_id)
+        self.budgets.forget(subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)

@@ -69,6 +69,13 @@ def state_of(
 
 def _why_crowded(running: RunningSubscription) -> str:
     """Why nothing more is read ahead, if so: with the key that fills the look-ahead."""
+    window = running.window
+    if running.is_sent_out:
+        return (
+            "nothing more is sent: the subscriptions of this shard have used up the memory for"
+            f" messages that are sent or blocked, and {window.held_count} of them are here;"
+            " acknowledge, retry or skip some"
+        )
     if not running.is_crowded:
         return ""
     longest = running.window.longest_key()

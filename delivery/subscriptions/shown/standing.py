@@ -128,6 +128,8 @@ class SubscriptionStanding:
                 return self._why_resent(head)
             if queue.owner is not None and not window.room(queue.owner.name):
                 return None
+        if running.is_sent_out:
+            return Why("waits: messages that are sent or blocked have used up their memory")
         if not self._has_room():
             return None
         return Why(UNKNOWN, max(self._sent.since_ns, self._room.since_ns))

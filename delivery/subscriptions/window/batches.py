@@ -12,6 +12,7 @@ the consumer's failure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ Place = tuple[int, int]
 """A message: its partition and its offset."""
 
 REFUSALS_MAX = 100  # named in one outcome
+SHORT_REASON = 40  # characters; a reason that takes no more than these may is nothing besides
+SHORT_REASON_BYTES = 4 * SHORT_REASON + 76
 
 
 class SentMessage(NamedTuple):
@@ -132,6 +135,11 @@ class Blocked(NamedTuple):
     due_ns: int | None
     number: int
     is_counted: bool = True
+
+    @property
+    def reason_bytes(self) -> int:
+        """What a long reason takes more than a short one."""
+        return max(0, getsizeof(self.why) - SHORT_REASON_BYTES)
 
 
 class WindowCounts:

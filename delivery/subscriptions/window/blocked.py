@@ -33,6 +33,7 @@ class Rests:
     def __init__(self) -> None:
         self.by_place: dict[Place, Blocked] = {}
         self.uncounted = 0
+        self.reasons_bytes = 0  # of long ones
         self._heap: list[tuple[int, int, Place]] = []  # not all of them hold any more
         self._uncounted_failures: dict[Place, int] = {}
 
@@ -42,6 +43,7 @@ class Rests:
         place = blocked.message.place
         self.by_place[place] = blocked
         self.uncounted += not blocked.is_counted
+        self.reasons_bytes += blocked.reason_bytes
         heapq.heappush(self._heap, (blocked.due_ns, blocked.number, place))
 
     def pop(self, place: Place) -> Blocked | None:
@@ -49,6 +51,7 @@ class Rests:
         blocked = self.by_place.pop(place, None)
         if blocked is not None:
             self.uncounted -= not blocked.is_counted
+            self.reasons_bytes -= blocked.reason_bytes
         return blocked
 
     def take_due(self, now_ns: int) -> Iterator[Blocked]:
@@ -96,6 +99,36 @@ class Rests:
         entries = {(number, place) for _, number, place in self._heap}
         assert all((each.number, place) in entries for place, each in self.by_place.items())
         assert self.uncounted == sum(not each.is_counted for each in self.by_place.values())
+        assert self.reasons_bytes == sum(each.reason_bytes for each in self.by_place.values())
+
+
+class StuckMessages(dict[Place, Blocked]):
+    """Those of one window; changed by these methods only."""
+
+    reasons_bytes = 0  # of long ones
+
+    def put(self, blocked: Blocked) -> None:
+        """A message is stuck."""
+        place = blocked.message.place
+        self.take(place)
+        self[place] = blocked
+        self.reasons_bytes += blocked.reason_bytes
+
+    def take(self, place: Place) -> Blocked | None:
+        """A message is not stuck any more; None if it was not."""
+        blocked = self.pop(place, None)
+        if blocked is not None:
+            self.reasons_bytes -= blocked.reason_bytes
+        return blocked
+
+    def check_invariants(self, rests: Rests, sent: Set[Place]) -> None:
+        """Raises AssertionError unless all parts agree."""
+        assert self.reasons_bytes == sum(each.reason_bytes for each in self.values())
+        assert not self.keys() & rests.by_place.keys()
+        assert all(each.due_ns is None for each in self.values())
+        assert not any(each.due_ns is None for each in rests.by_place.values())
+        for place, blocked in [*self.items(), *rests.by_place.items()]:
+            assert place not in sent and not blocked.message.look_ahead.is_done(place[1])
 
 
 class WaitingLetters:
@@ -132,3 +165,13 @@ class WaitingLetters:
         assert self.moving <= stuck
         expected = stuck - self.moving if are_moved else set()
         assert self.waiting.keys() == expected
+
+
+def why_held(blocked: int, blocked_max: int) -> str:
+    """Why nobody gets messages of a window with this many that are blocked; otherwise empty."""
+    if blocked < blocked_max:
+        return ""
+    return (
+        f"{blocked} messages are blocked after failed deliveries, the limit is {blocked_max};"
+        " retry or skip some, or set poison to drop or dead_letter"
+    )

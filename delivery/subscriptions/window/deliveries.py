@@ -32,7 +32,7 @@ from delivery.subscriptions.window.batches import (
     SentMessage,
     WindowCounts,
 )  # fmt: skip
-from delivery.subscriptions.window.blocked import Rests, WaitingLetters
+from delivery.subscriptions.window.blocked import Rests, StuckMessages, WaitingLetters, why_held
 from delivery.subscriptions.window.key_queue import KeyQueue
 from delivery.subscriptions.window.look_ahead import LookAhead, Tally
 from delivery.subscriptions.window.loose import LooseMessages
@@ -41,9 +41,9 @@ from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.resent import ResentMessages
 
 # Nobody knows whether what is blocked ever goes on, so it is limited apart from what is in flight.
-BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 30 MB
-SENT_BYTES = 120  # as measured, like the next
-BLOCKED_BYTES = 500
+BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 50 MB
+# As measured, of a dead letter with a short reason; of all that is sent, since it may get there.
+BLOCKED_BYTES = 1_000
 
 
 class Deliveries(ABC):
@@ -60,7 +60,7 @@ class Deliveries(ABC):
         self.loose = LooseMessages()
         self.in_flight = 0
         self.batches: dict[int, Batch] = {}
-        self.stuck: dict[Place, Blocked] = {}
+        self.stuck = StuckMessages()
         self.dead_letters = WaitingLetters()
         self.counts = WindowCounts()
         self._tally = Tally()
@@ -93,9 +93,19 @@ class Deliveries(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """What the messages take."""
-        blocked = len(self.stuck) + len(self.resting)
-        return self._tally.bytes + self.in_flight * SENT_BYTES + blocked * BLOCKED_BYTES
+        """What the messages take, but for what they take because they are sent or blocked."""
+        return self._tally.bytes + self.resent.bytes
+
+    @property
+    def held_count(self) -> int:
+        """Messages that are sent or blocked."""
+        return self.in_flight + len(self.stuck) + len(self.resting)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What messages take because they are sent or blocked."""
+        reasons_bytes = self.stuck.reasons_bytes + self._rests.reasons_bytes
+        return self.held_count * BLOCKED_BYTES + reasons_bytes
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that has an open message."""
@@ -108,13 +118,7 @@ class Deliveries(ABC):
     @property
     def why_held(self) -> str:
         """Why nothing can be taken, whoever asks; otherwise empty."""
-        blocked = len(self.stuck) + len(self.resting)
-        if blocked < BLOCKED_MAX:
-            return ""
-        return (
-            f"{blocked} messages are blocked after failed deliveries, the limit is {BLOCKED_MAX};"
-            " retry or skip some, or set poison to drop or dead_letter"
-        )
+        return why_held(len(self.stuck) + len(self.resting), BLOCKED_MAX)
 
     def longest_key(self) -> tuple[str, int] | None:
         """The key with most messages, and how many; searches all keys."""
@@ -232,12 +236,13 @@ class Deliveries(ABC):
 
     def room(self, name: str) -> int:
         """How many more messages a member may have."""
-        policy = self.policy
+        return min(self.policy.member_max - self.members.by_name[name].in_flight, self._room)
+
+    @property
+    def _room(self) -> int:
         if len(self.stuck) + len(self.resting) >= BLOCKED_MAX:
             return 0
-        member = self.members.by_name[name]
-        in_flight = self.in_flight + self._rests.uncounted
-        return min(policy.member_max - member.in_flight, policy.in_flight_max - in_flight)
+        return self.policy.in_flight_max - self.in_flight - self._rests.uncounted
 
     def settle(self) -> int:
         """Finds owners of some keys, after a change of members; returns how many, 0 if all have
@@ -247,9 +252,7 @@ class Deliveries(ABC):
     @property
     def is_full(self) -> bool:
         """Whether no member may have more, whatever it has."""
-        blocked = len(self.stuck) + len(self.resting)
-        in_flight = self.in_flight + self._rests.uncounted
-        return in_flight >= self.policy.in_flight_max or blocked >= BLOCKED_MAX
+        return self._room <= 0
 
     def takers(self) -> list[str]:
         """The members that there are messages for which nobody else gets."""
@@ -471,7 +474,7 @@ class Deliveries(ABC):
             self._stick(Blocked(message, attempts, why, now_ns, None, next(self._numbers)))
 
     def _stick(self, blocked: Blocked) -> None:
-        self.stuck[blocked.message.place] = blocked
+        self.stuck.put(blocked)
         if self.policy.poison == "dead_letter":
             self.dead_letters.add(blocked)
 
@@ -484,7 +487,7 @@ class Deliveries(ABC):
 
     def _unblock(self, place: Place) -> Blocked | None:
         self.dead_letters.forget(place)
-        return self.stuck.pop(place, None) or self._rests.pop(place)
+        return self.stuck.take(place) or self._rests.pop(place)
 
     # Time
 
@@ -538,10 +541,10 @@ class Deliveries(ABC):
 
     def _judge(self, place: Place, blocked: Blocked) -> None:
         if blocked.attempts <= self.policy.redeliveries_max:
-            del self.stuck[place]
+            self.stuck.take(place)
             self._again(blocked.message)
         elif self.policy.poison == "drop":
-            del self.stuck[place]
+            self.stuck.take(place)
             self.counts.dropped += 1
             self._done((blocked.message,))
         else:
@@ -587,12 +590,9 @@ class Deliveries(ABC):
         assert self.in_flight == len(sent)
         for member in self.members.by_name.values():
             assert member.in_flight == sum(self.batches[epoch].open for epoch in member.batches)
-        assert not self.stuck.keys() & self.resting.keys()
-        for place, blocked in [*self.stuck.items(), *self.resting.items()]:
-            assert place not in sent and not blocked.message.look_ahead.is_done(place[1])
-            assert (blocked.due_ns is None) == (place in self.stuck)
-        are_moved = self.policy.poison == "dead_letter"
-        self.dead_letters.check_invariants(self.stuck.keys(), are_moved=are_moved)
+        self.stuck.check_invariants(self._rests, sent)
+        is_moved = self.policy.poison == "dead_letter"
+        self.dead_letters.check_invariants(self.stuck.keys(), are_moved=is_moved)
         self._rests.check_invariants()
         for look_ahead in self.look_aheads.values():
             look_ahead.check_invariants()

@@ -13,13 +13,15 @@ until the answer says that it is finished: that is remembered while there is roo
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import NamedTuple
 
 from delivery.subscriptions.window.batches import Place
 from delivery.subscriptions.window.look_ahead import LookAhead
 
-RESENT_MAX = 1_000  # of a subscription, unfinished; 2 KB each
-REMEMBERED_MAX = 1_000  # that are finished again and have an id; 2 KB each
+RESENT_MAX = 1_000  # of a subscription, unfinished
+REMEMBERED_MAX = 1_000  # that are finished again and have an id
+RESENT_BYTES = 2_000  # as measured, besides key and id
 
 
 class Resent(NamedTuple):
@@ -45,6 +47,7 @@ class ResentMessages:
     def __init__(self) -> None:
         self._last: dict[Place, Resent] = {}
         self._named: dict[tuple[Place, str], Resent] = {}
+        self.bytes = 0  # what they take
 
     def is_open(self, place: Place) -> bool:
         """Whether a message is sent once more and not finished yet."""
@@ -70,6 +73,7 @@ class ResentMessages:
         """How many are not finished; forgets the others."""
         if len(self._last) >= RESENT_MAX:
             self._last = {at: each for at, each in self._last.items() if not each.is_finished}
+            self.bytes = self._counted()
         return len(self._last)
 
     def add(self, place: Place, key: str | None = None, resend_id: str = "") -> LookAhead:
@@ -81,4 +85,18 @@ class ResentMessages:
         if len(self._named) > RESENT_MAX + REMEMBERED_MAX:
             oldest = next(name for name, each in self._named.items() if each.is_finished)
             del self._named[oldest]
+            self.bytes = self._counted()
+        else:
+            self.bytes += _bytes(resent, resend_id)
         return resent.look_ahead
+
+    def _counted(self) -> int:
+        by_look_ahead = {id(each.look_ahead): _bytes(each, "") for each in self._last.values()}
+        by_look_ahead |= {
+            id(each.look_ahead): _bytes(each, name[1]) for name, each in self._named.items()
+        }
+        return sum(by_look_ahead.values())
+
+
+def _bytes(resent: Resent, resend_id: str) -> int:
+    return RESENT_BYTES + getsizeof(resent.key) + getsizeof(resend_id)

@@ -5,8 +5,8 @@
 
 A message is finished when it is admitted, so the floor is always at the end: nothing is tracked,
 sent again, or blocked, and acknowledgments change nothing. Up to ``member_max`` messages wait for
-one consumer, then it is full. By key each consumer gets its own, else the next that has room; of an
-exclusive subscription the one that joined first gets all.
+one consumer, and ``waiting_max`` for all. By key each consumer gets its own, else the next that has
+room; of an exclusive subscription the one that joined first gets all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from math import inf
 
 from delivery.subscriptions.window.batches import (
     REFUSALS_MAX,
@@ -54,6 +55,8 @@ class UnreliableWindow:
         self._mode = mode
         self._waiting: dict[Member, deque[SentMessage]] = {}
         self._for_any: deque[SentMessage] = deque()
+        self.waiting_max: float = inf  # the owner's: what memory there is
+        self._kept = 0  # messages that wait or are taken
 
     @property
     def in_flight(self) -> int:
@@ -77,9 +80,18 @@ class UnreliableWindow:
 
     @property
     def memory_bytes(self) -> int:
-        """What the messages take that wait."""
-        waiting = len(self._for_any) + sum(map(len, self._waiting.values()))
-        return waiting * WAITING_BYTES
+        """What the messages take that wait, or are not written yet."""
+        return self._kept * WAITING_BYTES
+
+    @property
+    def held_count(self) -> int:
+        """Nothing is tracked."""
+        return 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Nothing is tracked."""
+        return 0
 
     def oldest_sent_ns(self) -> int | None:
         """Nothing is tracked."""
@@ -130,8 +142,11 @@ class UnreliableWindow:
             owner = members.owner_of(key)
             if owner is None:
                 self.counts.unmatched += 1
-            elif len(waiting := self._waiting[members.by_name[owner]]) < limit:
+            elif self._kept < self.waiting_max and (
+                len(waiting := self._waiting[members.by_name[owner]]) < limit
+            ):
                 waiting.append(SentMessage(look_ahead, offset, None, 0))
+                self._kept += 1
             else:
                 self.counts.dropped += 1
         look_ahead.add_done(len(keys))
@@ -152,8 +167,11 @@ class UnreliableWindow:
     def _offer(self, message: SentMessage) -> None:
         if not self._takers:
             self.counts.unmatched += 1
-        elif len(self._for_any) < self._takers * self.policy.member_max:
+        elif self._kept < self.waiting_max and (
+            len(self._for_any) < self._takers * self.policy.member_max
+        ):
             self._for_any.append(message)
+            self._kept += 1
         else:
             self.counts.dropped += 1
 
@@ -174,11 +192,14 @@ class UnreliableWindow:
     def leave(self, name: str) -> None:
         """A consumer is gone: what waits for it is dropped."""
         member = self.members.leave(name)
-        self.counts.dropped += len(self._waiting.pop(member))
+        waited = len(self._waiting.pop(member))
+        self.counts.dropped += waited
+        self._kept -= waited
         for epoch in list(member.batches):
             self.give_back(epoch)
         if not self.members.without_patterns:
             self.counts.dropped += len(self._for_any)
+            self._kept -= len(self._for_any)
             self._for_any.clear()
 
     def returned(self, name: str) -> None:
@@ -233,6 +254,7 @@ class UnreliableWindow:
         if batch is None:
             return 0
         batch.member.batches.discard(epoch)
+        self._kept -= batch.open
         return batch.open
 
     def sent(self, epoch: int, now_ns: int) -> None:
@@ -253,7 +275,9 @@ class UnreliableWindow:
 
     def missing(self, epoch: int, messages: Iterable[Place]) -> None:
         """Messages of a batch turned out to be removed by retention."""
-        self.counts.evicted += len(self._take_out(epoch, messages))
+        gone = len(self._take_out(epoch, messages))
+        self.counts.evicted += gone
+        self._kept -= gone
 
     def _take_out(self, epoch: int, messages: Iterable[Place]) -> list[SentMessage]:
         batch = self.batches.get(epoch)
@@ -337,6 +361,8 @@ class UnreliableWindow:
         assert all(look_ahead.floor == look_ahead.end for look_ahead in self.look_aheads.values())
         assert self._waiting.keys() == set(self.members.by_name.values())
         assert self.members.without_patterns or not self._for_any
+        waiting = len(self._for_any) + sum(map(len, self._waiting.values()))
+        assert self._kept == waiting + sum(batch.open for batch in self.batches.values())
         for epoch, batch in self.batches.items():
             assert epoch == batch.epoch <= self.epoch and epoch in batch.member.batches
             assert batch.open == sum(message is not None for message in batch.messages) > 0

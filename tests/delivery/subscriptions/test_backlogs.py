@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from delivery.subscriptions import running
+from delivery.subscriptions.budget import ADMIT_LOT
 from delivery.subscriptions.requests import Describe, SkipKey
 from ledger import topics
 from tests.delivery.node import Node, node_in
@@ -88,14 +89,14 @@ def test_what_is_at_hand_of_a_partition_is_admitted_before_others_have_their_tur
     async def use(owner: Owner) -> None:
         for partition in range(3):
             owner.produce(
-                *(record(n, f"{partition}-{n}") for n in range(2 * running.ADMIT_LOT)),
+                *(record(n, f"{partition}-{n}") for n in range(2 * ADMIT_LOT)),
                 partition=partition, tell=False,
             )  # fmt: skip
         owner.tell()
-        made = owner.create(consumer_max=3 * running.ADMIT_LOT)
+        made = owner.create(consumer_max=3 * ADMIT_LOT)
         client = await owner.consume(made, "c")
         found = [message["partition"] for message in messages(client)]
-        assert found == [0] * 2 * running.ADMIT_LOT + [1] * running.ADMIT_LOT
+        assert found == [0] * 2 * ADMIT_LOT + [1] * ADMIT_LOT
 
     with node_in(tmp_path, shards=1, ring_bytes=1 << 18) as node:
         run(node, 3, use)

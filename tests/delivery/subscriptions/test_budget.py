@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
+
 from delivery.subscriptions.budget import (
+    BESIDES_BYTES_MAX,
+    LITTLE_BYTES,
     LITTLE_QUEUED_BYTES,
+    LITTLE_SENT,
+    LITTLE_SENT_BYTES,
     LookAheadBudget,
     MembersBudget,
     QueuedBudget,
 )
+from delivery.subscriptions.requests import Describe, MessageRef, Nack, OwnerRefused
+from delivery.subscriptions.window.deliveries import BLOCKED_BYTES
+from delivery.subscriptions.window.members import MEMBER_BYTES
+from ledger.delivery import subscriptions
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
+from tests.delivery.watch.watching import Client
 
 
 def test_above_the_limit_nobody_queues_but_a_little() -> None:
@@ -37,3 +50,188 @@ def test_a_subscription_that_ends_gives_back_what_it_took() -> None:
     budget.forget(1)
     budget.forget(2)
     assert budget.taken == 0 and not budget.is_full
+
+
+def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made, other = owner.create(), owner.create("other")
+        owner.subscriptions.budgets.look_ahead.bytes_max = 0
+        for _ in range(30):
+            owner.produce(*(record(n, f"k{n}" if n < 16 else "hot") for n in range(64)))
+        await owner.consume(made, "c")
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "nothing more is read ahead" in state["held"] and "'hot'" in state["held"]
+        assert state["lag"] > state["in_flight"] + state["waiting"]
+        assert data(await owner.consume(other, "c")), "another one has its part"
+        owner.subscriptions.budgets.look_ahead.bytes_max = 1 << 20
+        await owner.later(1)
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["held"], state["lag"]) == ("", state["in_flight"] + state["waiting"])
+
+    run(node, use)
+
+
+OTHERS = 1 << 20  # an id that no subscription has
+
+
+@pytest.mark.parametrize(("length", "turns", "each"), [(8, 8, 60), (1_024, 12, 6)])
+@pytest.mark.parametrize("fails", [False, True], ids=["waits", "fails"])
+def test_what_each_has_whatever_others_take_is_what_is_printed(
+    node: Node, length: int, turns: int, each: int, fails: bool
+) -> None:
+    """Keys of four bytes a character; each message of another one."""
+
+    async def use(owner: Owner) -> None:
+        budgets = owner.subscriptions.budgets
+        budgets.look_ahead.note(OTHERS, 1 << 40)
+        budgets.sent.note(OTHERS, 1 << 40)
+        made = owner.create(redeliveries_max=0)
+        clients = [await owner.consume(made, f"c{number}") for number in range(6)]
+        for turn in range(turns):
+            keys = [f"{turn}-{n}-".ljust(length, "\U0001f600") for n in range(each)]
+            owner.produce(*(record(n, key) for n, key in enumerate(keys)))
+            await owner.rest()
+            for number, client in enumerate(clients):
+                if fails and messages(client):
+                    await owner.nack(made, f"c{number}", *messages(client))
+                    client.data, client.writes = b"", []
+        own = budgets.look_ahead.taken - (1 << 40)
+        assert LITTLE_BYTES / 8 < own <= LITTLE_BYTES
+        sent = budgets.sent.taken - (1 << 40)
+        assert LITTLE_SENT_BYTES / 8 < sent <= LITTLE_SENT_BYTES
+        assert fails or all(messages(client) for client in clients)
+        assert (await owner.ask(Describe(made.subscription_id)))["held"]
+
+    run(node, use)
+
+
+def test_long_keys_of_blocked_messages_take_no_more_than_is_there(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        owner.subscriptions.budgets.look_ahead.bytes_max = 300_000 - BESIDES_BYTES_MAX
+        made = owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        for turn in range(30):
+            owner.produce(*(record(n, f"{turn}-{n}" + "x" * 1_000) for n in range(20)))
+            await owner.rest()
+            await owner.nack(made, "c", *messages(client))
+            client.data, client.writes = b"", []
+        assert 300_000 < owner.subscriptions.budgets.look_ahead.taken < 330_000
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "nothing more is read ahead" in state["held"]
+        assert 200 < state["blocked_keys"] < 300, "besides them it had a little"
+
+    run(node, use)
+
+
+def test_what_is_sent_and_blocked_is_limited_and_others_go_on(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        budgets = owner.subscriptions.budgets
+        budgets.sent.bytes_max = 200 * BLOCKED_BYTES
+        made, other = owner.create(redeliveries_max=0), owner.create("other")
+        for _ in range(30):
+            owner.produce(*(record(n) for n in range(20)))
+        client = await owner.consume(made, "c")
+        await owner.nack(made, "c", *messages(client))
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "nothing more is sent" in state["held"]
+        assert budgets.sent.taken < 500 * BLOCKED_BYTES
+        assert len(messages(await owner.consume(other, "c"))) == LITTLE_SENT
+        budgets.sent.bytes_max = 1_000 * BLOCKED_BYTES
+        await owner.later(1)
+        assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
+
+    run(node, use)
+
+
+def test_a_long_reason_is_cut_when_memory_is_used_up(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(redeliveries_max=0)
+        owner.produce(record(1, "a"), record(2, "b"))
+        client = await owner.consume(made, "c")
+        reason = "\U0001f600" * 255
+        for each in messages(client):
+            asked = [MessageRef(0, each["seq"], each["epoch"])]
+            await owner.ask(Nack(made.subscription_id, "c", asked, [], 0, reason))
+            owner.subscriptions.budgets.sent.bytes_max = 0
+        state = await owner.ask(Describe(made.subscription_id))
+        assert [len(each["reason"]) for each in state["blocked"]] == [255, 40]
+
+    run(node, use)
+
+
+def test_what_waits_for_consumers_of_an_unreliable_subscription_is_limited(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        owner.subscriptions.budgets.look_ahead.bytes_max = 0
+        made = owner.create(reliable=False, consumer_max=1_000_000, start="latest")
+        await owner.consume(made, "slow", client=Client(stuck=True))
+        for _ in range(10):
+            owner.produce(*(record(n, f"k{n}") for n in range(60)))
+            await owner.rest()
+        await owner.later(1)
+        assert owner.subscriptions.budgets.look_ahead.taken <= LITTLE_BYTES
+        state = await owner.ask(Describe(made.subscription_id))
+        assert state["dropped"] > 200
+
+    run(node, use)
+
+
+def test_consumers_and_their_filters_take_nothing_from_what_others_read_ahead(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(owner: Owner) -> None:
+        owner.subscriptions.budgets.look_ahead.bytes_max = 1 << 20
+        filtered, other = owner.create(), owner.create("other")
+        for number in range(4):  # 4 x 4 MB
+            filters = [f"{number}{n}" * 200 for n in range(10, 34)]
+            await owner.consume(filtered, f"c{number}", *filters)
+        for _ in range(10):
+            owner.produce(*(record(n, f"{n}") for n in range(60)))
+        client = await owner.consume(other, "c")
+        assert len(messages(client)) == 60, "one of each key"
+        state = await owner.ask(Describe(other.subscription_id))
+        assert (state["held"], state["in_flight"] + state["waiting"]) == ("", 600)
+
+    run(node, use)
+
+
+def test_a_little_for_each_is_enough_for_many_consumers(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        owner.subscriptions.budgets.look_ahead.bytes_max = 0  # others take it all
+        made = owner.create()
+        clients = [await owner.consume(made, f"c{number}") for number in range(6)]
+        owner.produce(*(record(n, f"k{n}") for n in range(200)))
+        await owner.rest()
+        assert sorted(n for client in clients for n in map(int, map(str, data(client)))) == list(
+            range(200)
+        )
+        owner.subscriptions.budgets.sent.bytes_max = 0
+        for number, client in enumerate(clients):
+            await owner.ack(made, f"c{number}", *messages(client))
+            client.data, client.writes = b"", []
+        owner.produce(*(record(n, f"k{n}") for n in range(200)))
+        await owner.rest()
+        sent = [len(messages(client)) for client in clients]
+        assert sent == [LITTLE_SENT // 6] * 6
+
+    run(node, use)
+
+
+def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made, other = owner.create(), owner.create("other")
+        owner.subscriptions.budgets.members.bytes_max = 2 * MEMBER_BYTES
+        await owner.consume(made, "a")
+        second = await owner.consume(other, "b")
+        with pytest.raises(OwnerRefused, match="consumers of all subscriptions") as refused:
+            await owner.consume(made, "c")
+        assert (refused.value.status, refused.value.code) == (429, "too_many_consumers")
+        await owner.consume(made, "a")  # it comes again
+        second.go()
+        await owner.later(4)
+        await owner.consume(made, "c")
+        node.ledger.write(subscriptions.delete, node.topic.name, made.name, 2)
+        owner.changes += 1
+        await owner.later(0.1)
+        assert owner.subscriptions.budgets.members.taken == 0
+
+    run(node, use)

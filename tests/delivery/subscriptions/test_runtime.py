@@ -24,7 +24,6 @@ from delivery.subscriptions.requests import (
     Poll,
 )
 from delivery.subscriptions.running import NEVER_NS, policy_of
-from delivery.subscriptions.window.members import MEMBER_BYTES
 from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import SubscriptionConfig
@@ -444,99 +443,6 @@ def test_what_is_not_tracked_is_passed_over_and_counted_while_there_is_no_consum
         owner.produce(record("new", "a"))
         await owner.rest()
         assert data(client) == ["new"]
-
-    run(node, use)
-
-
-def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -> None:
-    async def use(owner: Owner) -> None:
-        made, other = owner.create(), owner.create("other")
-        owner.subscriptions.budget.bytes_max = 0
-        for _ in range(30):
-            owner.produce(*(record(n, f"k{n}" if n < 16 else "hot") for n in range(64)))
-        await owner.consume(made, "c")
-        state = await owner.ask(Describe(made.subscription_id))
-        assert "nothing more is read ahead" in state["held"] and "'hot'" in state["held"]
-        assert state["lag"] > state["in_flight"] + state["waiting"]
-        assert data(await owner.consume(other, "c")), "another one has its part"
-        owner.subscriptions.budget.bytes_max = 1 << 20
-        await owner.later(1)
-        state = await owner.ask(Describe(made.subscription_id))
-        assert (state["held"], state["lag"]) == ("", state["in_flight"] + state["waiting"])
-
-    run(node, use)
-
-
-def test_long_keys_of_blocked_messages_take_no_more_than_is_there(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "LITTLE_BESIDES_BYTES", 200_000)
-
-    async def use(owner: Owner) -> None:
-        owner.subscriptions.budget.bytes_max = 0  # others take it all
-        made = owner.create(redeliveries_max=0)
-        client = await owner.consume(made, "c")
-        for turn in range(30):
-            owner.produce(*(record(n, f"{turn}-{n}" + "x" * 1_000) for n in range(20)))
-            await owner.rest()
-            await owner.nack(made, "c", *messages(client))
-            client.data, client.writes = b"", []
-        state = await owner.ask(Describe(made.subscription_id))
-        assert "nothing more is read ahead" in state["held"]
-
-    run(node, use)
-
-
-def test_consumers_and_their_filters_take_nothing_from_what_others_read_ahead(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def use(owner: Owner) -> None:
-        owner.subscriptions.budget.bytes_max = 1 << 20
-        filtered, other = owner.create(), owner.create("other")
-        for number in range(4):  # 4 x 4 MB
-            filters = [f"{number}{n}" * 200 for n in range(10, 34)]
-            await owner.consume(filtered, f"c{number}", *filters)
-        for _ in range(10):
-            owner.produce(*(record(n, f"{n}") for n in range(60)))
-        client = await owner.consume(other, "c")
-        assert len(messages(client)) == 60, "one of each key"
-        state = await owner.ask(Describe(other.subscription_id))
-        assert (state["held"], state["in_flight"] + state["waiting"]) == ("", 600)
-
-    run(node, use)
-
-
-def test_a_little_for_each_is_enough_for_many_consumers(node: Node) -> None:
-    async def use(owner: Owner) -> None:
-        owner.subscriptions.budget.bytes_max = 0  # others take it all
-        made = owner.create()
-        clients = [await owner.consume(made, f"c{number}") for number in range(6)]
-        owner.produce(*(record(n, f"k{n}") for n in range(200)))
-        await owner.rest()
-        assert sorted(n for client in clients for n in map(int, map(str, data(client)))) == list(
-            range(200)
-        )
-
-    run(node, use)
-
-
-def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None:
-    async def use(owner: Owner) -> None:
-        made, other = owner.create(), owner.create("other")
-        owner.subscriptions.members_budget.bytes_max = 2 * MEMBER_BYTES
-        await owner.consume(made, "a")
-        second = await owner.consume(other, "b")
-        with pytest.raises(OwnerRefused, match="consumers of all subscriptions") as refused:
-            await owner.consume(made, "c")
-        assert (refused.value.status, refused.value.code) == (429, "too_many_consumers")
-        await owner.consume(made, "a")  # it comes again
-        second.go()
-        await owner.later(4)
-        await owner.consume(made, "c")
-        node.ledger.write(subscriptions.delete, node.topic.name, made.name, 2)
-        owner.changes += 1
-        await owner.later(0.1)
-        assert owner.subscriptions.members_budget.taken == 0
 
     run(node, use)
 

@@ -6,11 +6,13 @@ import tracemalloc
 
 import pytest
 
+from delivery.subscriptions.window.deliveries import Deliveries
 from delivery.subscriptions.window.hash_ring import HashRing
 from delivery.subscriptions.window.key_queue import QueueState
 from delivery.subscriptions.window.key_shared import MATCHED_NOW, MOVES_AT_ONCE, DeliveryWindow
 from delivery.subscriptions.window.look_ahead import MESSAGES_MAX
 from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.shared import SharedWindow
 
 S = 1_000_000_000
 
@@ -438,16 +440,54 @@ def test_what_keys_take_is_counted_however_long_they_are(text: str) -> None:
         waiting, counted_waiting = tracemalloc.get_traced_memory()[0], window.memory_bytes
         assert len(take(window, "a", 2_000)) == 2_000
         window.nack("a", 1, 0)
-        blocked, counted_blocked = tracemalloc.get_traced_memory()[0], window.memory_bytes
+        blocked = tracemalloc.get_traced_memory()[0]
+        counted_blocked = window.memory_bytes + window.sent_bytes
     finally:
         tracemalloc.stop()
     assert len(window.stuck) == 2_000
     assert 0.7 * waiting <= counted_waiting <= 2 * waiting
-    assert 0.7 * blocked <= counted_blocked <= 2 * blocked
+    assert blocked <= counted_blocked <= 4 * blocked
     for place in list(window.stuck):
         window.moved(*place)
-    assert not window.keys and window.memory_bytes < 20_000
+    assert not window.keys and window.memory_bytes < 20_000 and not window.sent_bytes
     window.check_invariants()
+
+
+@pytest.mark.parametrize("characters", [0, 39, 255])
+@pytest.mark.parametrize("redeliveries_max", [0, 9], ids=["stuck", "resting"])
+@pytest.mark.parametrize("window_type", [DeliveryWindow, SharedWindow])
+def test_what_is_sent_or_blocked_takes_no_more_than_is_counted(
+    window_type: type[Deliveries], redeliveries_max: int, characters: int
+) -> None:
+    """Each message is in a batch of its own, and has a reason of its own."""
+    count = 2_000
+    window = window_type(
+        WindowPolicy(redeliveries_max=redeliveries_max, in_flight_max=count, member_max=count,
+                     poison="dead_letter")
+    )  # fmt: skip
+    window.open(0, 0)
+    window.join("a")
+    window.admit(0, [f"k{n}" for n in range(count)])
+    tracemalloc.start()
+    try:
+        batches = [window.take("a", 1, 0) for _ in range(count)]
+        for batch in batches:
+            assert batch is not None
+            window.sent(batch.epoch, 0)
+        sent, counted_sent = tracemalloc.get_traced_memory()[0], window.sent_bytes
+        for number in range(count):
+            window.nack("a", number + 1, 0, why=f"{number:04}".ljust(characters, "\U0001f600"))
+        del batches, batch
+        blocked, counted_blocked = tracemalloc.get_traced_memory()[0], window.sent_bytes
+    finally:
+        tracemalloc.stop()
+    assert window.held_count == count
+    assert 0.3 * counted_sent <= sent <= counted_sent
+    assert 0.4 * counted_blocked <= blocked <= counted_blocked
+    window.check_invariants()
+    for place in [*window.stuck, *window.resting]:
+        assert window.moved(*place)
+    assert window.sent_bytes == 0
 
 
 def test_keys_find_their_owners_in_lots_of_work_not_of_messages(

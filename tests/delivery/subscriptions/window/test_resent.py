@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -396,3 +397,36 @@ def test_an_offset_of_a_topic_that_was_created_again_is_refused(node: Node) -> N
         assert data(client) == [1, 1]
 
     run(node, use)
+
+
+def test_messages_that_are_resent_count_for_the_memory_of_their_shard(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(record(1, "a"))
+        await owner.rest()
+        await owner.take_all(made, client)
+        owner.subscriptions.budgets.look_ahead.note(0, 1 << 40)  # of all others
+        asked = Resend(made.subscription_id, (0, 1))
+        with pytest.raises(OwnerRefused, match="used up their memory") as found:
+            await owner.ask(asked)
+        assert (found.value.status, found.value.code) == (429, "too_many_resent")
+        owner.subscriptions.budgets.look_ahead.forget(0)
+        await owner.ask(asked)
+        await owner.later(0)
+        assert 2_000 < owner.subscriptions.budgets.look_ahead.taken < 3_000
+
+    run(node, use)
+
+
+def test_what_resent_messages_take_is_counted() -> None:
+    resent = known.ResentMessages()
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            key, name = "\U0001f600" * (number % 1_000), f"{number}" * 10
+            resent.add((0, number + 1), key, name).add_loose(1)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.7 * taken <= resent.bytes <= 2 * taken
