@@ -18,10 +18,18 @@ class TokenUnusable(ValueError):
     """The token cannot be read, or must not be sent there."""
 
 
-def bearer(url: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The headers that carry the token to a daemon; none if there is no token. Raises
-    TokenUnusable, also where it would cross a network in clear text."""
-    token = _token(os.environ if environ is None else environ)
+def bearer(
+    url: str, environ: Mapping[str, str] | None = None, token_file: str = ""
+) -> dict[str, str]:
+    """The headers that carry the token to a daemon; none if there is no token. ``token_file`` comes
+    before the environment. Raises TokenUnusable, also where it would cross a network in clear
+    text."""
+    if token_file:
+        token = _read(token_file, "tokenFile")
+        if not token:
+            raise TokenUnusable(f"tokenFile {token_file} has no token: it is empty")
+    else:
+        token = _token(os.environ if environ is None else environ)
     if not token:
         return {}
     parts = urlsplit(url)
@@ -42,15 +50,17 @@ def is_loopback(host: str) -> bool:
 
 def _token(environ: Mapping[str, str]) -> str:
     token, path = environ.get(TOKEN, ""), environ.get(TOKEN_FILE, "")
-    if token or not path:
-        return _checked(token, TOKEN)
+    return _checked(token, TOKEN) if token or not path else _read(path, TOKEN_FILE)
+
+
+def _read(path: str, origin: str) -> str:
     try:
         with open(path, encoding="ascii") as file:
-            return _checked(file.read(1024).strip(), f"{TOKEN_FILE} ({path})")
+            return _checked(file.read(1024).strip(), f"{origin} ({path})")
     except OSError as error:
-        raise TokenUnusable(f"cannot read {TOKEN_FILE} {path}: {error.strerror}") from error
+        raise TokenUnusable(f"cannot read {origin} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise TokenUnusable(f"{TOKEN_FILE} {path} has no token: it is not ASCII") from error
+        raise TokenUnusable(f"{origin} {path} has no token: it is not ASCII") from error
 
 
 def _checked(token: str, origin: str) -> str:

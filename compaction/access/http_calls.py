@@ -82,17 +82,19 @@ def call(
     *,
     once: bool = False,
     timeout_s: float = TIMEOUT_S,
+    token_file: str = "",
 ) -> bytes:
-    """The body of a good answer. Raises DaemonRefused and DaemonUnreachable."""
+    """The body of a good answer. ``token_file`` has the token, instead of the environment. Raises
+    DaemonRefused and DaemonUnreachable."""
     if not address.startswith((UNIX, "http://", "https://")):
         raise DaemonUnreachable(
             "the address of a daemon must be http://HOST:PORT, https://HOST:PORT or unix:PATH, got"
             f" {address!r}"
         )
     if once:
-        return _attempt(address, method, path, body, timeout_s)
+        return _attempt(address, method, path, body, timeout_s, token_file)
     retry = Retry(DAEMON, random.Random(monotonic_ns()), time.sleep, _may_help)
-    return retry(lambda: _attempt(address, method, path, body, timeout_s))
+    return retry(lambda: _attempt(address, method, path, body, timeout_s, token_file))
 
 
 # A daemon that has waited for its store for minutes, or has lost it.
@@ -155,10 +157,12 @@ def _connection(address: str, timeout_s: float) -> tuple[http.client.HTTPConnect
     return http.client.HTTPConnection(host, parts.port, timeout=timeout_s), prefix
 
 
-def _attempt(address: str, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+def _attempt(
+    address: str, method: str, path: str, body: bytes | None, timeout_s: float, token_file: str
+) -> bytes:
     headers = {} if body is None else {"Content-Type": "application/json"}
     if not address.startswith(UNIX):
-        headers |= bearer(address)
+        headers |= bearer(address, token_file=token_file)
     try:
         connection, prefix = _connection(address, timeout_s)
         try:

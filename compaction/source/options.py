@@ -49,6 +49,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     topics: tuple[str, ...]
     url: str | None = None
+    token_file: str = ""
     data: str | None = None
     store: str | None = None
     lake: str | None = None
@@ -66,6 +67,8 @@ class Options(Struct, frozen=True, kw_only=True):
 # All options, as users write them, and what they accept.
 ACCEPTED: dict[str, str] = {
     "url": "a daemon's address, like http://127.0.0.1:7440",
+    "tokenFile": "a file with a token for the daemon, on the driver and each executor, with `url`;"
+    " by default the environment says (HEADGATE_TOKEN, HEADGATE_TOKEN_FILE)",
     "data": "a daemon's data directory on this machine",
     "store": "where the objects are, with `data`: file:///FOLDER or s3://BUCKET/PREFIX",
     "lake": "where the tables are, with `data`; by default `lake` in the store",
@@ -117,6 +120,7 @@ def parse(given: Mapping[str, str], mode: Mode) -> Options:
     return Options(
         topics=topics,
         url=named.get("url"),
+        token_file=named.get("tokenFile", ""),
         data=named.get("data"),
         store=named.get("store"),
         lake=named.get("lake"),
@@ -148,6 +152,8 @@ def _check_place(named: Mapping[str, str]) -> None:
                 raise OptionError(name, named[name], "comes from the daemon; remove it")
     if not named.get("data", "/"):
         raise _refused(named, "data")
+    if "tokenFile" in named and not (named["tokenFile"] and "url" in named):
+        raise _refused(named, "tokenFile")
     for name in ("store", "lake"):
         if name in named:
             try:

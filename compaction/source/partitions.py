@@ -68,7 +68,7 @@ def partitions_of(options: Options, pages: list[Plan]) -> Iterator[TaskPartition
 def planner_of(options: Options) -> Planner:
     """The planner for these options."""
     if options.url is not None:
-        return DaemonPlanner(options.url.rstrip("/"))
+        return DaemonPlanner(options.url.rstrip("/"), options.token_file)
     if options.data is None:
         raise AssertionError("options have a url or data")
     data = str(Path(options.data).absolute())

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from compaction.access.bearer import TokenUnusable
 from compaction.access.http_calls import (
     TIMEOUT_S,
     DaemonRefused,
@@ -104,33 +105,33 @@ def plan(planner: Planner, request: PlanRequest, ids: Mapping[str, int]) -> list
     return pages
 
 
-def ask_daemon(
-    url: str,
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    *,
-    once: bool = False,
-    timeout_s: float = TIMEOUT_S,
-) -> bytes:
-    """The body of a good answer. Raises PlannerRefused and PlannerUnreachable."""
-    try:
-        return call(url, method, path, body, once=once, timeout_s=timeout_s)
-    except DaemonRefused as error:
-        raise PlannerRefused(error.status, error.code, error.message) from error
-    except DaemonUnreachable as error:
-        raise PlannerUnreachable(str(error)) from error
-
-
 class DaemonPlanner(Struct, frozen=True):
-    """The daemon at ``url``."""
+    """The daemon at ``url``. ``token_file`` has the token, which itself goes to no executor."""
 
     url: str
+    token_file: str = ""
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, *,
+        once: bool = False, timeout_s: float = TIMEOUT_S,
+    ) -> bytes:  # fmt: skip
+        """The body of a good answer. Raises PlannerRefused and PlannerUnreachable."""
+        try:
+            return call(
+                self.url, method, path, body, once=once, timeout_s=timeout_s,
+                token_file=self.token_file,
+            )  # fmt: skip
+        except DaemonRefused as error:
+            raise PlannerRefused(error.status, error.code, error.message) from error
+        except DaemonUnreachable as error:
+            raise PlannerUnreachable(str(error)) from error
+        except TokenUnusable as error:
+            raise SourceError(str(error)) from error
 
     def state(self, topic: str) -> TopicPartitions:
         try:
             return msgspec.json.decode(
-                ask_daemon(self.url, "GET", f"/v0/topics/{quote(topic, safe='')}"),
+                self.ask("GET", f"/v0/topics/{quote(topic, safe='')}"),
                 type=TopicPartitions,
             )
         except PlannerRefused as error:
@@ -140,16 +141,22 @@ class DaemonPlanner(Struct, frozen=True):
 
     def page(self, request: PlanRequest) -> Plan:
         try:
-            body = ask_daemon(self.url, "POST", "/v0/plans", msgspec.json.encode(request))
+            body = self.ask("POST", "/v0/plans", msgspec.json.encode(request))
         except PlannerRefused as error:
             if error.code == "unknown_topic":
                 raise TopicUnknown(_named(error, request.topics), self.url) from error
+            if error.code == "forbidden":
+                raise SourceError(
+                    f"{error}. Spark reads whole objects, which have the records of all topics: use"
+                    " a token with the scope read for all topics, or read by"
+                    " POST /v0/topics/TOPIC/diff"
+                ) from error
             raise
         return msgspec.json.decode(body, type=Plan)
 
     def renew(self, lease: str) -> bool:
         try:
-            ask_daemon(self.url, "PUT", f"/v0/plans/{lease}", once=True, timeout_s=RENEW_TIMEOUT_S)
+            self.ask("PUT", f"/v0/plans/{lease}", once=True, timeout_s=RENEW_TIMEOUT_S)
         except PlannerRefused as error:
             if error.status == 404:
                 return False
@@ -158,9 +165,7 @@ class DaemonPlanner(Struct, frozen=True):
 
     def end(self, lease: str) -> None:
         try:
-            ask_daemon(
-                self.url, "DELETE", f"/v0/plans/{lease}", once=True, timeout_s=RENEW_TIMEOUT_S
-            )
+            self.ask("DELETE", f"/v0/plans/{lease}", once=True, timeout_s=RENEW_TIMEOUT_S)
         except PlannerRefused as error:
             if error.status != 404:
                 raise
@@ -169,7 +174,7 @@ class DaemonPlanner(Struct, frozen=True):
         asked = {"partition": partition, "from_ts": timestamp_ms, "limit": 1}
         path = f"/v0/topics/{quote(topic.topic, safe='')}/diff"
         answer = msgspec.json.decode(
-            ask_daemon(self.url, "POST", path, msgspec.json.encode(asked)), type=_FirstRecord
+            self.ask("POST", path, msgspec.json.encode(asked)), type=_FirstRecord
         )
         _check_id(topic.topic, answer.topic_id, topic.topic_id)
         return answer.records[0].seq if answer.records else answer.next_from_seq + 1

@@ -35,7 +35,7 @@ from compaction.parquet.rows import Rows
 from compaction.source.bounds import lose
 from compaction.source.errors import DataLoss, SourceError, TopicRecreated
 from compaction.source.plan import LEASE_MS, RECOVERY
-from compaction.source.planner import DaemonPlanner, Planner, ask_daemon, plan
+from compaction.source.planner import DaemonPlanner, Planner, plan
 from compaction.source.read_tasks import CompactedRange, OffsetRange, ReadTask, losses, tasks_of
 from compaction.source.rows import DiffRow, of_diff, of_row_range, of_table, sliced
 from compaction.source.schemas import PlanRequest
@@ -243,9 +243,7 @@ class TaskReader:
                 "partition": wanted.partition, "from_seq": from_seq, "limit": limit,
                 "topic_id": wanted.topic_id,
             }  # fmt: skip
-            answer = _decode_answer(
-                ask_daemon(self._planner.url, "POST", path, msgspec.json.encode(asked))
-            )
+            answer = _decode_answer(self._planner.ask("POST", path, msgspec.json.encode(asked)))
             gap = answer.tombstone
             if gap is not None and gap.reason == RECREATED:
                 self._lose(topic, wanted.partition, from_seq + 1, wanted.stop - 1, _RECREATED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,9 @@ from click.testing import CliRunner
 
 import cli
 from compaction.access.http_calls import call, socket_address
+from compaction.source.errors import SourceError
+from compaction.source.planner import DaemonPlanner
+from compaction.source.schemas import PlanRequest
 from daemon.access.token_file import Scope, TokenFile
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
@@ -337,6 +341,26 @@ def test_commands_send_the_token_of_the_environment(world: World, tmp_path: Path
     refused = CliRunner().invoke(cli.headgate, ["topics", "ls", "--url", url])
     assert refused.exit_code == 1 and "this daemon needs a token" in refused.output
     assert "HEADGATE_TOKEN" in refused.output
+
+
+def test_the_spark_source_takes_the_token_from_a_file_and_a_limited_one_reads_by_diff(
+    world: World, tmp_path: Path
+) -> None:
+    request = PlanRequest(topics=["secrets"], from_={}, to={})
+
+    def planner(token: str) -> DaemonPlanner:
+        file = tmp_path / token
+        file.write_text(world.tokens[token] + "\n")
+        made = DaemonPlanner(f"http://127.0.0.1:{world.daemon.port}", str(file))
+        assert world.tokens[token].encode() not in pickle.dumps(made)
+        return made
+
+    assert planner("all").state("secrets").topic == "secrets"
+    assert planner("all").page(request).partitions
+    with pytest.raises(SourceError, match=r"use a token .* for all topics, or read by .*/diff"):
+        planner("elsewhere").page(request)
+    with pytest.raises(SourceError, match="cannot read tokenFile /nowhere"):
+        DaemonPlanner(planner("all").url, "/nowhere").state("secrets")
 
 
 @pytest.mark.parametrize("shards", [1, 4])

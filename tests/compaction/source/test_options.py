@@ -56,6 +56,14 @@ def test_names_of_options_regard_no_case() -> None:
     assert options.read_through == "diff"
 
 
+def test_a_token_is_named_by_its_file_only() -> None:
+    assert parsed(tokenfile="/run/token").token_file == "/run/token"
+    assert parsed().token_file == ""
+    assert "must be a file" in refused({"tokenFile": "/t", "url": "", "data": "/d"})
+    message = refused({"token": "hg_secret"})
+    assert "'token' is not known" in message and "hg_secret" not in message
+
+
 def test_offsets_are_kafkas_json() -> None:
     text = '{"orders": {"0": 23, "1": -2}}'
     assert parsed(startingOffsets=text).starting == Bound(EARLIEST, {"orders": {0: 23, 1: -2}})

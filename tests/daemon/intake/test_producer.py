@@ -21,6 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daemon.access.rights import Rights
+from daemon.access.token_file import Scope
 from daemon.http.application import QUEUED
 from daemon.http.head import Head, parse_head
 from daemon.http.limits import HttpLimits
@@ -277,6 +279,31 @@ def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledg
         assert answer is not None and answer.status == 503
         assert answer.json["error"]["code"] == "ack_timeout"
         assert intake.publications == 1 and not in_time.answered
+        intake.check()
+
+    with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
+        asyncio.run(go(intake, topics))
+
+
+def test_what_is_held_back_is_compared_with_its_rights_again_before_it_is_published(
+    tmp_path: Path,
+) -> None:
+    async def go(intake: Intake, topics: TopicCache) -> None:
+        is_free = threading.Event()
+        topics._ledger._thread.submit(is_free.wait)
+        head = intake.head(10, path="/v0/topics/new")
+        revoked = intake.head(10, path="/v0/topics/new")
+        revoked.rights = Rights(None, [Scope.PRODUCE], ["*"])
+        first = intake.request(head, b"0123456789")
+        second = intake.request(revoked, b"0123456789")
+        for request in (first, second):
+            intake.producer.take(request, "new", 10)
+        revoked.rights.live = False
+        is_free.set()
+        await asyncio.gather(*intake.producer._tasks)
+        assert intake.publications == 1
+        assert second.answered and not first.answered
+        assert isinstance(second.answer, tuple) and second.answer[0] == 401
         intake.check()
 
     with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
