@@ -7,15 +7,18 @@
 # It listens on loopback. HEADGATE_LISTEN=0.0.0.0:7440 opens it to the container's network, and needs
 # HEADGATE_AUTH_FILE (SECURITY.md).
 
-FROM python:3.12-slim
+# Pin the base for a release: `docker pull python:3.12-slim` prints its digest, then build with
+# --build-arg BASE=python:3.12-slim@sha256:...
+ARG BASE=python:3.12-slim
+FROM ${BASE}
 
 # An account without a shell, and an environment that belongs to root, so the daemon cannot change it.
 RUN useradd --system --uid 7440 --home-dir /var/lib/headgate --create-home \
         --shell /usr/sbin/nologin headgate
-COPY constraints.txt dist/headgate-*.whl /opt/wheel/
+COPY constraints.txt tools/install.sh dist/headgate-*.whl /opt/wheel/
 RUN python -m venv /opt/headgate \
-    && /opt/headgate/bin/pip install --no-cache-dir --constraint /opt/wheel/constraints.txt \
-        "$(echo /opt/wheel/headgate-*.whl)[keda]" \
+    && PIP_NO_CACHE_DIR=1 sh /opt/wheel/install.sh /opt/headgate /opt/wheel/constraints.txt \
+        /opt/wheel/headgate-*.whl keda \
     && rm -r /opt/wheel
 
 ENV PATH=/opt/headgate/bin:/usr/local/bin:/usr/bin:/bin \

@@ -12,7 +12,7 @@ WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist clean
+.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -68,11 +68,14 @@ minio: setup ## Start a MinIO with a bucket, and print how to serve on it
 spark-archive: setup ## Make dist/headgate-spark.zip, for spark-submit --py-files
 	@$(BIN)/python -m compaction.archive dist
 
-constraints: setup ## Write the versions installed in .venv to constraints.txt
+constraints: setup ## Write the versions installed in .venv, and their hashes, to constraints.txt
 	@sh tools/constraints.sh $(BIN)/python
 
 dist: setup ## Make the wheel in dist/, for `pipx install` and the Dockerfile
 	@sh tools/dist.sh $(BIN)/python dist
+
+sbom: dist ## Make dist/headgate.cdx.json: what an installation of the wheel consists of (CycloneDX)
+	@sh tools/sbom.sh $(BIN) dist
 
 clean: ## Remove .venv, caches and build outputs, but not ./headgate-data
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -45,17 +45,10 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_in_a_new_environment_is_a_working_command(wheel: Path, tmp_path: Path) -> None:
-    # What pipx does: an environment of its own, the wheel, its dependencies.
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     python, headgate = str(venv / "bin" / "python"), str(venv / "bin" / "headgate")
-    subprocess.run(
-        [
-            python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input",
-            "--constraint", str(ROOT / "constraints.txt"), str(wheel),
-        ],
-        check=True,
-    )  # fmt: skip
+    assert installed(venv, ROOT / "constraints.txt", wheel).returncode == 0
     environ = {**os.environ, "PYTHONPATH": ""}
 
     def said(*command: str, **more: str) -> str:
@@ -79,6 +72,60 @@ def test_the_wheel_in_a_new_environment_is_a_working_command(wheel: Path, tmp_pa
         assert daemon.get("/openapi.json").status == 200
         version = daemon.status()["version"]
     assert version == wheel.name.split("-")[1]
+
+
+def installed(venv: Path, constraints: Path, wheel: Path) -> subprocess.CompletedProcess[str]:
+    """The end of ``tools/install.sh``."""
+    return subprocess.run(
+        ["sh", "tools/install.sh", str(venv), str(constraints), str(wheel)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_package_whose_bytes_are_others_is_not_installed(wheel: Path, tmp_path: Path) -> None:
+    venv, constraints = tmp_path / "venv", tmp_path / "constraints.txt"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    text = (ROOT / "constraints.txt").read_text()
+    block = re.search(r"(?m)^msgspec==(?:.*\\\n)+.*\n", text)
+    assert block is not None
+    other = re.sub(r"sha256:.{4}", "sha256:0000", block[0])
+    constraints.write_text(text.replace(block[0], other))
+    refused = installed(venv, constraints, wheel)
+    assert refused.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in refused.stderr and "msgspec" in refused.stderr
+    assert not (venv / "bin" / "headgate").exists()
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_is_what_the_wheel_brings(wheel: Path) -> None:
+    folder = Path(sys.executable).parent
+    subprocess.run(
+        ["sh", "tools/sbom.sh", str(folder), str(wheel.parent)],
+        cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    made = json.loads((wheel.parent / "headgate.cdx.json").read_text())
+    assert made["bomFormat"] == "CycloneDX"
+    assert made["metadata"]["component"]["name"] == "headgate"
+    found = {part["name"].lower(): part for part in made["components"]}
+    pinned = dict(
+        re.findall(r"(?m)^([\w.-]+)==([^ ;]+)", (ROOT / "constraints.txt").read_text().lower())
+    )
+    assert {"boto3", "grpcio", "pyarrow", "uvloop"} <= found.keys()
+    assert not {"pip", "pyspark", "pytest", "setuptools"} & found.keys()
+    for name, part in found.items():
+        assert part["version"] == pinned[name] and part["purl"].startswith("pkg:pypi/"), name
+        assert part["licenses"], name
+
+
+def test_every_package_that_is_installed_has_a_hash() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [n for n, line in enumerate(lines) if "==" in line and not line.startswith("#")]
+    assert len(pins) > 80
+    assert all(lines[n + 1].strip().startswith("--hash=sha256:") for n in pins)
+    for script in ("tools/setup.sh", "Dockerfile"):
+        text = (ROOT / script).read_text()
+        assert "install.sh" in text and "pip install " not in text, script
 
 
 def instructions() -> dict[str, list[str]]:
@@ -138,7 +185,7 @@ def test_what_the_image_installs_and_runs_works(wheel: Path, tmp_path: Path) -> 
 
 def test_the_image_runs_the_wheel_as_a_user_of_its_own() -> None:
     found = instructions()
-    assert found["FROM"] == ["python:3.12-slim"]
+    assert found["ARG"] == ["BASE=python:3.12-slim"] and found["FROM"] == ["${BASE}"]
     assert found["USER"] == ["headgate"]
     assert found["EXPOSE"] == ["7440"]
     assert found["STOPSIGNAL"] == ["SIGTERM"]

@@ -122,3 +122,13 @@ def test_the_memory_table_adds_up_to_the_bound() -> None:
         if shards > 1:
             told_mib += shards * (int(pipes) + float(each) * (shards - 2))
         assert abs(sum(parts.values()) / (1 << 20) - told_mib) < shards
+
+
+def test_the_threat_model_names_only_tests_that_are_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"(?m)^(?:async )?def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 10 and named <= defined, named - defined

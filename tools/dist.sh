@@ -1,9 +1,8 @@
 #!/bin/sh
 # Builds the wheel into FOLDER. Usage: tools/dist.sh PYTHON FOLDER, in the root of the repository.
 #
-# `pip wheel` builds in its own environment, with setuptools from the package index (pyproject.toml,
-# build-system), as `make setup` does. It builds from a copy of the files that belong in the wheel,
-# so that no other file of the checkout gets in.
+# It builds with the setuptools that `make setup` installed, and fetches nothing. It builds from a copy of
+# the files that belong in the wheel, so that no other file of the checkout gets in.
 set -eu
 
 python=$1
@@ -16,6 +15,6 @@ cp -R pyproject.toml README.md LICENSE cli.py ledger shards uploader delivery co
 find "$copy" -name __pycache__ -type d -prune -exec rm -rf {} +
 mkdir -p "$folder"
 rm -f "$folder"/headgate-*.whl
-"$python" -m pip wheel --quiet --disable-pip-version-check --no-input --no-deps \
+"$python" -m pip wheel --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation \
     --wheel-dir "$folder" "$copy"
 echo "dist: $(ls "$folder"/headgate-*.whl)"

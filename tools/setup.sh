@@ -1,6 +1,6 @@
 #!/bin/sh
 # Creates the virtual environment VENV with Headgate (editable) and its tools, in the versions of
-# constraints.txt. Usage: tools/setup.sh VENV, in the root of the repository. PYTHON names an interpreter.
+# constraints.txt and with its hashes. Usage: tools/setup.sh VENV, in the root of the repository. PYTHON names an interpreter.
 set -eu
 
 venv=$1
@@ -56,7 +56,6 @@ if ! "$venv/bin/python" compaction/run/java.py; then
 fi
 
 echo "setup: installing Headgate, Spark and the tools into $venv (minutes the first time)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 \
-    --constraint constraints.txt --editable ".[$extras]" ||
+sh tools/install.sh "$venv" constraints.txt . "$extras" ||
     fail "pip could not install the packages; its message is above. It needs a package index."
 echo "setup: done, the command is $venv/bin/headgate"
