@@ -107,10 +107,12 @@ def test_the_bill_of_materials_is_what_the_wheel_brings(wheel: Path) -> None:
     made = json.loads((wheel.parent / "headgate.cdx.json").read_text())
     assert made["bomFormat"] == "CycloneDX"
     assert made["metadata"]["component"]["name"] == "headgate"
-    found = {part["name"].lower(): part for part in made["components"]}
-    pinned = dict(
-        re.findall(r"(?m)^([\w.-]+)==([^ ;]+)", (ROOT / "constraints.txt").read_text().lower())
-    )
+    found = {part["name"].lower().replace("_", "-"): part for part in made["components"]}
+    lines = (ROOT / "constraints.txt").read_text().lower()
+    pinned = {
+        name.replace("_", "-"): version
+        for name, version in re.findall(r"(?m)^([\w.-]+)==([^ ;]+)", lines)
+    }
     assert {"boto3", "grpcio", "pyarrow", "uvloop"} <= found.keys()
     assert not {"pip", "pyspark", "pytest", "setuptools"} & found.keys()
     for name, part in found.items():

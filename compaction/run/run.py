@@ -33,6 +33,7 @@ from compaction.access.http_calls import DaemonRefused
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
+from compaction.inputs.place import permission_hint
 from compaction.run.backlog import HISTORY_NOTE, planned_objects, topics_of
 from compaction.run.lease import RunLease
 from compaction.run.report import (
@@ -313,7 +314,8 @@ class Run:
                     TopicFailed(
                         name,
                         f"its files cannot be written: {of_topic.failed}",
-                        "see to the place of its table; the next run does it",
+                        permission_hint(of_topic.failed)
+                        or "see to the place of its table; the next run does it",
                     )
                 )
 

@@ -81,7 +81,7 @@ class Proxied(NamedTuple):
     token: str
 
     def curl(self, path: str, *options: str) -> list[str]:
-        """curl's command line for a path, as somebody who knows the name only."""
+        """curl's command line for a path, for a client that knows the name only."""
         return [
             "curl", "-sS", "--cacert", f"{self.folder}/ca.pem",
             "--resolve", f"{NAME}:{self.port}:127.0.0.1", *options,
