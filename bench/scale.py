@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.results import ScaleResult
 from daemon.config import Override, load
-from daemon.process.listeners import admin_listener, open_listeners
+from daemon.process.listeners import Listeners, admin_listener, open_listeners
 from daemon.process.supervisor import Supervisor
 from daemon.upkeep.directory import open_config_store, take_directory
 from daemon.upkeep.owner import this_owner
@@ -181,10 +181,13 @@ def _ticks_ms(shards: int, folder: Path) -> float:
         ]
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         taken = owner_log.take(take_over=False)
-        supervisor = Supervisor(config, lock_file, owner_log, store, *ledgers)
+        admin = stack.enter_context(admin_listener(config.data_dir))
+        listeners = Listeners(open_listeners("127.0.0.1", 0, shards), [], admin)
+        told, kept, copied = ledgers
+        supervisor = Supervisor(
+            config, lock_file, owner_log, store, told, kept, copied, listeners
+        )  # fmt: skip
         stack.enter_context(contextlib.closing(supervisor))
-        supervisor.listeners = open_listeners("127.0.0.1", 0, shards)
-        supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
         supervisor.prepare(taken)
         words, layout = supervisor.segment.words, supervisor.layout
         leases = LeaseTable(words, layout)

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from compaction.access.http_calls import SOCKET_NAME, short_socket_path
 
@@ -24,6 +25,15 @@ NOT_SENT_BYTES_MAX = 128 << 10
 # it must be longer than the HTTP front's own 60 s.
 UNACKNOWLEDGED_MS_MAX = 120_000
 BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
+
+
+class Listeners(NamedTuple):
+    """What a daemon listens on. ``http`` has a socket of each shard, ``tls`` too or none; all
+    shards accept on ``admin``."""
+
+    http: list[socket.socket]
+    tls: list[socket.socket]
+    admin: socket.socket
 
 
 class ListenError(RuntimeError):

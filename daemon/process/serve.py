@@ -23,7 +23,13 @@ from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
 from daemon.process import logs, open_files
-from daemon.process.listeners import ListenError, address_of, admin_listener, open_listeners
+from daemon.process.listeners import (
+    ListenError,
+    Listeners,
+    address_of,
+    admin_listener,
+    open_listeners,
+)
 from daemon.process.supervisor import Supervisor
 from daemon.tls.certificate import Certificate, CertificateError, files_of
 from daemon.upkeep.directory import StartError, open_config_store, take_directory
@@ -100,12 +106,12 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
         stack.enter_context(contextlib.closing(kept))
         copied = Ledger(ledger_path, lock)  # its thread closes it, which a stop may not wait for
-        supervisor = Supervisor(config, lock_file, owner_log, store, told, kept, copied)
+        admin = stack.enter_context(admin_listener(config.data_dir))
+        supervisor = Supervisor(
+            config, lock_file, owner_log, store, told, kept, copied,
+            Listeners(listeners, tls_listeners, admin), certificate, chaos,
+        )  # fmt: skip
         stack.enter_context(contextlib.closing(supervisor))
-        supervisor.listeners = listeners
-        supervisor.tls_listeners, supervisor.certificate = tls_listeners, certificate
-        supervisor.admin_listener = stack.enter_context(admin_listener(config.data_dir))
-        supervisor.chaos = chaos
         supervisor.prepare(taken)
         supervisor.audit.note(
             "started", former=taken.former.name.lower(), take_over=take_over,

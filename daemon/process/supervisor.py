@@ -40,7 +40,7 @@ from daemon.governor.tick import GovernorTick
 from daemon.process import inherit, logs
 from daemon.process.heartbeat import HeartbeatVerdict, Pulse
 from daemon.process.inherit import Inheritance
-from daemon.process.listeners import address_of
+from daemon.process.listeners import Listeners, address_of
 from daemon.process.notify import Notifier
 from daemon.process.orphans import Orphans
 from daemon.process.push_balance import PushBalance, balancer_settings
@@ -100,7 +100,8 @@ class Supervisor:
 
     def __init__(
         self, config: Config, lock_file: LockFile, owner_log: OwnerLog, store: CountedPartedStore,
-        told: Ledger, kept: Ledger, copied: Ledger,
+        told: Ledger, kept: Ledger, copied: Ledger, listeners: Listeners,
+        certificate: Certificate | None = None, chaos: str = "",
     ) -> None:  # fmt: skip
         self.config = config
         self._kept = kept
@@ -137,11 +138,9 @@ class Supervisor:
         self._pipe_token = secrets.token_hex(8)
         self._ticket_key = secrets.token_hex(KEY_BYTES)
         self._pipe_listeners = open_pipe_listeners(self._pipe_token, config.shards)
-        self.listeners: list[socket.socket] = []
-        self.admin_listener: socket.socket
-        self.tls_listeners: list[socket.socket] = []
-        self.certificate: Certificate | None = None
-        self.chaos = ""
+        self._listeners = listeners
+        self._certificate = certificate
+        self._chaos = chaos
         cpus = sorted(os.sched_getaffinity(0))
         self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
         self._signals: set[int] = set()
@@ -247,16 +246,16 @@ class Supervisor:
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
         self.bells.ring_all(range(self.config.shards))
-        for listener in (*self.listeners, *self.tls_listeners, self.admin_listener):
+        for listener in (*self._listeners.http, *self._listeners.tls, self._listeners.admin):
             listener.close()
 
     def _follow_certificate(self, *, now: bool = False) -> None:
         """Shards look at the files too, and decide the same."""
-        if self.certificate is None:
+        if self._certificate is None:
             return
         try:
-            if self.certificate.look(now=now):
-                log.info("the certificate was read again: %s", self.certificate.in_force)
+            if self._certificate.look(now=now):
+                log.info("the certificate was read again: %s", self._certificate.in_force)
         except CertificateError as error:
             log.error("the certificate that was read before stays in force: %s", error)
 
@@ -288,23 +287,23 @@ class Supervisor:
         return bool(stopping) and all(child.process is None for child in self.children)
 
     def _start(self, child: Child) -> None:
-        certificate = self.certificate
+        certificate = self._certificate
         inheritance = Inheritance(
             shard=child.shard,
             cpu=child.cpu,
             layout=self.layout,
             segment_fd=self.segment.fd,
             bell_fds=self.bells.fds,
-            listen_fd=self.listeners[child.shard].fileno(),
-            admin_fd=self.admin_listener.fileno(),
+            listen_fd=self._listeners.http[child.shard].fileno(),
+            admin_fd=self._listeners.admin.fileno(),
             pipe_fd=self._pipe_listeners[child.shard].fileno(),
             pipe_token=self._pipe_token,
             alive_fd=self._alive_read,
             ticket_key=self._ticket_key,
             config=self.config,
-            tls_fd=None if certificate is None else self.tls_listeners[child.shard].fileno(),
+            tls_fd=None if certificate is None else self._listeners.tls[child.shard].fileno(),
             tls_pair=None if certificate is None else certificate.in_force.pair,
-            chaos=self.chaos,
+            chaos=self._chaos,
         )
         base = self.layout.shard(child.shard)
         self._words[base + at.S_READY] = 0
@@ -464,7 +463,7 @@ class Supervisor:
 
     def address(self) -> str:
         """HOST:PORT of the listeners (for port 0, what the kernel chose)."""
-        return address_of(self.listeners[0])
+        return address_of(self._listeners.http[0])
 
     def _watch(self, child: Child, *, holding: bool, writes: bool) -> None:
         """Kills a shard whose loop does not turn, after its stacks are written.
@@ -511,7 +510,7 @@ class Supervisor:
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
-        for listener in (*self.listeners, *self.tls_listeners, *self._pipe_listeners):
+        for listener in (*self._listeners.http, *self._listeners.tls, *self._pipe_listeners):
             listener.close()
         self.bells.close()
         os.close(self._alive_read)

@@ -43,6 +43,14 @@ RING_HEADS_BYTES = 400 * (RING_RECORDS + LARGE_RECORDS)
 NEAR_RECORDS = 128  # of those around one that is read long after it was admitted
 
 
+class Wanted(NamedTuple):
+    """A record that must be loaded, with those after it, ``records`` at most."""
+
+    key: Key
+    offset: int
+    records: int = NEAR_RECORDS
+
+
 class Missing(Enum):
     """A record is not at hand."""
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.lake import Item
 from delivery.routers.outbox import Outbox
-from delivery.subscriptions.blocks import MISSING, Blocks
-from delivery.subscriptions.running import RunningSubscription, Wanted
+from delivery.subscriptions.blocks import MISSING, Blocks, Wanted
+from delivery.subscriptions.dead_letters import DeadLetters
+from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.window.batches import DeadLetter
 from delivery.subscriptions.window.windows import SubscriptionWindow
 from ledger.delivery import progress
@@ -47,6 +49,12 @@ class DeadLetterMover:
         self._start = start
         self._learning: set[int] = set()  # topics
 
+    def letters(self, running: RunningSubscription) -> DeadLetters:
+        """Those of a subscription."""
+        return DeadLetters(
+            self._outbox, partial(self._find, running), partial(self._settled, running)
+        )
+
     def send(self, running: RunningSubscription) -> None:
         """Sends what can be sent now."""
         dest = running.view.dead_letter
@@ -65,7 +73,7 @@ class DeadLetterMover:
         finally:
             self._learning.discard(dest.topic_id)
 
-    def find(self, running: RunningSubscription, partition: int, offset: int) -> Item | None:
+    def _find(self, running: RunningSubscription, partition: int, offset: int) -> Item | None:
         """A record, if it is at hand; otherwise it will be."""
         key = (running.view.topic.topic_id, partition)
         found = self._blocks.find(key, offset)
@@ -76,7 +84,7 @@ class DeadLetterMover:
             running.window.counts.evicted += running.window.moved(partition, offset)
         return found
 
-    def settled(
+    def _settled(
         self, running: RunningSubscription, window: SubscriptionWindow, letter: DeadLetter,
         stored: bool,
     ) -> None:  # fmt: skip

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from delivery.reading.followed import Key
 from delivery.reading.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.streams.wire import chunk
-from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks
+from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks, Wanted
 from delivery.subscriptions.budget import ADMIT_LOT, Budgets, Share
 from delivery.subscriptions.consumers import encoding
 from delivery.subscriptions.consumers.encoding import Sent
@@ -32,15 +33,16 @@ from delivery.subscriptions.consumers.presence import Consumers
 from delivery.subscriptions.consumers.sessions import Session
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.drainable import drainable_lag
-from delivery.subscriptions.journaled import TrackedProgress
+from delivery.subscriptions.journaled import JournaledProgress, TrackedProgress
 from delivery.subscriptions.requests import Acknowledge, MessageRef, Nack
 from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
 from delivery.subscriptions.window.batches import Batch, Outcome, Place
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.policy import policy_of
 from delivery.subscriptions.window.windows import SubscriptionWindow
+from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import (
     PartitionGrowth,
-    SubscriptionConfig,
+    Subscription,
     SubscriptionView,
 )
 from shards.boards.rowboard import SubscriptionRow
@@ -63,38 +65,43 @@ LOADS_EACH = 2  # partitions of which records are loaded simultaneously, to be a
 MISSES_MAX = 16  # partitions that are looked at while no more can be loaded
 HELD_NS = 1_000_000_000  # after a read that failed
 REFUSED_NAMED = 100
-NEVER_NS = 1 << 62
 
 
-class Wanted(NamedTuple):
-    """A record that must be loaded, with those after it, ``records`` at most."""
+class OwnerTools(NamedTuple):
+    """What an owner gives to each of its subscriptions. ``head`` gives a partition's last committed
+    offset, ``letters`` sends what the policy moves away; a turn follows ``wake``."""
 
-    key: Key
-    offset: int
-    records: int = NEAR_RECORDS
+    blocks: Blocks
+    budgets: Budgets
+    progress: JournaledProgress
+    head: Callable[[Key], int | None]
+    now_ns: Callable[[], int]
+    letters: Callable[[RunningSubscription], DeadLetters]
+    wake: Callable[[RunningSubscription], None]
+    wants_senders: Callable[[Subscription], bool]
 
 
 class RunningSubscription:
-    """A subscription of this shard. ``head`` gives a partition's last committed offset."""
+    """A subscription of this shard, of which ``known`` is finished."""
 
     def __init__(
         self,
         view: SubscriptionView,
         window: SubscriptionWindow,
-        blocks: Blocks,
-        budgets: Budgets,
-        head: Callable[[Key], int | None],
-        now_ns: Callable[[], int],
+        known: SubscriptionProgress,
+        tools: OwnerTools,
     ) -> None:
         self.view = view
         self.window = window
+        self._tools = tools
         self.gaps = Gaps(view.topic)
-        self.consumers = Consumers(view, window, self.gaps, budgets.members, now_ns)
-        self.wants_senders: Callable[[], bool] = lambda: False  # of a push subscription
+        self.consumers = Consumers(
+            view, window, self.gaps, tools.budgets.members, tools.now_ns, partial(tools.wake, self)
+        )
         self.dead_lettered = 0
         self.refused = 0  # messages that acknowledgments named in vain
-        self.letters: DeadLetters  # set by the owner, like ``tracked``
-        self.tracked: TrackedProgress
+        self.letters = tools.letters(self)
+        self.tracked = self._track(window, known)
         self.held = ""  # why nothing is sent, if so
         self.held_until_ns = 0
         self.unserved = ""  # why partitions that were added are not delivered, if so
@@ -104,10 +111,10 @@ class RunningSubscription:
         self.is_loading = False  # records are being loaded that may be sent then
         self.is_crowded = False  # the budget for what is read ahead is used up
         self.is_sent_out = False  # and that for what is sent or blocked
-        self._blocks = blocks
-        self.share = Share(budgets, view.subscription.subscription_id, window)
-        self._head = head
-        self._now_ns = now_ns
+        self._blocks = tools.blocks
+        self.share = Share(tools.budgets, view.subscription.subscription_id, window)
+        self._head = tools.head
+        self._now_ns = tools.now_ns
         self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
         self._turn_left = ADMIT_TURN
         self._far_left = FAR_EACH
@@ -138,12 +145,25 @@ class RunningSubscription:
         self.window.set_policy(policy_of(view.subscription.config))
         self._look_at_all()
 
-    def restart(self, view: SubscriptionView, window: SubscriptionWindow) -> None:
-        """Goes on with another window: what consumers have is not theirs any more."""
+    def restart(
+        self,
+        view: SubscriptionView,
+        window: SubscriptionWindow,
+        known: SubscriptionProgress | None = None,
+    ) -> None:
+        """Goes on with another window: what consumers have is not theirs any more. With what is
+        ``known`` to be finished, it is of another generation."""
+        if known is None:
+            self._tools.progress.exchange(self.tracked, window)
+        else:
+            self.tracked = self._track(window, known)
         window.counts = self.window.counts
         self.window = self.share.window = window
         self.consumers.move_to(window, view)
         self.follow(view)
+
+    def _track(self, window: SubscriptionWindow, known: SubscriptionProgress) -> TrackedProgress:
+        return self._tools.progress.track(self.view.subscription.subscription_id, known, window)
 
     # Work
 
@@ -180,7 +200,9 @@ class RunningSubscription:
     def drainable_lag(self) -> int:
         """Those of them that more consumers would help with, or more senders."""
         window, config = self.window, self.view.subscription.config
-        if config.push is not None and (window.is_failing or not self.wants_senders()):
+        if config.push is not None and (
+            window.is_failing or not self._tools.wants_senders(self.view.subscription)
+        ):
             return 0
         unseen = 0
         if config.reliable:  # what nobody tracks does not wait for anybody
@@ -569,27 +591,3 @@ def _by_epoch(messages: Iterable[MessageRef]) -> list[tuple[int, list[tuple[int,
     for partition, seq, epoch in messages:
         found.setdefault(epoch, []).append((partition, seq))
     return list(found.items())
-
-
-def policy_of(config: SubscriptionConfig) -> WindowPolicy:
-    """What the window needs of the settings."""
-    low_ms, high_ms = config.backoff_ms
-    in_flight_max, ack_timeout_ns = config.window_max, config.ack_timeout_ms * 1_000_000
-    run_max = 1
-    if config.push is not None:
-        # Messages rest while a receiver fails. So their number, which BLOCKED_BYTES is for each, is
-        # what the senders may have; they are there as long as their streams, and wait for the rate.
-        in_flight_max = min(in_flight_max, config.push.senders * config.consumer_max)
-        ack_timeout_ns = NEVER_NS
-        run_max = config.push.batch_max if config.push.format == "batch" else 1
-    return WindowPolicy(
-        in_flight_max=in_flight_max,
-        member_max=config.consumer_max,
-        ack_timeout_ns=ack_timeout_ns,
-        redeliveries_max=config.redeliveries_max,
-        backoff_min_ns=low_ms * 1_000_000,
-        backoff_max_ns=high_ms * 1_000_000,
-        poison=config.poison,
-        unmatched=config.unmatched,
-        run_max=run_max,
-    )

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from typing import TypeVar, cast
 
 from msgspec import Struct
@@ -36,9 +35,8 @@ from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions import repairs
-from delivery.subscriptions.blocks import Blocks
+from delivery.subscriptions.blocks import Blocks, Wanted
 from delivery.subscriptions.budget import Budgets
-from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.journaled import JournaledProgress
 from delivery.subscriptions.moving import DeadLetterMover
 from delivery.subscriptions.replay import add
@@ -62,7 +60,7 @@ from delivery.subscriptions.requests import (
     SkipKey,
     TryPush,
 )
-from delivery.subscriptions.running import RunningSubscription, Wanted
+from delivery.subscriptions.running import OwnerTools, RunningSubscription
 from delivery.subscriptions.schemas import (
     BlockedKeys,
     ConsumerLeft,
@@ -76,7 +74,6 @@ from delivery.subscriptions.shown.unserved import NotServed, Unserved
 from delivery.subscriptions.starting import Starting, kind_of, moved_over
 from delivery.tasks import Tasks
 from ledger.delivery import subscriptions
-from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import SubscriptionView
 from ledger.errors import LedgerError
 from ledger.types import Topic
@@ -159,6 +156,11 @@ class Subscriptions:
         self._mover = DeadLetterMover(
             outbox, self._blocks, ledger, self._want, self._moved, self._reload, self.tasks.start
         )
+        self._tools = OwnerTools(
+            self._blocks, self.budgets, self.progress, reader.followed.head,
+            clocks.now_ns, self._mover.letters, self._wake,
+            lambda subscription: senders().wants_more(subscription),
+        )  # fmt: skip
         self._is_foreign = False  # the prefix may be another daemon's
         self.rows = OwnedRows(
             board, shards, ledger, clocks.now_ns, clocks.wall_ms, lambda one: senders().rows(one)
@@ -390,12 +392,10 @@ class Subscriptions:
             known = await self._starting.known(view)
             if known is None:
                 return  # the next look finds that it was deleted
-            running.restart(view, self._starting.window(view, known, running.window.epoch))
-            self._track(running, known)
+            window = self._starting.window(view, known, running.window.epoch)
+            running.restart(view, window, known)
         elif kind_of(config) != kind_of(former.config):
-            window = moved_over(view, running.window)
-            self.progress.exchange(running.tracked, window)
-            running.restart(view, window)
+            running.restart(view, moved_over(view, running.window))
         else:
             for partition in range(len(running.window.look_aheads), len(view.partitions)):
                 running.window.open(partition, 0)
@@ -411,28 +411,17 @@ class Subscriptions:
         if known is None:
             self._starting.unpin(view)
             return
-        head, window = self._reader.followed.head, self._starting.window(view, known)
-        running = RunningSubscription(view, window, self._blocks, self.budgets, head, self._now_ns)
-        running.letters = DeadLetters(
-            self._outbox, partial(self._mover.find, running), partial(self._mover.settled, running)
-        )
-        running.consumers.wake = partial(self._wake, running)
-        running.wants_senders = lambda: self._senders().wants_more(running.view.subscription)
+        window = self._starting.window(view, known)
+        running = RunningSubscription(view, window, known, self._tools)
         row = self.rows.former(subscription)
         if row is not None:
             running.count_on(row)
         self._running[subscription.subscription_id] = running
         self._by_topic.setdefault(view.topic.topic_id, []).append(running)
         self._seen_evictions.setdefault(view.topic.topic_id, -1)
-        self._track(running, known)
         running.enter()
         self._record(running)
         self._wake(running)
-
-    def _track(self, running: RunningSubscription, known: SubscriptionProgress) -> None:
-        subscription_id = running.view.subscription.subscription_id
-        running.tracked = self.progress.track(subscription_id, known, running.window)
-        self.rows.touch(running)
 
     def _reload(self, subscription_id: int) -> None:
         """The ledger knows it no more, or not in this generation."""

@@ -13,7 +13,7 @@ from delivery.ledger_thread import LedgerThread
 from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.journaled import first_epoch
-from delivery.subscriptions.running import policy_of
+from delivery.subscriptions.window.policy import policy_of
 from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
 from ledger.delivery import progress
 from ledger.delivery.progress import SubscriptionProgress

@@ -44,6 +44,7 @@ class Consumers:
         gaps: Gaps,
         budget: MembersBudget,
         now_ns: Callable[[], int],
+        wake: Callable[[], None],
     ) -> None:
         self.view = view
         self.by_name: dict[str, Session] = {}
@@ -51,7 +52,7 @@ class Consumers:
         self._gaps = gaps
         self._budget = budget
         self._now_ns = now_ns
-        self.wake: Callable[[], None] = lambda: None  # called when a consumer can be sent more
+        self.wake = wake  # called when a consumer can be sent more
         # Those that may have room, whose turn is next first; who has none is taken out when it is
         # looked at, so that consumers without anything to do cost nothing.
         self._with_room: dict[Session, None] = {}

@@ -6,6 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from ledger.delivery.subscriptions import SubscriptionConfig
+
+NEVER_NS = 1 << 62
+
 _S = 1_000_000_000
 
 
@@ -28,3 +32,27 @@ class WindowPolicy(Struct, frozen=True):
         maximum."""
         doubled = self.backoff_min_ns << min(failures - 1, 40)
         return min(max(min(doubled, self.backoff_max_ns), asked_ns), self.backoff_max_ns)
+
+
+def policy_of(config: SubscriptionConfig) -> WindowPolicy:
+    """What the window needs of the settings."""
+    low_ms, high_ms = config.backoff_ms
+    in_flight_max, ack_timeout_ns = config.window_max, config.ack_timeout_ms * 1_000_000
+    run_max = 1
+    if config.push is not None:
+        # Messages rest while a receiver fails. So their number, which BLOCKED_BYTES is for each, is
+        # what the senders may have; they are there as long as their streams, and wait for the rate.
+        in_flight_max = min(in_flight_max, config.push.senders * config.consumer_max)
+        ack_timeout_ns = NEVER_NS
+        run_max = config.push.batch_max if config.push.format == "batch" else 1
+    return WindowPolicy(
+        in_flight_max=in_flight_max,
+        member_max=config.consumer_max,
+        ack_timeout_ns=ack_timeout_ns,
+        redeliveries_max=config.redeliveries_max,
+        backoff_min_ns=low_ms * 1_000_000,
+        backoff_max_ns=high_ms * 1_000_000,
+        poison=config.poison,
+        unmatched=config.unmatched,
+        run_max=run_max,
+    )

@@ -15,7 +15,7 @@ from typing import Concatenate
 import pytest
 
 from daemon.config import Override, load
-from daemon.process.listeners import admin_listener, open_listeners
+from daemon.process.listeners import Listeners, admin_listener, open_listeners
 from daemon.process.starvation import Starvation
 from daemon.process.supervisor import BACKOFF_TICKS, Child, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, this_owner
@@ -73,12 +73,12 @@ class Rig:
         self.ledger = stack.enter_context(closing(Ledger(path, self.lock)))
         told, copied = (stack.enter_context(closing(Ledger(path, self.lock))) for _ in range(2))
         self.kept = stack.enter_context(closing(SlowLedger(path, self.lock)))
+        admin = stack.enter_context(admin_listener(str(data)))
         self.supervisor = Supervisor(
-            self.config, lock_file, self.log, store, told, self.kept, copied
-        )
+            self.config, lock_file, self.log, store, told, self.kept, copied,
+            Listeners(open_listeners("127.0.0.1", 0, 1), [], admin),
+        )  # fmt: skip
         stack.enter_context(closing(self.supervisor))
-        self.supervisor.listeners = open_listeners("127.0.0.1", 0, 1)
-        self.supervisor.admin_listener = stack.enter_context(admin_listener(str(data)))
         self.supervisor.prepare(self.log.take(take_over=False))
         self.supervisor._owner.start()
         stack.callback(self.supervisor._owner.release)

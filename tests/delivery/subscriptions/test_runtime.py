@@ -23,7 +23,7 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
 )
-from delivery.subscriptions.running import NEVER_NS, policy_of
+from delivery.subscriptions.window.policy import NEVER_NS, policy_of
 from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import SubscriptionConfig
