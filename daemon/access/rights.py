@@ -37,6 +37,11 @@ class Rights:
         """Whether a name is among the topics of the token."""
         return self._of_all or any(matches(topic) for matches in self._matchers)
 
+    @property
+    def is_for_all_topics(self) -> bool:
+        """Whether it is for the topics of everybody."""
+        return self._of_all
+
     def check_scope(self, *needed: Scope) -> None:
         """Raises ApiError 403 unless the token has one of these."""
         if self.scopes.isdisjoint(needed):
@@ -66,6 +71,18 @@ class Rights:
         """Raises ApiError 401 once the token is revoked or expired."""
         if not self.live:
             raise unauthenticated("the token was revoked, or it has expired")
+
+    def shown(self, error: ApiError) -> ApiError:
+        """What its bearer is told of an error: nothing of topics that the token is not for."""
+        if self._of_all or all(self.covers(name) for name in error.names):
+            return error
+        return ApiError(
+            error.status,
+            error.code,
+            f"this cannot be done because of topics that {self.who} is not for; who has a token for"
+            " all topics is told which",
+            close=error.close,
+        )
 
     def _refuse(self, what: str) -> None:
         raise ApiError(403, "forbidden", f"the topics of {self.who} do not include {what}")

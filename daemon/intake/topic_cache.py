@@ -169,7 +169,9 @@ class TopicCache:
             raise _partitions_full(error) from error
         except TableNameTaken as error:
             detail = {"topic": name, "table": error.table, "other": error.other}
-            raise ApiError(409, "table_name_taken", str(error), detail) from error
+            raise ApiError(
+                409, "table_name_taken", str(error), detail, names=[error.other]
+            ) from error
         if created:
             log.info("topic %s was created (id %d)", name, topic.topic_id)
         return self._remember(topic, version), created
@@ -199,7 +201,8 @@ class TopicCache:
             raise unknown_topic(name) from error
         except TopicHoldsDeadLetters as error:
             detail = {"topic": name, "subscriptions": error.subscriptions[:REFUSING_NAMED]}
-            raise ApiError(409, "dead_letter_topic", str(error), detail) from error
+            of = [each.rpartition(" of ")[2] for each in error.subscriptions]
+            raise ApiError(409, "dead_letter_topic", str(error), detail, names=of) from error
         self._entries.pop(name, None)
         log.info("topic %s was deleted (id %d)", name, topic.topic_id)
         return topic

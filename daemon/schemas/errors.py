@@ -6,6 +6,7 @@ connection cannot be used any further: its framing is lost, or the body was not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +27,11 @@ class ApiError(Exception):
         *,
         retry_after_s: int | None = None,
         close: bool = False,
+        names: Sequence[str] = (),
     ) -> None:
+        """``names``: other topics that the message names, or what it says would give away."""
         super().__init__(message)
+        self.names = names
         self.status = status
         self.code = code
         self.message = message

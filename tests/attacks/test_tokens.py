@@ -94,6 +94,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     for scope in Scope:
         tokens[scope] = file.issue(f"of-{scope}", [scope])[1]
     tokens["elsewhere"] = file.issue("elsewhere", list(Scope), ["mine", "mine-*"])[1]
+    tokens["stranger"] = file.issue(
+        "stranger", list(Scope), ["mine", "mine-a", "mine.b", "sec-rets"]
+    )[1]
     tokens["revoked"] = file.issue("gone", list(Scope))[1]
     file.revoke("gone")
     settings = {"auth_file": file.path, "admin_over_tcp": "true"}
@@ -268,6 +271,53 @@ def test_lists_show_what_a_token_is_for(world: World) -> None:
         assert world.ask("GET", path, "elsewhere").json[name] == []
         assert len(world.ask("GET", path, "all").json[name]) >= 1
     assert world.ask("GET", "/v0/scaling", "elsewhere").json["subscriptions"] == []
+
+
+def test_status_and_metrics_show_a_limited_token_only_what_it_is_for(world: World) -> None:
+    world.good("PUT", "/v0/topics/mine/subscriptions/own")
+
+    def told() -> set[str]:
+        first = world.ask("GET", "/v0/status", "all").json["subscriptions"]["first"]
+        return {each["topic"] for each in first}
+
+    wait_until(lambda: told() >= {"secrets", "mine"}, "owners to tell of both")
+    for path in ("/v0/status", "/metrics", "/v0/scaling"):
+        whole = world.ask("GET", path, "all").body
+        shown = world.ask("GET", path, "elsewhere")
+        assert shown.status == 200
+        assert b"secrets" in whole and (path == "/v0/scaling" or b"copier" in whole), path
+        for hidden in (b"secrets", b"copier", b"workers"):
+            assert hidden not in shown.body, (path, hidden)
+        assert b'"own"' in shown.body, path
+    status = world.ask("GET", "/v0/status", "elsewhere").json
+    assert status["subscriptions"]["count"] == 1 and status["routers"]["count"] == 0
+    world.good("DELETE", "/v0/topics/mine/subscriptions/own")
+
+
+def test_an_error_does_not_name_topics_that_a_token_is_not_for(world: World) -> None:
+    world.good("PUT", "/v0/topics/mine-a")
+    world.good("PUT", "/v0/routers/there", b'{"source":"mine-a","dest":"secrets"}')
+    world.good("PUT", "/v0/topics/mine.b")
+    world.good("PUT", "/v0/topics/sec.rets")
+    world.good("PUT", "/v0/topics/secrets/subscriptions/dead", b'{"dead_letter_topic":"mine.b"}')
+    cases = (
+        ("PUT", "/v0/routers/back", b'{"source":"mine","dest":"mine-a"}', 409, "router_cycle"),
+        ("DELETE", "/v0/topics/mine.b", b"", 409, "dead_letter_topic"),
+        ("PUT", "/v0/topics/sec-rets", b"", 409, "table_name_taken"),
+    )  # fmt: skip
+    world.good("PUT", "/v0/routers/copier", b'{"source":"secrets","dest":"mine"}')
+    for method, target, body, status, code in cases:
+        for token, is_named in (("all", True), ("stranger", False)):
+            answer = world.ask(method, target, token, body=body)
+            assert (answer.status, answer.code) == (status, code), answer
+            said = answer.body.decode()
+            assert ("secrets" in said or "sec.rets" in said) is is_named, said
+            if not is_named:
+                assert "is not for" in said and answer.json["error"]["detail"] == {}
+    world.good("DELETE", "/v0/routers/there")
+    world.good("DELETE", "/v0/topics/secrets/subscriptions/dead")
+    for topic in ("mine-a", "mine.b", "sec.rets"):
+        world.good("DELETE", f"/v0/topics/{topic}")
 
 
 def test_a_push_needs_a_scope_of_its_own(world: World) -> None:

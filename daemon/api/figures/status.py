@@ -79,7 +79,13 @@ class StatusBuilder:
         ]
         if starting:
             found.append(f"shards that do not serve yet: {', '.join(starting)}")
-        return found + [alarm.message for alarm in active if alarm.not_ready]
+        # /readyz is open to everybody: with tokens, what an alarm says is in the status only.
+        is_told = self._config.auth_file is None
+        return found + [
+            alarm.message if is_told else f"{alarm.alarm}, see the status"
+            for alarm in active
+            if alarm.not_ready
+        ]
 
     def document(
         self,

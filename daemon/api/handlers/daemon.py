@@ -21,6 +21,8 @@ from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
 from ledger import cursors
 from ledger.errors import LedgerError
+from shards.boards.pushtotals import PushTotal
+from shards.boards.rowboard import Placed, RouterRow, SubscriptionRow
 from shards.clock import monotonic_ns, wall_ms
 
 # KEDA gives up after 3 s, `headgate scaler` after 2.
@@ -49,10 +51,43 @@ class DaemonRoutes:
             raise ApiError(503, "not_ready", "; ".join(obstacles), retry_after_s=1)
         return Ready()
 
-    async def status(self) -> Status:
-        """What the daemon is doing."""
+    async def status(self, rights: Rights) -> Status:
+        """What the daemon is doing, and of topics what the sender may see."""
+        push, subscriptions, routers = await self._rows(rights)
+        status = self._status.document(monotonic_ns(), None, subscriptions, push, routers)
+        if rights.is_for_all_topics:
+            return status
+        visible = {each.row.router for each in routers}
+        standing = [
+            each
+            for each in status.standing
+            if rights.covers(each.topic) and (each.kind != "router" or each.name in visible)
+        ]
+        alarms = [
+            msgspec.structs.replace(each, message=f"{each.alarm} for {each.age_ms // 1000} s")
+            for each in status.alarms
+        ]
+        return msgspec.structs.replace(status, standing=standing, alarms=alarms)
+
+    async def _rows(
+        self, rights: Rights
+    ) -> tuple[list[PushTotal], list[Placed[SubscriptionRow]], list[Placed[RouterRow]]]:
+        """What owners told of what the sender may see: at most 1,024 of each."""
         push = await self._status.push(monotonic_ns)
-        return self._status.document(monotonic_ns(), push=push)
+        subscriptions, routers = self._status.subscriptions(), self._status.routers()
+        if rights.is_for_all_topics:
+            return push, subscriptions, routers
+        subscriptions = [each for each in subscriptions if rights.covers(each.row.topic)]
+        ids = {each.id for each in subscriptions}
+        return (
+            [each for each in push if each.subscription_id in ids],
+            subscriptions,
+            [
+                each
+                for each in routers
+                if rights.covers(each.row.source) and rights.covers(each.row.dest)
+            ],
+        )
 
     async def scaling(self, rights: Rights) -> Scaling:
         """How much more CPU would help, consumers of what the sender may see, and the lag of
@@ -82,14 +117,14 @@ class DaemonRoutes:
             for each in found
         ]  # fmt: skip
 
-    async def metrics(self, headers: MetricsHeaders) -> Text:
-        """The status as a page for Prometheus."""
+    async def metrics(self, headers: MetricsHeaders, rights: Rights) -> Text:
+        """The status as a page for Prometheus, with the series that the sender may see."""
         stages = self._status.stages()
-        push, subscriptions = await self._status.push(monotonic_ns), self._status.subscriptions()
-        routers = self._status.routers()
+        push, subscriptions, routers = await self._rows(rights)
         status = self._status.document(monotonic_ns(), stages, subscriptions, push, routers)
         scrape = Scrape(
-            status, stages, self._status.topics(), series(subscriptions),
+            status, stages, [each for each in self._status.topics() if rights.covers(each.topic)],
+            series(subscriptions),
             push_series(push, subscriptions), router_series(routers),
         )  # fmt: skip
         return await metrics.page(scrape, headers.accept, monotonic_ns)

@@ -107,7 +107,11 @@ class RouterRoutes:
             raise invalid(str(error), field="from", router=name) from error
         except RouterCycle as error:
             raise ApiError(
-                409, "router_cycle", str(error), {"router": name, "path": error.path}
+                409,
+                "router_cycle",
+                str(error),
+                {"router": name, "path": error.path},
+                names=error.path,
             ) from error
         except RouterBound as error:
             raise ApiError(

@@ -349,7 +349,7 @@ def refusals(topic: str, name: str) -> Iterator[None]:
         raise invalid(str(error), field=error.field, subscription=name) from error
     except DeadLetterCycle as error:
         detail: dict[str, Any] = {"subscription": name, "path": error.path}
-        raise ApiError(409, "dead_letter_cycle", str(error), detail) from error
+        raise ApiError(409, "dead_letter_cycle", str(error), detail, names=error.path) from error
     except SubscriptionsFull as error:
         limit = {"limit_subscriptions": error.maximum}
         raise ApiError(409, "subscriptions_full", str(error), limit) from error
