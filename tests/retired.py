@@ -32,6 +32,11 @@ RETIRED = (
     _retired(r"(?<!Commit)\bFollower\b", "CommitFollower", "Follower(log)"),
     _retired(r"\b(?:Beside|Alone)\(", "ViaDaemon, Exclusive", "access = Beside(url)"),
     _retired(r"\bspent objects?\b|\bSpent[A-Z]", "unreferenced", "spent objects are deleted"),
+    _retired(r"\bSourceRange\b", "LeasedRange", "SourceRange(0, 8, 16)"),
+    _retired(r"\b(?:OffsetRun|RunDraft)\b", "ExtentRun", "runs: tuple[OffsetRun, ...]"),
+    _retired(r"\bBatch(?:Head|At)\b", "RecordBatchHead", "head: BatchHead"),
+    _retired(r"\bKind\.PUSH\b", "Kind.WATCH", "(7, Kind.PUSH)"),
+    _retired(r"\b(?:AgingLane|LaneSegment)\b", "AgingBands, look-ahead", "LaneSegment(1)"),
     _retired(r"\bLeaseBelowFloor\b", "a lease in shared memory is live", "raise LeaseBelowFloor"),
     # Where a sentence would refer to something outside the repository.
     _retired(r"\brows? [A-Z]\d+\b", "the figure itself", "at most 1.25 (row L18)"),

@@ -34,6 +34,7 @@ from commands.shell.options import (
     output_option,
     since_option,
     topic_argument,
+    wait_option,
     yes_option,
 )
 from delivery.filters import Filter, FilterError
@@ -188,15 +189,7 @@ class _Listing:
     metavar="SECONDS",
     help="Leave the letters of a subscription of which none was finished for this long.",
 )
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(0, 86_400),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for a daemon that does not answer or is busy.",
-)
+@wait_option
 @yes_option
 @client_option
 @output_option

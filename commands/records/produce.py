@@ -12,7 +12,13 @@ from commands.client.records import Format, batched, records, size_of
 from commands.client.sender import BatchUnanswered, SendResume, Summary, parse_resume, send
 from commands.output import bytes_text, counted_text, echo, print_json, progress, say
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
-from commands.shell.options import client_option, output_option, parsed_by, topic_argument
+from commands.shell.options import (
+    client_option,
+    output_option,
+    parsed_by,
+    topic_argument,
+    wait_option,
+)
 
 SPANS_SHOWN_MAX = 8
 
@@ -54,15 +60,7 @@ SPANS_SHOWN_MAX = 8
     callback=parsed_by(parse_resume),
     help="Continue a run of this command that ended, with the same file and options.",
 )
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(0, 86_400),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for a daemon that does not answer or is busy.",
-)
+@wait_option
 @client_option
 @output_option
 def produce(

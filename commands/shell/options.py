@@ -125,6 +125,15 @@ records_option = click.option(
 partition_option = click.option(
     "--partition", type=click.IntRange(0, 999), metavar="P", help="Only this partition."
 )
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 86_400),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a daemon that does not answer or is busy.",
+)
 reader_wait_option = click.option(
     "--wait",
     "wait_s",

@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from daemon.config.sensors import SENSORS, Reading
+from daemon.governor import board
 from daemon.governor.costs.put_budget import BudgetTerms, PutBudget
+from daemon.governor.governor import Governed, Governor
 from daemon.simulation.engine import S, VirtualShards
 from daemon.simulation.load import LoadCurve
 from daemon.simulation.meter import Meter, PutBegun
-from daemon.simulation.pressure import SAMPLE_NS, VirtualGovernor
 from shards import layout as at
 from shards.layout import Layout
 from shards.leases import Lease
@@ -35,6 +37,7 @@ _RING_BYTES_MIN = 4096  # the segment's rings hold nothing here
 _P99 = 2.3263478740408408  # standard deviations
 _NORMAL_FROM = 15.0  # above this mean, a Poisson number is drawn as a normal one
 _DRAIN_STEPS_MAX = 100_000
+SAMPLE_NS = 100_000_000  # of the governor
 
 
 class PutTimes(Struct, frozen=True):
@@ -60,6 +63,51 @@ def poisson(rng: random.Random, mean: float) -> int:
         count += 1
         product *= rng.random()
     return count
+
+
+class VirtualGovernor:
+    """The shipped governor and PUT budget over what the model has: samples it, and stores what
+    follows in the words that the pullers read.
+
+    Of the sensors, the rings, the lease slots and the ledger are modeled. The others read 0: nobody
+    reads, there is no CPU, no memory and no disk, and the store is as fast as its distribution
+    says.
+    """
+
+    def __init__(
+        self,
+        words: memoryview,
+        measured: Mapping[str, Callable[[], float]],
+        window_min_ms: float,
+        window_max_ms: float,
+        budget: PutBudget | None,
+        weights: Mapping[str, float],
+        *,
+        reacts: bool,
+    ) -> None:
+        self._words = words
+        self._sensors = [measured.get(sensor.name, lambda: 0.0) for sensor in SENSORS]
+        self._window_min_ms = window_min_ms
+        self._window_max_ms = window_max_ms
+        self._budget = budget
+        self._governor = Governor(weights, reacts=reacts)
+
+    @property
+    def budget_holds(self) -> bool | None:
+        """Whether a lever is left to keep to the budget; None: there is none."""
+        return None if self._budget is None else self._budget.decision().holds
+
+    def sample(self, puts: int, bytes_usd: float, now_ns: int) -> Governed:
+        """One sample; ``puts`` were begun since the last, and their bytes cost ``bytes_usd``."""
+        readings = [Reading(measure()) for measure in self._sensors]
+        governed = self._governor.sample(readings, self._window_min_ms, self._window_max_ms, now_ns)
+        window_ms = governed.window_ms
+        if self._budget is not None:
+            decision = self._budget.step(puts, bytes_usd, now_ns)
+            self._words[at.G_TARGET_BYTES] = decision.target_bytes
+            window_ms = max(window_ms, decision.window_ms)
+        board.store(self._words, governed, window_ms)
+        return governed
 
 
 class Bundle(NamedTuple):
