@@ -37,7 +37,7 @@ from bench.figures import number
 from bench.lake_reads import serving
 from bench.processes import ROOT, Daemon, plain_environment, post_ndjson
 from commands.output import table
-from ledger.lake import lake_files, lake_tables
+from ledger.lake import pages
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns
 
@@ -191,8 +191,8 @@ def files_in(data: Path) -> tuple[list[int], int]:
     with contextlib.closing(Ledger(data / "ledger" / "ledger.db", nullcontext())) as ledger:
         files = [
             Path(file.path.removeprefix("file://"))
-            for each in ledger.read(lake_tables.every)
-            for file in ledger.read(lake_files.of_topic, each.topic_id)
+            for each in pages.tables(ledger)
+            for file in pages.files_of(ledger, each.topic_id)
         ]
     return (
         [file.stat().st_size for file in files],

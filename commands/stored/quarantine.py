@@ -25,6 +25,7 @@ from compaction.run.run import new_run
 from compaction.run.session import SparkMissing
 from daemon.config.lake_settings import lake_settings
 from daemon.upkeep.exclusive import opened_ledger
+from ledger.lake import pages
 from ledger.lake import quarantine as ledger_quarantine
 from ledger.lake.types import Quarantined
 
@@ -73,7 +74,7 @@ def quarantine_ls(as_json: bool, **options: Any) -> None:
                 one.topic, one.hole.topic_id, one.hole.partition, one.hole.first_offset,
                 one.hole.last_offset, one.hole.key, one.hole.reason, one.found_ms, one.readable,
             )
-            for one in access.read(ledger_quarantine.rows)
+            for one in pages.quarantined(access)
         ]  # fmt: skip
     show(rows, as_json, _rows_text)
 
@@ -135,7 +136,7 @@ def quarantine_accept(keys: tuple[str, ...], yes: bool, as_json: bool, **options
 
 def _chosen(access: LedgerAccess, keys: Sequence[str]) -> list[Quarantined]:
     """What is in quarantine of these objects, or of all. Raises CommandFailed."""
-    found = access.read(ledger_quarantine.rows)
+    found = pages.quarantined(access)
     missing = sorted(set(keys) - {one.hole.key for one in found})
     if missing:
         raise CommandFailed(

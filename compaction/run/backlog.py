@@ -55,7 +55,7 @@ def look(ledger: LedgerAccess, chosen: frozenset[str], own_catalog: bool = True)
             name = names[extent.topic_id]
             by_topic[name] = by_topic.get(name, 0) + extent.byte_length
     unfinished = ledger.read(runs.unfinished) is not None or (
-        bool(ledger.read(lake_tables.every))
+        bool(ledger.read(lake_tables.every, 0, 1))
         and ledger.read(notes.get, HISTORY_NOTE) != ledger.read(backup.history)
     )
     tables = ledger.read(lake_tables.named, False) if own_catalog and not unfinished else {}

@@ -48,7 +48,7 @@ from compaction.run.report import (
 )
 from ledger import notes
 from ledger.errors import RunLost, SwitchRefused
-from ledger.lake import lake_files, lake_tables
+from ledger.lake import lake_tables, pages
 from ledger.lake.types import PlannedObject, TableSwitch
 from ledger.log import backup
 from ledger.types import Topic
@@ -190,7 +190,7 @@ class Run:
                 self._report.requests.puts += 1  # the entry
                 self._one_round(lake, spark, cores, limits, advance, topics, objects)
         for told, topic_id in self._tables:
-            told.files_now = sizes_of(self._access.read(lake_files.of_topic, topic_id))
+            told.files_now = sizes_of(pages.files_of(self._access, topic_id))
 
     def _round(self, after: int, wanted: frozenset[int]) -> list[PlannedObject]:
         objects: list[PlannedObject] = []
@@ -269,16 +269,15 @@ class Run:
         each set, and of the small ones of each day, is one file."""
         from compaction.run.file_groups import JoiningFile
         from compaction.run.small_files import files_to_merge, files_to_rewrite
-        from compaction.tables.reconcile import ranges_of_topic
 
-        files = self._access.read(lake_files.of_topic, table.topic_id)
+        files = [*pages.files_of(self._access, table.topic_id)]
         sets = files_to_merge(files)
         merged = {path for some in sets for path in some}
         small = files_to_rewrite(file for file in files if file.path not in merged)
         if not merged and not small:
             return (), ()
         kept = set(lake.rewritable(table.table, [*small, *merged]))
-        ranges = ranges_of_topic(self._access, table.topic_id)
+        ranges = pages.ranges_of(self._access, table.topic_id)
         joining = {
             file.path: JoiningFile(file.path, file.size_bytes, ranges[file.file_id])
             for file in files

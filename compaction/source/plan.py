@@ -167,7 +167,7 @@ def _fill_extents(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -
         return stop
     if page.is_full:
         return above
-    holes = lake_tables.holes(tx, topic.topic_id)
+    holes = lake_tables.holes_among(tx, topic.topic_id, state.partition, above, stop - 1)
     found = reads.extents_from(tx, topic.topic_id, state.partition, above, page.limit + 1)
     if len(found) > page.limit:
         stop = min(stop, found[page.limit].first_offset)
@@ -178,7 +178,6 @@ def _fill_extents(tx: ReadTx, page: Page, asked: Asked, start: int, stop: int) -
         and not any(
             h.first_offset <= extent.last_offset and h.last_offset >= extent.first_offset
             for h in holes
-            if h.partition == state.partition
         )
     ]
     page.extents.append(planned)
@@ -193,8 +192,7 @@ def _fill_holes(tx: ReadTx, page: Page, asked: Asked, stop: int) -> None:
     found = [(gap.gap_from, gap.gap_to, gap.reason) for gap in reads.gaps(tx, *key)]
     found += [
         (hole.first_offset, hole.last_offset, "quarantined")
-        for hole in lake_tables.holes(tx, topic.topic_id)
-        if hole.partition == state.partition
+        for hole in lake_tables.holes_among(tx, *key, asked.start, stop - 1)
     ]
     if asked.start < min(state.earliest_seq, stop):
         reason = state.lost_reason if asked.start <= state.lost_seq else "trim"

@@ -31,7 +31,7 @@ from compaction.tables.table_state import (
     owner_of,
     state_of,
 )
-from ledger.lake import lake_files, lake_tables
+from ledger.lake import lake_tables, pages
 from ledger.lake.catalog import is_below
 from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.tx import Reads
@@ -145,19 +145,16 @@ def _switch(lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: Re
     topic_id = seen.topic.topic_id
     name = ".".join(loaded.name())
     with lake.about(name):
-        files = {
-            file.path: file
-            for file in ledger.read(lake_files.of_topic, topic_id, with_dropped=True)
-        }
+        files = {file.path: file for file in pages.files_of(ledger, topic_id, with_dropped=True)}
         there = {file.file_path: file.file_size_in_bytes for file in live_files(loaded)}
         unknown = [(path, size) for path, size in there.items() if path not in files]
         read = lake.map(lambda item: _read(lake, *item), unknown)
         added = [file for file in read if file is not None]
         gone = [f for f in files.values() if f.dropped_ms is None and f.path not in there]
-        dropped = covered(gone, ranges_of_topic(ledger, topic_id), added) if added else []
+        dropped = covered(gone, pages.ranges_of(ledger, topic_id), added) if added else []
         restored = [
             hole
-            for hole in (ledger.read(lake_tables.holes, topic_id) if added else [])
+            for hole in (pages.holes_of(ledger, topic_id) if added else [])
             if any(_has_rows(lake, file, hole) for file in added)
         ]
     return TableSwitch(
@@ -172,16 +169,6 @@ def _switch(lake: Lake, seen: Seen, loaded: Table, state: TableState, ledger: Re
         ),
         restored=tuple(restored),
     )
-
-
-def ranges_of_topic(ledger: Reads, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
-    """The ranges of each live file of a topic by its ``file_id``, read page by page."""
-    found: dict[int, tuple[LakeRange, ...]] = {}
-    after = 0
-    while page := ledger.read(lake_files.ranges, topic_id, after):
-        found |= page
-        after = max(page)
-    return found
 
 
 def covered(

@@ -29,7 +29,7 @@ def register_tables(config: Config, ledger: Ledger) -> list[str]:
     settings = lake_settings(config)
     if settings.catalog_uri is not None or settings.catalog_name is not None:
         return []
-    if not ledger.read(lake_tables.every):
+    if not ledger.read(lake_tables.every, 0, 1):
         return []
     try:
         with catalog.opened(*default_catalog(config)) as tx:

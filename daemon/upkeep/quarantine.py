@@ -37,7 +37,7 @@ from compaction.run.run import Run, new_run
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.prepare import prepare_tables
 from ledger import reads
-from ledger.lake import lake_tables, quarantine
+from ledger.lake import lake_tables, pages, quarantine
 from ledger.lake.types import Hole, Quarantined
 from ledger.types import Extent, Topic
 
@@ -85,7 +85,7 @@ class QuarantineRetry:
 
     def retry(self, rows: Iterable[Quarantined]) -> list[RetryOutcome]:
         """What became of holes of one object."""
-        still_there = {_place(one.hole) for one in self._access.read(quarantine.rows)}
+        still_there = {_place(one.hole) for one in pages.quarantined(self._access)}
         outcomes: list[RetryOutcome] = []
         wanted: dict[str, list[Quarantined]] = {}
         for one in rows:

@@ -38,12 +38,16 @@ def remove(tx: WriteTx, paths: Sequence[str]) -> None:
                 tx.execute(f"DELETE FROM {table} WHERE file_id = ?", row)
 
 
-def of_topic(tx: ReadTx, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
-    """The files of a topic's table, by number."""
+def of_topic(
+    tx: ReadTx, topic_id: int, with_dropped: bool = False, after_file_id: int = 0,
+    limit: int = 1_000,
+) -> list[LakeFile]:  # fmt: skip
+    """The files of a topic's table, by number, a page at a time."""
     live = "" if with_dropped else " AND dropped_ms IS NULL"
     rows = tx.execute(
-        f"SELECT {_COLUMNS} FROM lake_files WHERE topic_id = ?{live} ORDER BY file_id",
-        (topic_id,),
+        f"SELECT {_COLUMNS} FROM lake_files WHERE topic_id = ? AND file_id > ?{live}"
+        " ORDER BY file_id LIMIT ?",
+        (topic_id, after_file_id, limit),
     )
     return [LakeFile(*row) for row in rows]
 

@@ -238,9 +238,12 @@ def find(tx: ReadTx, topic_id: int) -> LakeTable | None:
     return None if row is None else LakeTable(*row)
 
 
-def every(tx: ReadTx) -> list[LakeTable]:
-    """All tables by topic id, also those of deleted topics."""
-    return [LakeTable(*row) for row in tx.execute(f"{_TABLE_SQL} ORDER BY topic_id")]
+def every(tx: ReadTx, after_topic_id: int = 0, limit: int = 1_000) -> list[LakeTable]:
+    """All tables by topic id, also those of deleted topics, a page at a time."""
+    rows = tx.execute(
+        f"{_TABLE_SQL} WHERE topic_id > ? ORDER BY topic_id LIMIT ?", (after_topic_id, limit)
+    )
+    return [LakeTable(*row) for row in rows]
 
 
 def named(tx: ReadTx, with_deleted: bool) -> dict[str, str]:
@@ -260,14 +263,31 @@ def named(tx: ReadTx, with_deleted: bool) -> dict[str, str]:
     return {name: location for name, (_, location) in found.items()}
 
 
-def holes(tx: ReadTx, topic_id: int) -> list[Hole]:
-    """A topic's offsets that are in quarantine or given up, in order."""
+_HOLES_SQL = "SELECT topic_id, partition, first_offset, last_offset, key, reason FROM"
+
+
+def holes(
+    tx: ReadTx, topic_id: int, after: tuple[int, int] = (-1, 0), limit: int = 1_000
+) -> list[Hole]:
+    """A topic's offsets that are in quarantine or given up, in order, a page at a time: those
+    after this partition and first offset."""
+    where = "WHERE topic_id = ?1 AND (partition, first_offset) > (?2, ?3)"
     rows = tx.execute(
-        "SELECT topic_id, partition, first_offset, last_offset, key, reason FROM quarantine"
-        " WHERE topic_id = ?1 UNION ALL"
-        " SELECT topic_id, partition, first_offset, last_offset, key, reason FROM lost"
-        " WHERE topic_id = ?1 ORDER BY 2, 3",
-        (topic_id,),
+        f"{_HOLES_SQL} quarantine {where} UNION ALL {_HOLES_SQL} lost {where}"
+        " ORDER BY 2, 3 LIMIT ?4",
+        (topic_id, *after, limit),
+    )
+    return [Hole(*row) for row in rows]
+
+
+def holes_among(
+    tx: ReadTx, topic_id: int, partition: int, first_offset: int, last_offset: int
+) -> list[Hole]:
+    """As ``holes``, those of a partition that have an offset of a range."""
+    where = "WHERE topic_id = ?1 AND partition = ?2 AND first_offset <= ?4 AND last_offset >= ?3"
+    rows = tx.execute(
+        f"{_HOLES_SQL} quarantine {where} UNION ALL {_HOLES_SQL} lost {where} ORDER BY 3",
+        (topic_id, partition, first_offset, last_offset),
     )
     return [Hole(*row) for row in rows]
 

@@ -22,14 +22,20 @@ _ROWS_SQL = """SELECT q.topic_id, q.partition, q.first_offset, q.last_offset, q.
     FROM quarantine AS q JOIN topics AS t ON t.topic_id = q.topic_id
     JOIN partitions AS p ON p.topic_id = q.topic_id AND p.partition = q.partition
     LEFT JOIN objects AS o ON o.key = q.key
-    ORDER BY q.key, q.topic_id, q.partition, q.first_offset"""
+    WHERE (q.topic_id, q.partition, q.first_offset) > (?, ?, ?)
+    ORDER BY q.topic_id, q.partition, q.first_offset LIMIT ?"""
 
 
-def rows(tx: ReadTx) -> list[Quarantined]:
-    """All holes whose objects are kept, by object."""
+def rows(
+    tx: ReadTx, after: tuple[int, int, int] = (0, 0, 0), limit: int = 1_000
+) -> list[Quarantined]:
+    """The holes whose objects are kept, in order, a page at a time: those after this topic,
+    partition and first offset."""
     return [
         Quarantined(Hole(*hole), topic, locator, size_bytes, found_ms, bool(readable))
-        for *hole, topic, locator, size_bytes, found_ms, readable in tx.execute(_ROWS_SQL)
+        for *hole, topic, locator, size_bytes, found_ms, readable in tx.execute(
+            _ROWS_SQL, (*after, limit)
+        )
     ]
 
 

@@ -65,12 +65,15 @@ class Book:
     def _named(self, with_deleted: bool) -> dict[str, str]:
         return {table.name: table.metadata_location for table in self.tables.values()}
 
-    def live_files(self, topic_id: int, with_dropped: bool = False) -> list[LakeFile]:
-        files = self.files.get(topic_id, {}).values()
-        return [file for file in files if with_dropped or file.dropped_ms is None]
+    def live_files(
+        self, topic_id: int, with_dropped: bool = False, after: int = 0, limit: int = 1_000
+    ) -> list[LakeFile]:
+        files = [file for file in self.files.get(topic_id, {}).values() if file.file_id > after]
+        return [file for file in files if with_dropped or file.dropped_ms is None][:limit]
 
-    def _holes(self, topic_id: int) -> list[Hole]:
-        return [hole for hole in self.quarantine if hole.topic_id == topic_id]
+    def _holes(self, topic_id: int, after: tuple[int, int], limit: int) -> list[Hole]:
+        found = [hole for hole in self.quarantine if hole.topic_id == topic_id]
+        return [each for each in found if (each.partition, each.first_offset) > after][:limit]
 
     def _ranges(self, topic_id: int, after: int) -> dict[int, tuple[LakeRange, ...]]:
         files = [file.file_id for file in self.live_files(topic_id) if file.file_id > after]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
 from ledger import reads, topics
 from ledger.checks import invariants
 from ledger.errors import SwitchRefused
-from ledger.lake import lake_files, lake_tables, runs
+from ledger.lake import lake_files, lake_tables, pages, runs
 from ledger.lake.types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.ledger import Ledger
 from ledger.space import marking, retention
+from ledger.tx import ReadTx
 from ledger.types import Topic, TopicConfig
 from tests.ledger.lakes import commit, compact, plan_all, switches_of
 from tests.ledger.requests import Request, key_of, lease
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def rows(ledger: Ledger, sql: str) -> list[Any]:
@@ -135,7 +140,7 @@ def test_ranges_come_in_pages_of_whole_files(ledger: Ledger, topic: Topic) -> No
     whole = ledger.read(lake_files.ranges, t)
     assert [len(found) for found in whole.values()] == [2, 2, 2, 2]
 
-    def pages(limit: int) -> list[list[int]]:
+    def paged(limit: int) -> list[list[int]]:
         found: list[list[int]] = []
         after = 0
         while page := ledger.read(lake_files.ranges, t, after, limit):
@@ -144,10 +149,10 @@ def test_ranges_come_in_pages_of_whole_files(ledger: Ledger, topic: Topic) -> No
             after = max(page)
         return found
 
-    assert pages(8) == [[first, second, third, fourth]]
-    assert pages(4) == [[first, second], [third, fourth]]
-    assert pages(3) == [[first, second], [third, fourth]], "a file is not divided"
-    assert pages(1) == [[first], [second], [third], [fourth]]
+    assert paged(8) == [[first, second, third, fourth]]
+    assert paged(4) == [[first, second], [third, fourth]]
+    assert paged(3) == [[first, second], [third, fourth]], "a file is not divided"
+    assert paged(1) == [[first], [second], [third], [fourth]]
 
 
 def test_a_repeated_switch_does_no_harm(ledger: Ledger, topic: Topic) -> None:
@@ -328,3 +333,65 @@ def test_bytes_up_to_the_switch_are_those_that_the_files_say(ledger: Ledger, top
         lake_tables.switch, "r", [TableSwitch(t, "headgate.orders", "1", {0: 4}, (file,))], 2
     )
     assert ledger.read(reads.partition_states, t)[0].bytes == 53
+
+
+COUNT = 2 * pages.PAGE + 7
+
+
+class Counting:
+    """A ledger that remembers how many rows each answer had."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.sizes: list[int] = []
+
+    def read(
+        self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        found = self._ledger.read(function, *args, **kwargs)
+        assert isinstance(found, list)
+        self.sizes.append(len(found))
+        return found
+
+
+@pytest.mark.parametrize("kind", ["files", "dropped", "tables", "holes", "quarantined"])
+def test_no_answer_about_the_lake_has_more_than_a_page(
+    ledger: Ledger, topic: Topic, kind: str
+) -> None:
+    t, number = topic.topic_id, range(1, COUNT + 1)
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO lake_files (topic_id, path, size_bytes, rows, run, dropped_ms, changed)"
+            " VALUES (?, ?, 1, 1, 'r', ?, 1)",
+            [(t + n % 2, f"p{n}", 1 if n % 4 == 0 else None) for n in range(2 * COUNT)],
+        )
+        connection.executemany(
+            "INSERT INTO lake_tables VALUES (?, 'n', 'l', 1, 1)", [(n,) for n in number]
+        )
+        # Of each partition, turn by turn in quarantine and lost.
+        connection.executemany(
+            "INSERT INTO quarantine VALUES (?, ?, ?, ?, ?, 'r', 1)",
+            [(t, n % 2, n, n, f"k{COUNT - n}") for n in number],
+        )
+        connection.executemany(
+            "INSERT INTO lost VALUES (?, ?, ?, ?, 'k', 'r', 1, 1)",
+            [(t, n % 2, COUNT + n, COUNT + n) for n in number],
+        )
+    told = Counting(ledger)
+    if kind in ("files", "dropped"):
+        files = [*pages.files_of(told, t, kind == "dropped")]
+        expected = [f"p{n}" for n in range(0, 2 * COUNT, 2) if kind == "dropped" or n % 4]
+        assert [file.path for file in files] == expected
+    elif kind == "tables":
+        assert [table.topic_id for table in pages.tables(told)] == [*number]
+    elif kind == "holes":
+        places = [(hole.partition, hole.first_offset) for hole in pages.holes_of(told, t)]
+        assert places == sorted((n % 2, at) for n in number for at in (n, COUNT + n))
+    else:
+        found = pages.quarantined(told)
+        assert sorted(one.hole.first_offset for one in found) == [*number]
+        assert [one.hole.key for one in found] == sorted(f"k{n}" for n in range(COUNT))
+    assert len(told.sizes) > 1 and max(told.sizes) == pages.PAGE
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
+        for table in ("lake_files", "lake_tables", "quarantine", "lost"):
+            connection.execute(f"DELETE FROM {table}")  # these keep no invariant

@@ -28,7 +28,7 @@ from compaction.tables.errors import LakeError, LakeUnusable
 from daemon.upkeep.collection.collector import PAGE
 from daemon.upkeep.collection.report import CollectionReport
 from ledger import topics
-from ledger.lake import lake_files, lake_tables, runs
+from ledger.lake import lake_files, lake_tables, pages, runs
 from ledger.lake.types import LakeTable
 from ledger.space import deletions
 from ledger.space.deletions import DeletionPolicy
@@ -77,15 +77,13 @@ class LakeFiles:
             named.update(page)
             yield self._among(map(CollectableFile, page))
             after = page[-1]
-        tables = self._ledger.read(lake_tables.every)
+        tables = [*pages.tables(self._ledger)]
         names, refused = our_tables(self._lake)
         self._report.problems += map(str, refused.values())
         self._tell_missing(tables, {*names, *refused})
         newest = {table.name: table for table in tables}  # by topic id: the last has the name
         live = {
-            file.path
-            for table in tables
-            for file in self._ledger.read(lake_files.of_topic, table.topic_id)
+            file.path for table in tables for file in pages.files_of(self._ledger, table.topic_id)
         }
         began_ms = self._now_ms()
         run = self._ledger.read(runs.living, began_ms)
@@ -189,7 +187,7 @@ def opened_lake(
     settings: LakeSettings, ledger: LedgerAccess, report: CollectionReport
 ) -> Iterator[tuple[Lake, LakeListing] | None]:
     """The lake, if there is anything to look at; what hinders is told in the report."""
-    if not ledger.read(lake_tables.every) and not ledger.read(lake_files.named, "", 1):
+    if not ledger.read(lake_tables.every, 0, 1) and not ledger.read(lake_files.named, "", 1):
         yield None
         return
     if util.find_spec("pyiceberg") is None:

@@ -1,0 +1,71 @@
+"""Everything that there is of a kind in the lake, asked for page by page.
+
+However many files, tables or holes there are, an answer of the owner of the ledger has a page of
+them. The pages are of several committed states; whoever needs more than that holds a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ledger.lake import lake_files, lake_tables, quarantine
+from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, Quarantined
+from ledger.tx import Reads
+
+PAGE = 1_000
+
+
+def files_of(ledger: Reads, topic_id: int, with_dropped: bool = False) -> Iterator[LakeFile]:
+    """The files of a topic's table, by number."""
+    after = 0
+    while True:
+        page = ledger.read(lake_files.of_topic, topic_id, with_dropped, after, PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].file_id
+
+
+def ranges_of(ledger: Reads, topic_id: int) -> dict[int, tuple[LakeRange, ...]]:
+    """The ranges of each live file of a topic by its ``file_id``."""
+    found: dict[int, tuple[LakeRange, ...]] = {}
+    after = 0
+    while page := ledger.read(lake_files.ranges, topic_id, after):
+        found |= page
+        after = max(page)
+    return found
+
+
+def tables(ledger: Reads) -> Iterator[LakeTable]:
+    """All tables by topic id, also those of deleted topics."""
+    after = 0
+    while True:
+        page = ledger.read(lake_tables.every, after, PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].topic_id
+
+
+def holes_of(ledger: Reads, topic_id: int) -> Iterator[Hole]:
+    """A topic's offsets that are in quarantine or given up, in order."""
+    after = -1, 0
+    while True:
+        page = ledger.read(lake_tables.holes, topic_id, after, PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].partition, page[-1].first_offset
+
+
+def quarantined(ledger: Reads) -> list[Quarantined]:
+    """All holes whose objects are kept, by object."""
+    found: list[Quarantined] = []
+    after = 0, 0, 0
+    while True:
+        page = ledger.read(quarantine.rows, after, PAGE)
+        found += page
+        if len(page) < PAGE:
+            return sorted(found, key=lambda one: one.hole.key)
+        hole = page[-1].hole
+        after = hole.topic_id, hole.partition, hole.first_offset
