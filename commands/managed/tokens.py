@@ -125,12 +125,17 @@ def tokens() -> None:
     "--limit", "limits", multiple=True, metavar="NAME=VALUE", callback=parsed_by(_limits),
     help=f"How much its bearers may use together: {', '.join(LIMITS)}; repeatable.",
 )  # fmt: skip
+@click.option(
+    "--certificate", default="", metavar="NAME",
+    help="Also for clients whose TLS certificate has this name (DNS, email or URI) and who send no"
+    " token; the daemon needs tls_client_ca.",
+)  # fmt: skip
 @_file_options
 @output_option
 def tokens_create(
     name: str, scopes: tuple[Scope, ...], topics: Sequence[str], lifetime: timedelta | None,
-    limits: dict[str, float], auth_file: Path | None, data: str | None,
-    config_file: str | None, as_json: bool,
+    limits: dict[str, float], certificate: str, auth_file: Path | None,
+    data: str | None, config_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a token and print it. Nobody can print it again.
 
@@ -142,7 +147,7 @@ def tokens_create(
         --auth-file tokens.json
     """
     lifetime_s = None if lifetime is None else lifetime.total_seconds()
-    wanted = TokenRequest(name, list(scopes), tuple(topics), lifetime_s, limits)
+    wanted = TokenRequest(name, list(scopes), tuple(topics), lifetime_s, limits, certificate)
     made = _apply(TokensRequest(create=wanted), auth_file, data, config_file).made
     assert made is not None  # what was asked for
     show(made, as_json, lambda made: made.token)

@@ -68,6 +68,7 @@ class Access:
         self._now_ms = now_ms
         self._tickets = Tickets(ticket_key or secrets.token_bytes(KEY_BYTES))
         self._known: dict[str, _Known] = {}
+        self._by_certificate: dict[str, _Known] = {}
         self._generation = 0
         self._seen: object = None
         self.version = 0  # changes with what ``why_gone`` says
@@ -80,9 +81,10 @@ class Access:
                 read_before.check(content.generation)
             self._take(content)
 
-    def of(self, headers: Mapping[str, str]) -> Rights:
-        """The rights of a request with these headers. Raises ApiError 401 without a token that is
-        in force, 400 for two."""
+    def of(self, headers: Mapping[str, str], client_names: Sequence[str] = ()) -> Rights:
+        """The rights of a request with these headers, or without a token in them those of the
+        names of the client's certificate. Raises ApiError 401 without a token that is in force,
+        400 for two."""
         if self._path is None:
             return self._everybody
         header, key = headers.get("authorization"), headers.get("x-api-key")
@@ -94,14 +96,28 @@ class Access:
                 raise unauthenticated("Authorization must be a bearer token")
             key = key.strip()
         if key is None:
-            raise unauthenticated("this daemon needs a token")
+            known = self._of_certificate(client_names)
+        else:
+            known = self._of_key(key)
+        if _is_over(known.token, self._now_ms()):
+            raise unauthenticated("the token has expired")
+        return known.rights
+
+    def _of_key(self, key: str) -> _Known:
         parts = split_token(key)
         known = None if parts is None else self._known.get(parts[0])
         if parts is None or known is None or not known.token.is_of(parts[1]):
             raise unauthenticated("this daemon does not know the token")
-        if _is_over(known.token, self._now_ms()):
-            raise unauthenticated("the token has expired")
-        return known.rights
+        return known
+
+    def _of_certificate(self, names: Sequence[str]) -> _Known:
+        for name in names:
+            known = self._by_certificate.get(name)
+            if known is not None:
+                return known
+        if names:
+            raise unauthenticated(f"no token is for the certificate of {', '.join(names)[:255]}")
+        raise unauthenticated("this daemon needs a token")
 
     def of_ticket(
         self, headers: Mapping[str, str], segments: Sequence[str], query: Mapping[str, str]
@@ -188,6 +204,11 @@ class Access:
             if (known := before.get(token.id)) is not None and known.token == token
             else _Known(token, self._allowances)
             for token in content.tokens
+        }
+        self._by_certificate = {
+            known.token.certificate: known
+            for known in self._known.values()
+            if known.token.certificate
         }
         over = [known for id_, known in before.items() if self._known.get(id_) is not known]
         for known in over:

@@ -22,6 +22,7 @@ class TokenRow(Struct, frozen=True):
     created: datetime
     expires: datetime | None
     limits: dict[str, str]
+    certificate: str
 
 
 class NewToken(TokenRow, frozen=True):
@@ -38,6 +39,7 @@ class TokenRequest(Struct, frozen=True, forbid_unknown_fields=True):
     topics: tuple[str, ...] = ("*",)
     expires_in_s: float | None = None
     limits: dict[str, float] = {}
+    certificate: str = ""
 
 
 class TokensRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,12 +74,21 @@ def _create(file: TokenFile, asked: TokenRequest) -> NewToken:
             lifetime = timedelta(seconds=asked.expires_in_s)
     except (ValueError, OverflowError) as error:
         raise TokenFileError(str(error)) from None
-    token, text = file.issue(asked.name, asked.scopes, asked.topics, lifetime, asked.limits)
+    token, text = file.issue(
+        asked.name, asked.scopes, asked.topics, lifetime, asked.limits, asked.certificate
+    )
     return NewToken(**msgspec.structs.asdict(_row(token)), token=text)
 
 
 def _row(token: Token) -> TokenRow:
     limits = {name: limit_text(name, number) for name, number in token.limits.items()}
     return TokenRow(
-        token.id, token.name, token.scopes, token.topics, token.created, token.expires, limits
+        token.id,
+        token.name,
+        token.scopes,
+        token.topics,
+        token.created,
+        token.expires,
+        limits,
+        token.certificate,
     )

@@ -44,6 +44,7 @@ ID_BYTES = 8
 SECRET_BYTES = 32
 _TOKEN = re.compile(r"hg_([0-9a-f]{16})_([0-9a-f]{64})\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._:*?-]{1,255}\Z")
+_CERTIFICATE = re.compile(r"[!-~]{1,255}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*\Z")
 
 
@@ -67,7 +68,8 @@ class Scope(StrEnum):
 class Token(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One token. ``expires`` is None if it never does. ``limits``: how much its bearers may use
     (daemon/config/limits.py), counted in the words of its ``slot``, which no other token has; 0
-    without limits."""
+    without limits. ``certificate``: a name in the certificate of a client that needs to send no
+    token; no other token has it."""
 
     id: str
     name: str
@@ -78,6 +80,7 @@ class Token(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     expires: datetime | None = None
     limits: dict[str, float] = {}
     slot: int = 0
+    certificate: str = ""
 
     def is_of(self, secret: str) -> bool:
         """Whether this is its secret. Takes as long for a wrong one."""
@@ -235,10 +238,11 @@ class TokenFile:
         topics: Sequence[str] = ("*",),
         expires_in: timedelta | None = None,
         limits: Mapping[str, float] | None = None,
+        certificate: str = "",
     ) -> tuple[Token, str]:
         """Adds a token, and returns it with the text that its bearer sends, which nobody can find
         out later. Raises TokenFileError."""
-        _check(name, scopes, topics)
+        _check(name, scopes, topics, certificate)
         secret = randomness.token_hex(SECRET_BYTES)
         with self._changing() as content:
             if any(token.name == name for token in content.tokens):
@@ -246,11 +250,17 @@ class TokenFile:
                     f"{self.path} has a token {name!r} already: revoke it first, or take another"
                     " name"
                 )
+            if certificate and any(token.certificate == certificate for token in content.tokens):
+                raise TokenFileError(
+                    f"{self.path} has a token for the certificate {certificate!r} already: revoke"
+                    " it first"
+                )
             now = datetime.fromtimestamp(self._now_ms() // 1000, UTC)
             token = Token(
                 randomness.token_hex(ID_BYTES), name, hash_of(secret), tuple(dict.fromkeys(scopes)),
                 tuple(dict.fromkeys(topics)), now, None if expires_in is None else now + expires_in,
                 dict(limits or {}), self._free_slot(content) if limits else 0,
+                certificate,
             )  # fmt: skip
             self._write(content, (*content.tokens, token))
         return token, f"hg_{token.id}_{secret}"
@@ -303,7 +313,7 @@ class TokenFile:
             yield self._read()
 
 
-def _check(name: str, scopes: Sequence[Scope], topics: Sequence[str]) -> None:
+def _check(name: str, scopes: Sequence[Scope], topics: Sequence[str], certificate: str) -> None:
     if len(name) > NAME_CHARACTERS_MAX or _NAME.match(name) is None:
         raise TokenFileError(
             f"a token's name must have 1 to {NAME_CHARACTERS_MAX} letters, digits or characters of"
@@ -314,6 +324,11 @@ def _check(name: str, scopes: Sequence[Scope], topics: Sequence[str]) -> None:
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise TokenFileError(
             f"a token names 1 to {TOPICS_MAX} patterns of topics, got {len(topics)}"
+        )
+    if certificate and _CERTIFICATE.match(certificate) is None:
+        raise TokenFileError(
+            "a certificate's name must have 1 to 255 printable characters without blanks, got"
+            f" {certificate[:80]!r}"
         )
     for pattern in topics:
         if _PATTERN.match(pattern) is None:

@@ -151,7 +151,7 @@ class RouteTable:
             head.rights = (
                 self._access.of_ticket(head.headers, head.segments, head.query)
                 if head.is_brief
-                else self._access.of(head.headers)
+                else self._access.of(head.headers, head.client_names)
             )
         return head.rights
 

@@ -15,7 +15,7 @@ This module does no I/O and never looks at a body.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Hashable
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -72,8 +72,9 @@ class Head:
     None without one. ``query`` has decoded values; one that may be repeated has them joined by
     REPEATED. ``headers`` have lower-case names; repeated fields are joined by ``", "``.
     ``body_bytes`` is the length of the body that follows: 0 without one, LENGTH_UNKNOWN if it is
-    chunked. ``content_encoding`` is "" or a supported name. ``is_local``: it came through
-    the Unix socket. ``is_followed_link``: a link on a page of another origin led here
+    chunked. ``content_encoding`` is "" or a supported name. ``client_names``: those of its sender's
+    certificate. ``is_local``: it came through the Unix socket.
+    ``is_followed_link``: a link on a page of another origin led here
     (``guard.py``). ``is_brief``: what it may do depends on the time, so it is not kept in the
     cache.
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
@@ -87,6 +88,7 @@ class Head:
         "bare",
         "body_bytes",
         "chunked",
+        "client_names",
         "content_encoding",
         "content_length",
         "content_type",
@@ -144,6 +146,7 @@ class Head:
         self.authority = authority
         self.target_bytes = target_bytes
         self.is_local = False
+        self.client_names: tuple[str, ...] = ()
         self.is_brief = False
         self.is_followed_link = False
         self.forwarded = ""
@@ -435,7 +438,8 @@ class HeadCache:
     def __init__(
         self, count_max: int = 4096, bytes_max: int = 2 << 20, entry_bytes_max: int = 4096
     ) -> None:
-        self.entries: dict[bytes, Head] = {}
+        # The keys are bytes, or for a client with a certificate its names and bytes.
+        self.entries: dict[Hashable, Head] = {}
         # Looks a head up; one bound method for all connections.
         self.known = self.entries.get
         self._bytes = 0
@@ -449,11 +453,12 @@ class HeadCache:
         self._bytes = 0
 
     def add(self, raw: bytes, head: Head) -> None:
-        """Keeps a head that was parsed and routed."""
+        """Keeps a head that was parsed and routed. What it may do depends on the names of the
+        client's certificate, which are not in its bytes."""
         size = len(raw)
         if size > self._entry_bytes_max:
             return
         if len(self.entries) >= self._count_max or self._bytes + size > self._bytes_max:
             self.clear()
-        self.entries[raw] = head
+        self.entries[(head.client_names, raw) if head.client_names else raw] = head
         self._bytes += size

@@ -91,6 +91,7 @@ class Receiver(Sender):
         "_taking",
         "_token",
         "buffer",
+        "client_names",
         "continue_due",
         "is_local",
         "last_ns",
@@ -102,6 +103,7 @@ class Receiver(Sender):
         super().__init__(server)
         self._application = server.application
         self.is_local = is_local
+        self.client_names: tuple[str, ...] = ()
         self._refusal: ApiError | None = None  # of everything but a probe
         # A head is checked once, so those of the two kinds of sockets must not meet.
         self._heads = server.local_heads if is_local else server.tcp_heads
@@ -202,6 +204,13 @@ class Receiver(Sender):
         self._refusal = refusal
         self._known_head = _no_head
 
+    def client_is(self, names: tuple[str, ...]) -> None:
+        """The client's certificate has these names. Comes before its first byte."""
+        self.client_names = names
+        if self._refusal is None:
+            known = self._heads.known
+            self._known_head = lambda raw: known((names, raw))
+
     def _take(self, head: Head, body: bytes) -> None:
         """A request whose body came with its head."""
         request = Request(head, body, self.last_ns, self)
@@ -260,6 +269,7 @@ class Receiver(Sender):
             self._refuse_and_end(unreadable_head(), error)
             return None
         head.is_local = self.is_local
+        head.client_names = self.client_names
         try:
             if server.guard is not None and not head.is_local:
                 server.guard.check(head)

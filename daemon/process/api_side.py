@@ -52,6 +52,8 @@ class ApiSide:
         self.server = server = Server()
         self.admin = AdminRoutes(segment, opened.shard, opened.bells, write.leases, ledger, config)
         directory = SubscriptionDirectory(segment, ledger, write.topics)
+        files = files_of(config)
+        self._certificate = None if files is None else Certificate(files, tls_pair)
         handlers = Handlers(
             topics=TopicRoutes(write.topics, TopicActivityView(segment)),
             cursors=CursorRoutes(write.cursors),
@@ -70,11 +72,11 @@ class ApiSide:
                 write.topics, delivery.partitions, delivery.hub, delivery.priorities, access
             ),
             plans=PlanRoutes(write.topics, ledger, config),
-            daemon=DaemonRoutes(StatusBuilder(segment, config), ledger, openapi.served),
+            daemon=DaemonRoutes(
+                StatusBuilder(segment, config, self._certificate), ledger, openapi.served
+            ),
             admin=self.admin,
         )  # fmt: skip
-        files = files_of(config)
-        self._certificate = None if files is None else Certificate(files, tls_pair)
         self.api = Api(
             ROUTES,
             handlers,

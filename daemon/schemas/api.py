@@ -22,6 +22,7 @@ from compaction.source.schemas import Plan, PlanRequest
 from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost, StoreStatus
 from daemon.schemas.status import (
     AlarmStatus,
+    CertificateStatus,
     DeliveryStatus,
     GateStatus,
     GroupStatus,
@@ -83,6 +84,7 @@ __all__ = [
     "AlarmStatus",
     "BillStatus",
     "BudgetStatus",
+    "CertificateStatus",
     "BackedUp",
     "COLUMNS_MAX",
     "CursorDeleted",

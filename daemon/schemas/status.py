@@ -515,6 +515,20 @@ class Totals(Struct, frozen=True):
     merges: Annotated[int, figure("of groups", _GROUP_CHANGES, change="merge")]
 
 
+class CertificateStatus(Struct, frozen=True):
+    """The certificate that the TLS listener shows."""
+
+    names: Annotated[list[str], figure("for which it was issued")]
+    expires_at_ms: Annotated[
+        int,
+        figure(
+            "when it expires, since 1970",
+            "headgate_certificate_expiry_timestamp_seconds",
+            per=1e3,
+        ),
+    ]
+
+
 class Status(Struct, frozen=True):
     """What the daemon is doing. Ages are null before the first time."""
 
@@ -556,3 +570,4 @@ class Status(Struct, frozen=True):
     shards: Annotated[list[ShardStatus], figure("", by="shard")]
     groups: Annotated[list[GroupStatus], figure("", by="group")]
     totals: Totals
+    certificate: Annotated[CertificateStatus | None, figure("null without `tls_listen`")] = None

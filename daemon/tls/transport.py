@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from daemon.tls.certificate import CheckedPair, names_of
 from shards.clock import monotonic_ns
@@ -85,6 +85,20 @@ class Tls:
             )
 
 
+class Secured(Protocol):
+    """A connection. What a loop calls of a protocol is called of it, and ``client_is`` before its
+    first byte if the client has shown a certificate that an authority of ``tls_client_ca`` issued.
+    """
+
+    def client_is(self, names: tuple[str, ...]) -> None: ...
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> bool: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of the socket's transport, and the transport of a connection."""
 
@@ -93,7 +107,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     _tcp: asyncio.Transport
 
-    def __init__(self, tls: Tls, connection: asyncio.Protocol) -> None:
+    def __init__(self, tls: Tls, connection: Secured) -> None:
         self._tls = tls
         self._connection = connection
         self._ssl: ssl.SSLObject | None = None  # from the first byte on
@@ -102,13 +116,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         # What was written last, as it was sent, while the client does not take it; else None.
         self.untaken: bytes | None = None
         self.written_bytes = 0  # as they were sent
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those of the client's certificate; none if it has shown none."""
-        if self._ssl is None:
-            return ()
-        return names_of(self._ssl.getpeercert() or {})
 
     # -- what the loop calls -------------------------------------------------------------------
 
@@ -148,12 +155,14 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Without a close_notify before it. That a message is whole, HTTP says by itself."""
         if self._state == _SHAKING:
             return False
-        return bool(self._connection.eof_received())
+        return self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._tls.end(self)
         self._state = _ENDED
-        self._connection.connection_lost(exc)
+        connection, self._ssl = self._connection, None
+        del self._connection  # the two would keep each other until the collector runs
+        connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -237,6 +246,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             return False
         tls.end(self)
         self._state = _SECURED
+        names = names_of(self._ssl.getpeercert() or {})
+        if names:
+            self._connection.client_is(names)
         return True
 
     def _decrypt(self) -> tuple[int, bool]:

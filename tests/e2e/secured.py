@@ -142,3 +142,35 @@ def secured(folder: Path, **options: Any) -> Iterator[Secured]:
     settings = {**authority.settings, **options.pop("settings", {})}
     with running(folder / "data", settings=settings, **options) as daemon:
         yield Secured(daemon, authority)
+
+
+# What is wrong with a pair.
+BAD = ["another key", "expired", "not valid yet", "torn", "no key", "open to others", "not PEM"]
+
+
+def spoil(authority: Authority, how: str) -> str:
+    """Replaces the files by what cannot be used; returns what must be said of it."""
+    certificate, key = authority.pair()
+    if how == "another key":
+        replace(authority.key, authority.pair()[1])
+        return "the key does not match the certificate"
+    if how == "expired":
+        certificate, key = authority.pair(not_before=LONG_AGO, not_after=LATELY)
+    if how == "not valid yet":
+        certificate, key = authority.pair(not_before=FAR, not_after=FARTHER)
+    if how == "torn":
+        certificate = certificate[: len(certificate) // 4]
+    if how == "not PEM":
+        certificate = b"\xff\xfe" + certificate
+    if how == "no key":
+        authority.key.unlink()
+        return "cannot read tls_key"
+    replace(authority.certificate, certificate)
+    replace(authority.key, key, mode=0o640 if how == "open to others" else 0o600)
+    return {
+        "expired": "certificate has expired",
+        "not valid yet": "certificate is not yet valid",
+        "torn": "must be in PEM format",
+        "not PEM": "is not in PEM format",
+        "open to others": "other users have rights to tls_key",
+    }[how]

@@ -15,6 +15,7 @@ from daemon.alarms.alarms import MEANINGS
 from daemon.api.figures.metric_table import METRICS
 from shards.latency import Stage
 from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.secured import Authority
 from tests.e2e.streams import WatchLine
 from tests.promql import Selector, named_in
 
@@ -40,8 +41,12 @@ class Scraped(NamedTuple):
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scraped]]:
     """What a daemon answers that has been written to, read, watched, subscribed to and given a
-    budget."""
-    settings = {"put_budget_usd_per_month": 1_000, "store_class": "standard"}
+    budget and a certificate."""
+    settings = {
+        "put_budget_usd_per_month": 1_000,
+        "store_class": "standard",
+        **Authority(tmp_path_factory.mktemp("tls")).settings,
+    }
     with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
         yield work(daemon)
 

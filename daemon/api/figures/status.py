@@ -22,6 +22,7 @@ from daemon.governor import board, ladder
 from daemon.governor.producers_gate import ClosedBy
 from daemon.intake.refused import BY_CODE
 from daemon.schemas import api as schemas
+from daemon.tls.certificate import Certificate
 from delivery.subscriptions.drainable import consumers_wanted
 from shards import latency
 from shards import layout as at
@@ -57,11 +58,14 @@ def version() -> str:
 class StatusBuilder:
     """Builds the document."""
 
-    def __init__(self, segment: Segment, config: Config) -> None:
+    def __init__(
+        self, segment: Segment, config: Config, certificate: Certificate | None = None
+    ) -> None:
         self._segment = segment
         self._words = segment.words
         self._layout = segment.layout
         self._config = config
+        self._certificate = certificate
         self._groups = GroupTable(segment)
         self._subscriptions = subscription_board(segment)
         self._routers = router_board(segment)
@@ -120,6 +124,7 @@ class StatusBuilder:
             bill=bill_of(self._segment, self._config, now_ns),
             memory_bound_bytes=self._memory_bound_bytes,
             retention=schemas.RetentionStatus(words[at.G_RECORDS_EVICTED], self._clock_jump_ms()),
+            certificate=self._certificate_status(),
             gates=[self._producers_gate(now_ns), self._routers_gate(now_ns)],
             scheduler=self._scheduler(),
             delivery=schemas.DeliveryStatus(
@@ -232,6 +237,12 @@ class StatusBuilder:
         """What topics' producers were acknowledged, over all shards."""
         found = topiccounts.counted(self._segment)
         return [TopicSeries(each.name or OTHERS, each.records, each.bytes) for each in found]
+
+    def _certificate_status(self) -> schemas.CertificateStatus | None:
+        if self._certificate is None:
+            return None
+        shown = self._certificate.in_force
+        return schemas.CertificateStatus([*shown.names], int(shown.expires.timestamp() * 1000))
 
     def _clock_jump_ms(self) -> int | None:
         """How far the wall clock jumped, back is negative; None while its time is trusted."""

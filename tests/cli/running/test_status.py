@@ -12,6 +12,7 @@ from tests.scripted import Answer, Call, run, says
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
     "uptime_s": 200,
+    "certificate": None,
     "ready": True,
     "alarms": [],
     "incarnation": 3,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
+import tempfile
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -30,6 +32,7 @@ from daemon.governor.governor import Governor
 from daemon.governor.ladder import RUNGS
 from daemon.intake.refused import RefusalReason
 from daemon.schemas.names import TOPIC_NAME
+from daemon.tls.certificate import Certificate, Files
 from delivery.dispatch import SLICE_NS
 from delivery.scheduler.bands import BANDS
 from ledger.delivery.push_rates import LearnedRate
@@ -44,6 +47,7 @@ from shards.boards.topiccounts import write_name
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
 from shards.segment import Segment
+from tests.e2e.secured import Authority
 from uploader.groups.puller import GroupTable
 
 NOW_NS = 100_000_000_000
@@ -67,7 +71,10 @@ class Daemon:
         self.groups = GroupTable(self.segment)
         self.groups.start()
         self.words[at.G_BUDGET_USD] = double(1_500.0)
-        self.builder = StatusBuilder(self.segment, load(None, {}, []))
+        with tempfile.TemporaryDirectory() as folder:
+            authority = Authority(Path(folder))
+            certificate = Certificate(Files(authority.certificate, authority.key, None))
+        self.builder = StatusBuilder(self.segment, load(None, {}, []), certificate)
 
     def store(self, shard: int, word: int, value: int) -> None:
         self.words[self.segment.layout.shard(shard) + word] = value

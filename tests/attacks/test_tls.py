@@ -1,0 +1,433 @@
+"""TLS with clients that do not finish, do not end, do not take, or are not who they say."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from daemon.access.token_file import Scope, TokenFile
+from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.processes import kill_shards, shard_pids
+from tests.e2e.secured import (
+    BAD,
+    Authority,
+    Secured,
+    asked,
+    secured,
+    spoil,
+)
+
+RECORD = {"records": [{"data": "by TLS"}]}
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured(tmp_path_factory.mktemp("tls")) as made:
+        yield made
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Secured]:
+    """A daemon for one test, whose certificate it replaces."""
+    with secured(tmp_path) as made:
+        yield made
+
+
+def hello() -> bytes:
+    """The first message of a client."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    said = ssl.MemoryBIO()
+    engine = client.wrap_bio(ssl.MemoryBIO(), said, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        engine.do_handshake()
+    return said.read()
+
+
+def head(topic: str, size: int, *fields: str) -> bytes:
+    """The head of a request to produce."""
+    lines = [f"POST /v0/topics/{topic} HTTP/1.1", "Host: localhost", *fields,
+             "Content-Type: application/json", f"Content-Length: {size}"]  # fmt: skip
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def read_to_the_end(line: socket.socket) -> bytes:
+    """What comes until the other side ends; with a reset it has ended, too."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while data := line.recv(1 << 16):
+            found += data
+    return found
+
+
+def serial_of(front: Secured, context: ssl.SSLContext | None = None) -> object:
+    """The number of the certificate that is shown now."""
+    with front.connected(context) as line:
+        shown = line.getpeercert()
+    assert shown is not None
+    return shown["serialNumber"]
+
+
+# -- whoever speaks something else ---------------------------------------------------------------
+
+
+def test_clear_text_is_told_to_use_tls(front: Secured) -> None:
+    with socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S) as line:
+        line.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = read_to_the_end(line)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"use https://" in answer
+
+
+def test_tls_is_told_of_clear_text(front: Secured) -> None:
+    with socket.create_connection(("127.0.0.1", front.daemon.port), timeout=HANG_S) as line:
+        line.sendall(hello())
+        answer = read_to_the_end(line)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"tls_listen" in answer
+
+
+def test_bytes_that_are_neither_end_the_connection(front: Secured) -> None:
+    for first in (b"\x00" * 64, b"\x16\x03\x01\xff\xff" + b"x" * 70_000, b"\x80\x2e\x01\x00\x02"):
+        with socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S) as line:
+            with suppress(ConnectionResetError, BrokenPipeError):
+                line.sendall(first)
+            line.shutdown(socket.SHUT_WR)
+            assert b"HTTP" not in read_to_the_end(line)
+    assert front.ask("GET", "/livez").status == 200
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_versions_before_1_2_are_refused(front: Secured) -> None:
+    context = front.authority.context
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = ssl.TLSVersion.TLSv1
+    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError, match=r"PROTOCOL_VERSION|protocol version"):
+        front.connected(context)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_both_versions_are_served_with_http_1_1(front: Secured, version: ssl.TLSVersion) -> None:
+    context = front.authority.context
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with front.connected(context) as line:
+        assert line.selected_alpn_protocol() == "http/1.1"
+    assert front.ask("GET", "/livez", context=context).status == 200
+
+
+def test_a_client_that_trusts_others_sends_nothing(front: Secured, tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        front.connected(Authority(tmp_path).context)
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [6, 16_200, 17_000, 65_536, 4 << 20, 15 << 20])
+def test_bodies_of_any_size_come_whole(front: Secured, size: int) -> None:
+    part = min(size, 500_000)
+    sent = [{"data": f"{number:06}" + "x" * (part - 6)} for number in range(size // part)]
+    with front.client() as client:
+        made = asked(client, "POST", f"/v0/topics/size.{size}", {"records": sent})
+        assert made.status == 200, made.body
+    assert [{"data": each["data"]} for each in front.daemon.read_all(f"size.{size}")] == sent
+
+
+def test_pipelined_requests_are_answered_in_order(front: Secured) -> None:
+    bodies = [json.dumps({"records": [{"data": number}]}).encode() for number in range(100)]
+    sent = b"".join(head("pipelined", len(body)) + body for body in bodies)
+    with front.connected() as line:
+        line.sendall(sent)
+        found = b""
+        while len(re.findall(rb'"last_seq":\d+', found)) < len(bodies):
+            found += line.recv(1 << 16)
+    assert [int(each) for each in re.findall(rb'"last_seq":(\d+)', found)] == [*range(1, 101)]
+
+
+@pytest.mark.parametrize("how", ["close_notify", "without"])
+def test_a_close_in_the_middle_of_a_body_stores_nothing(front: Secured, how: str) -> None:
+    topic = f"cut.{how}"
+    body = json.dumps(RECORD).encode()
+    assert front.ask("PUT", f"/v0/topics/{topic}").status == 201
+    line = front.connected()
+    line.sendall(head(topic, len(body)) + body[:-1])
+    if how == "close_notify":
+        with suppress(ssl.SSLError, OSError):
+            line.unwrap()
+    line.close()
+    assert front.ask("POST", f"/v0/topics/{topic}", RECORD).json["first_seq"] == 1
+    assert len(front.daemon.read_all(topic)) == 1
+
+
+def test_an_answer_ends_with_a_close_notify(front: Secured) -> None:
+    with front.connected() as line:
+        line.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        found = b""
+        while data := line.recv(1 << 16):  # an end without a close_notify raises SSLEOFError
+            found += data
+    assert found.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_stream_goes_by_tls(front: Secured) -> None:
+    assert front.ask("PUT", "/v0/topics/streamed").status == 201
+    with front.connected() as line:
+        line.sendall(b"GET /v0/topics/streamed/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        found = line.recv(1 << 16)
+        for number in range(50):
+            data = f"number {number};"
+            assert front.ask("POST", "/v0/topics/streamed", {"records": [{"data": data}]}).status \
+                == 200  # fmt: skip
+            while data.encode() not in found:
+                found += line.recv(1 << 16)
+
+
+# -- handshakes ----------------------------------------------------------------------------------
+
+
+def test_whoever_says_nothing_is_gone_after_a_while(front: Secured) -> None:
+    with ExitStack() as stack:
+        lines = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S))
+            for _ in range(3)
+        ]
+        lines[1].sendall(hello()[:50])
+        lines[2].sendall(hello())
+        for line in lines:
+            read_to_the_end(line)
+        assert front.ask("GET", "/livez").status == 200
+
+
+def half_open(front: Secured, count: int, stack: ExitStack) -> None:
+    first = hello()
+    for _ in range(count):
+        line = stack.enter_context(
+            socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S)
+        )
+        with suppress(ConnectionResetError, BrokenPipeError):
+            line.sendall(first)
+
+
+@pytest.mark.slow
+def test_ten_thousand_half_open_handshakes_keep_nobody_out(front: Secured) -> None:
+    bound_bytes = front.daemon.status()["memory_bound_bytes"]
+    process = psutil.Process(shard_pids(front.daemon)[0])
+    before_bytes = process.memory_info().rss
+    with ExitStack() as stack:
+        half_open(front, 10_000, stack)
+        assert front.ask("POST", "/v0/topics/honest", RECORD).status == 200
+        taken_bytes = process.memory_info().rss - before_bytes
+        assert process.memory_info().rss < bound_bytes
+        assert taken_bytes < 2_048 * (44 << 10) + (32 << 20), "at most 2,048 are under way"
+    assert "others were under way" in front.daemon.text
+
+
+# -- certificates --------------------------------------------------------------------------------
+
+
+def test_another_certificate_is_shown_without_ending_anything(own: Secured) -> None:
+    before = serial_of(own)
+    with own.client() as kept, own.connected() as slow:
+        assert asked(kept, "POST", "/v0/topics/a", RECORD).status == 200
+        body = json.dumps({"records": [{"data": "x" * 20_000}]}).encode()
+        slow.sendall(head("a", len(body)))
+        own.authority.issue()
+        wait_until(lambda: serial_of(own) != before, "the new certificate")
+        assert asked(kept, "POST", "/v0/topics/a", RECORD).json["first_seq"] == 2
+        slow.sendall(body)
+        assert b'"first_seq":3' in slow.recv(1 << 16)
+    wait_until(lambda: "the certificate was read again" in own.daemon.text, "the log to say so")
+
+
+KEPT, RELOADED = "stays in force", "configuration reloaded"
+
+
+def says(front: Secured, text: str, more_than: int = 0) -> bool:
+    """Whether the log has it, and more often than before."""
+    return front.daemon.text.count(text) > more_than
+
+
+@pytest.mark.slow
+def test_a_bad_pair_leaves_the_old_one_in_force_and_says_so_once(own: Secured) -> None:
+    before, authority = serial_of(own), own.authority
+    for how in BAD:
+        said, reloads = (own.daemon.text.count(text) for text in (KEPT, RELOADED))
+        message = spoil(authority, how)
+        wait_until(partial(says, own, message), f"the log to say: {message}")
+        os.kill(own.daemon.process.pid, signal.SIGHUP)
+        wait_until(partial(says, own, RELOADED, reloads), "the reload")
+        assert serial_of(own) == before, how
+        assert own.daemon.text.count(KEPT) == said + 1, how
+    kill_shards(own.daemon, 0)
+    assert serial_of(own) == before, "a successor has the pair in force, whatever the files are"
+    authority.issue()
+    wait_until(lambda: serial_of(own) != before, "the next good pair")
+
+
+def test_a_daemon_does_not_start_with_a_bad_pair(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    message = spoil(authority, "expired")
+    daemon = Daemon(tmp_path / "data", settings=authority.settings)
+    daemon.start()
+    wait_until(lambda: daemon.process.poll() is not None, "the daemon to refuse")
+    assert daemon.stop() == 1
+    assert message in daemon.text
+
+
+def test_a_reload_in_the_middle_of_a_handshake_does_not_disturb_it(own: Secured) -> None:
+    before = serial_of(own)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    engine = own.authority.context.wrap_bio(down, up, server_hostname="localhost")
+    with socket.create_connection(("127.0.0.1", own.port), timeout=HANG_S) as line:
+        with suppress(ssl.SSLWantReadError):
+            engine.do_handshake()
+        first = up.read()
+        line.sendall(first[:100])
+        own.authority.issue()
+        os.kill(own.daemon.process.pid, signal.SIGHUP)
+        wait_until(lambda: serial_of(own) != before, "the new certificate")
+        line.sendall(first[100:])
+        while True:
+            down.write(line.recv(1 << 16))
+            try:
+                engine.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                continue
+        engine.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        line.sendall(up.read())
+        answer = line.recv(1 << 16)
+        down.write(answer)
+        assert engine.read().startswith(b"HTTP/1.1 200 ")
+
+
+def goes_on(answered: list[int], before: int, errors: list[object]) -> bool:
+    """Whether another request was answered, or nothing will be any more."""
+    return answered[1] > before or bool(errors)
+
+
+@pytest.mark.parametrize(
+    "reloads", [5, pytest.param(1_000, marks=pytest.mark.slow)], ids=["few", "thousand"]
+)
+def test_reloads_of_certificate_and_tokens_under_load_make_no_error(
+    tmp_path: Path, reloads: int
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    token = tokens.issue("kept", list(Scope))[1]
+    settings = {"auth_file": tokens.path}
+    with secured(tmp_path, settings=settings) as own:
+        errors: list[object] = []
+        answered = [0, 0]
+        ended = threading.Event()
+
+        def load(number: int) -> None:
+            while not ended.is_set():
+                try:
+                    with own.client() as client:
+                        for _ in range(1 if number else 50):
+                            made = asked(
+                                client, "POST", "/v0/topics/t", RECORD,
+                                authorization=f"Bearer {token}",
+                            )  # fmt: skip
+                            assert made.status == 200, made
+                            answered[number] += 1
+                except Exception as error:
+                    errors.append(error)
+                    return
+
+        threads = [threading.Thread(target=load, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(reloads):
+                own.authority.issue()
+                tokens.issue(f"other{number}", [Scope.READ])
+                if number > 10:
+                    tokens.revoke(f"other{number - 10}")
+                os.kill(own.daemon.process.pid, signal.SIGHUP)
+                wait_until(
+                    partial(goes_on, answered, answered[1], errors), "a request on a new line"
+                )
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        assert not errors
+        assert KEPT not in own.daemon.text
+
+
+# -- clients with certificates -------------------------------------------------------------------
+
+
+def test_a_certificate_stands_for_the_token_that_names_it(tmp_path: Path) -> None:
+    clients = Authority(tmp_path / "clients")
+    tokens = TokenFile(tmp_path / "tokens.json")
+    secret = tokens.issue("writer", [Scope.PRODUCE], ["a"], certificate="shop.example")[1]
+    other = tokens.issue("reader", [Scope.READ])[1]
+    settings = {"auth_file": tokens.path, "tls_client_ca": clients.file}
+
+    def context(front: Secured, name: str | None) -> ssl.SSLContext:
+        made = front.authority.context
+        if name is not None:
+            clients.ca.issue_cert(name).configure_cert(made)
+        return made
+
+    with secured(tmp_path, settings=settings) as front:
+        shop, stranger, nobody = (
+            context(front, name) for name in ("shop.example", "evil.example", None)
+        )
+        for _ in range(2):  # the second time the head is known
+            assert front.ask("POST", "/v0/topics/a", RECORD, shop).status == 200
+            for refused in (stranger, nobody):
+                assert front.ask("POST", "/v0/topics/a", RECORD, refused).status == 401
+        assert front.ask("POST", "/v0/topics/b", RECORD, shop).status == 403
+        # A token that is sent counts, and not the certificate.
+        sent = {"authorization": f"Bearer {other}"}
+        assert front.ask("POST", "/v0/topics/a", RECORD, shop, **sent).status == 403
+        sent = {"authorization": f"Bearer {secret}"}
+        assert front.ask("POST", "/v0/topics/a", RECORD, stranger, **sent).status == 200
+        # Nor does the certificate of another authority.
+        foreign = front.authority.context
+        front.authority.ca.issue_cert("shop.example").configure_cert(foreign)
+        with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+            front.ask("POST", "/v0/topics/a", RECORD, foreign)
+        with front.client(shop) as kept:
+            assert asked(kept, "POST", "/v0/topics/a", RECORD).status == 200
+            tokens.revoke("writer")
+            wait_until(
+                lambda: asked(kept, "POST", "/v0/topics/a", RECORD).status == 401,
+                "the revocation",
+            )
+
+
+# -- clients that do not take --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_slow_clients_do_not_take_is_counted_as_it_was_sent(front: Secured) -> None:
+    """Two hundred watchers of one object: in clear text it is kept once, by TLS for each."""
+    process = psutil.Process(shard_pids(front.daemon)[0])
+    assert front.ask("PUT", "/v0/topics/untaken").status == 201
+    with ExitStack() as stack:
+        for _ in range(200):
+            line = stack.enter_context(closing(front.connected()))
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.sendall(b"GET /v0/topics/untaken/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert line.recv(1024)
+        before_bytes = process.memory_info().rss
+        for _ in range(3):
+            big = {"records": [{"data": "x" * 1_000_000}]}
+            assert front.ask("POST", "/v0/topics/untaken", big).status == 200
+        wait_until(lambda: "whose clients took nothing" in front.daemon.text, "some to be closed")
+        assert process.memory_info().rss - before_bytes < 200 << 20
