@@ -8,12 +8,12 @@ counting is in shared memory (shards/boards/limits.py), so limits hold over all 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from daemon.access.token_file import Token
 from daemon.config.limits import BY_NAME, limit_text
 from daemon.schemas.errors import ApiError
-from shards.boards.limits import SharedRate
+from shards.boards.limits import SharedCount, SharedRate
 from shards.segment import Segment
 
 DAEMON_SLOT = 0
@@ -26,39 +26,103 @@ class _Limited(NamedTuple):
     value: float
 
 
+class _Counted(NamedTuple):
+    now: SharedCount
+    whose: str
+    of: str
+    value: float
+
+
+class _Limits(NamedTuple):
+    """Of one slot, by name."""
+
+    rates: dict[str, _Limited]
+    counts: dict[str, _Counted]
+
+
+class Carried(Protocol):
+    """A connection, which is among those of one allowance: that of its last request."""
+
+    allowance: Allowance | None
+
+
 class Allowance:
     """Of the bearers of one token, on one shard. The limits of the daemon count too."""
 
-    __slots__ = ("_bytes_in", "_bytes_out", "_requests", "_settings")
+    __slots__ = (
+        "_bytes_in", "_bytes_out", "_connections", "_requests", "_settings", "_streams",
+    )  # fmt: skip
 
-    def __init__(self, *limited: Mapping[str, _Limited]) -> None:
+    def __init__(self, *limits: _Limits) -> None:
         def those(name: str) -> tuple[_Limited, ...]:
-            return tuple(each[name] for each in limited if name in each)
+            return tuple(each.rates[name] for each in limits if name in each.rates)
 
+        def counts(name: str) -> tuple[_Counted, ...]:
+            return tuple(each.counts[name] for each in limits if name in each.counts)
+
+        self._connections, self._streams = counts("connections"), counts("streams")
         self._requests, self._settings = those("requests"), those("settings")
         self._bytes_in, self._bytes_out = those("bytes_in"), those("bytes_out")
 
-    def take(self, body_bytes: int, *, is_setting: bool = False) -> None:
+    def take(self, connection: Carried, body_bytes: int, *, is_setting: bool = False) -> None:
         """A request comes in. Raises ApiError 429."""
-        taken: list[tuple[_Limited, int]] = []
-        self._take("requests", self._requests, 1, taken)
-        if body_bytes and self._bytes_in:
-            self._take("bytes_in", self._bytes_in, body_bytes, taken)
-        if self._bytes_out:
-            self._take("bytes_out", self._bytes_out, 1, taken)
-        if is_setting:
-            self._take("settings", self._settings, 1, taken)
-
-    def _take(
-        self, name: str, of: tuple[_Limited, ...], units: int, taken: list[tuple[_Limited, int]]
-    ) -> None:
-        for limited in of:
-            wait_ns = limited.rate.take(units)
+        if connection.allowance is not self:
+            self._take_connection(connection)
+        # Written out, since every request of a limited token comes here.
+        for limited in self._requests:
+            wait_ns = limited.rate.take(1)
             if wait_ns:
-                for other, given in taken:
-                    other.rate.give_back(given)
-                raise _refusal(name, limited, wait_ns)
-            taken.append((limited, units))
+                raise self._refused(limited, wait_ns, body_bytes)
+        if body_bytes:
+            for limited in self._bytes_in:
+                wait_ns = limited.rate.take(body_bytes)
+                if wait_ns:
+                    raise self._refused(limited, wait_ns, body_bytes)
+        for limited in self._bytes_out:
+            wait_ns = limited.rate.take(1)
+            if wait_ns:
+                raise self._refused(limited, wait_ns, body_bytes)
+        if is_setting:
+            for limited in self._settings:
+                wait_ns = limited.rate.take(1)
+                if wait_ns:
+                    raise self._refused(limited, wait_ns, body_bytes)
+
+    def _refused(self, refusing: _Limited, wait_ns: int, body_bytes: int) -> ApiError:
+        """Gives back what was taken before this one refused."""
+        for name, those, units in (
+            ("requests", self._requests, 1),
+            ("bytes_in", self._bytes_in, body_bytes),
+            ("bytes_out", self._bytes_out, 1),
+            ("settings", self._settings, 1),
+        ):
+            for limited in those:
+                if limited is refusing:
+                    return _refusal(name, limited, wait_ns)
+                limited.rate.give_back(units)
+        raise AssertionError(refusing)
+
+    def _take_connection(self, connection: Carried) -> None:
+        if connection.allowance is not None:
+            connection.allowance.count_connection(-1)
+            connection.allowance = None
+        _check("connections", self._connections)
+        self.count_connection(1)
+        connection.allowance = self
+
+    def count_connection(self, change: int) -> None:
+        """There is one connection more, or one less."""
+        for each in self._connections:
+            each.now.add(change)
+
+    def check_stream(self) -> None:
+        """Raises ApiError 429 if there may be no further stream."""
+        _check("streams", self._streams)
+
+    def count_stream(self, change: int) -> None:
+        """There is one stream more, or one less."""
+        for each in self._streams:
+            each.now.add(change)
 
     def charge_out(self, size_bytes: int) -> int:
         """So much of an answer is sent. Returns for how many ns nothing more should be."""
@@ -69,19 +133,34 @@ class Allowance:
         return max((each.rate.charge(size_bytes) for each in self._bytes_in), default=0)
 
 
+def _check(name: str, counted: tuple[_Counted, ...]) -> None:
+    for each in counted:
+        if each.now.total() >= each.value:
+            raise ApiError(
+                429,
+                "over_limit",
+                f"{each.whose} is limited to {each.value:g} {name}, and has them: close some,"
+                f" {_remedy(each.of)}",
+                {"limit": name, "value": f"{each.value:g}", "of": each.of},
+                retry_after_s=1,
+                close=True,
+            )
+
+
+def _remedy(of: str) -> str:
+    if of == "token":
+        return "or ask for a token with a higher limit"
+    return "or raise it in the daemon's configuration (limits)"
+
+
 def _refusal(name: str, limited: _Limited, wait_ns: int) -> ApiError:
     retry_after_ms = -(-wait_ns // 1_000_000)
     value = limit_text(name, limited.value)
-    remedy = (
-        "or ask for a token with a higher one"
-        if limited.of == "token"
-        else "or raise it in the daemon's configuration (limits)"
-    )
     return ApiError(
         429,
         "over_limit",
         f"{limited.whose} is limited to {value} {BY_NAME[name].says} ({name}); nothing of this"
-        f" request was done, send it again in {retry_after_ms} ms, {remedy}",
+        f" request was done, send it again in {retry_after_ms} ms, {_remedy(limited.of)}",
         {"limit": name, "value": value, "of": limited.of, "retry_after_ms": retry_after_ms},
         retry_after_s=-(-retry_after_ms // 1000),
     )
@@ -92,23 +171,34 @@ class Allowances:
 
     def __init__(self, segment: Segment, shard: int, daemon_limits: Mapping[str, float]) -> None:
         self._segment, self._shard = segment, shard
-        self._daemon = self._limited("the daemon", "daemon", DAEMON_SLOT, daemon_limits)
-        self.of_all = Allowance(self._daemon) if self._daemon else None
+        self._counts: dict[tuple[int, int], SharedCount] = {}
+        self._daemon = self._limits("the daemon", "daemon", DAEMON_SLOT, daemon_limits)
+        self.of_all = Allowance(self._daemon) if daemon_limits else None
 
     def of_token(self, token: Token) -> Allowance | None:
         """That of a token; None if nothing is limited."""
         if not token.limits:
             return self.of_all
-        own = self._limited(f"token {token.name!r}", "token", token.slot, token.limits)
+        own = self._limits(f"token {token.name!r}", "token", token.slot, token.limits)
         return Allowance(own, self._daemon)
 
-    def _limited(
-        self, whose: str, of: str, slot: int, limits: Mapping[str, float]
-    ) -> dict[str, _Limited]:
-        found: dict[str, _Limited] = {}
+    def _limits(self, whose: str, of: str, slot: int, limits: Mapping[str, float]) -> _Limits:
+        found = _Limits({}, {})
         for name, value in limits.items():
-            word = BY_NAME[name].word
-            if word is not None:
-                rate = SharedRate(self._segment, self._shard, slot, word, value)
-                found[name] = _Limited(rate, whose, of, value)
+            limit = BY_NAME[name]
+            if limit.word is None:
+                continue
+            if limit.is_rate:
+                rate = SharedRate(self._segment, self._shard, slot, limit.word, value)
+                found.rates[name] = _Limited(rate, whose, of, value)
+            else:
+                found.counts[name] = _Counted(self._count(slot, limit.word), whose, of, value)
+        return found
+
+    def _count(self, slot: int, word: int) -> SharedCount:
+        """The same object for a token that has changed, whose connections are still there."""
+        found = self._counts.get((slot, word))
+        if found is None:
+            found = self._counts[slot, word] = SharedCount(self._segment, self._shard, slot, word)
+            found.clear()
         return found

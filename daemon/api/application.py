@@ -27,6 +27,7 @@ from daemon.http.guard import refuse_link
 from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.http.request_budget import Promise, RequestBudget, check_values
+from daemon.http.response import JSON
 from daemon.intake.producer import Producer
 from daemon.schemas.api import ProduceQuery
 from daemon.schemas.decoding import read_body, read_headers, read_query
@@ -261,7 +262,7 @@ class Api:
         found: Found = request.head.route
         allowance = request.head.rights.allowance
         if allowance is not None:
-            allowance.take(body_bytes or 0, is_setting=found.changes)
+            allowance.take(request.connection, body_bytes or 0, is_setting=found.changes)
         if found.produce is not None:
             return self._producer.admit(request, body_bytes)
         limit = found.route.body_bytes_max
@@ -310,7 +311,7 @@ class Api:
         if name is not None:
             allowance = request.head.rights.allowance
             if allowance is not None:
-                allowance.take(body_bytes)
+                allowance.take(request.connection, body_bytes)
             self._producer.take(request, name, body_bytes)
         else:
             token = self.admit(request, body_bytes)
@@ -334,13 +335,13 @@ class Api:
             if isinstance(answer, Streaming):
                 request.stream(answer.content_type, answer.start)
             elif isinstance(answer, Text):
-                request.respond(200, answer.body, content_type=answer.content_type)
+                _respond(request, answer.body, content_type=answer.content_type)
             elif isinstance(answer, EncodedJson):
-                request.respond(200, answer.body)
+                _respond(request, answer.body)
             elif isinstance(answer, Created):
-                request.respond(201, msgspec.json.encode(answer.document))
+                _respond(request, msgspec.json.encode(answer.document), 201)
             else:
-                request.respond(200, msgspec.json.encode(answer))
+                _respond(request, msgspec.json.encode(answer))
         except asyncio.CancelledError:
             request.abandon()  # the connection is lost, or the process ends
         except Exception as error:  # noqa: BLE001 - every error of a task is logged and answered
@@ -396,6 +397,13 @@ async def _changed(found: Found, request: Request) -> Any:
         return await call(found, request)
     except Exception as error:
         raise refusal_of(error) from error
+
+
+def _respond(request: Request, body: bytes, status: int = 200, *, content_type: str = JSON) -> None:
+    allowance = request.head.rights.allowance
+    if allowance is not None:
+        allowance.charge_out(len(body))
+    request.respond(status, body, content_type=content_type)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -33,8 +33,8 @@ _ERRORS: dict[int, str] = {
     416: "offset_out_of_range: from_seq is greater than head_seq",
     422: "topic_full or partitions_full: a cap of a topic that rejects, or of all partitions;"
     " nothing was stored",
-    429: "throttled, too_many_consumers, too_many_filters or push_limited; nothing was or will be"
-    " stored, send it again after Retry-After",
+    429: "throttled, over_limit, too_many_consumers, too_many_filters or push_limited; nothing was"
+    " or will be stored, send it again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",
     504: "outcome_unknown: not durable within ack_timeout_ms, and it may be stored; send it again"
     " with the same idempotency key",

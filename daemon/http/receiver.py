@@ -14,12 +14,13 @@ Phases:
 
 Of the requests in ``queue``, the one whose body is being taken in (``_taking``) is the last.
 ``_hold`` says why nothing more is read: too many requests are outstanding, the client does not take
-its answers, or a request waits for admission. The latter may have its body already, if that came
-with its head; what was received after it waits in ``buffer``.
+its answers, its limit is used up, or a request waits for admission. The last may have its body
+already, if that came with its head; what was received after it waits in ``buffer``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
@@ -45,7 +46,7 @@ from daemon.schemas.errors import ApiError, too_large
 logger = logging.getLogger(__name__)
 
 HEAD, BODY, DISCARD, WAIT, IGNORE, STREAM, CLOSED = range(7)
-HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION = 1, 2, 4
+HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION, HOLD_LIMIT = 1, 2, 4, 8
 
 
 def _no_head(_: bytes) -> Head | None:
@@ -378,7 +379,7 @@ class Receiver(Sender):
 
     def _feed_body(self, data: bytes, position: int) -> int:
         """Consumes from ``position`` in a phase other than HEAD; returns the new position."""
-        size = len(data)
+        size, begin = len(data), position
         if self._phase >= IGNORE:
             limits = self.server.limits
             is_stream = self._phase == STREAM
@@ -398,9 +399,19 @@ class Receiver(Sender):
             else:
                 self.end()  # the refusal was sent long ago
             return position
+        if self._phase == BODY and self._taking is not None and self._taking.head.chunked:
+            self._pace(self._taking.head, position - begin)
         if body.done:
             self._body_complete(body.take(), size - position)
         return position
+
+    def _pace(self, head: Head, size_bytes: int) -> None:
+        """Reads nothing more while a body of unknown length has used its sender's limit up."""
+        allowance = head.rights.allowance
+        wait_ns = 0 if allowance is None else allowance.charge_in(size_bytes)
+        if wait_ns and not self._hold & HOLD_LIMIT:
+            self._set_hold(HOLD_LIMIT)
+            asyncio.get_running_loop().call_later(wait_ns / 1e9, self._clear_hold, HOLD_LIMIT)
 
     def _body_complete(self, body: bytes, unread_bytes: int) -> None:
         self._phase = HEAD

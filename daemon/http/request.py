@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from daemon.access.allowance import Allowance
 from daemon.access.audit import AuditedRequest
 from daemon.http.cors import Cors
 from daemon.http.head import Head
@@ -70,8 +71,8 @@ class Sender:
     """The sending side of a connection: requests without an answer, in the order of arrival."""
 
     __slots__ = (
-        "answered_ns", "attention", "is_full", "plain", "queue", "server", "tls", "transport",
-        "unread_bytes",
+        "allowance", "answered_ns", "attention", "is_full", "plain", "queue", "server", "tls",
+        "transport", "unread_bytes",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -80,6 +81,7 @@ class Sender:
     def __init__(self, server: Shared) -> None:
         self.server = server
         self.tls: TlsTransport | None = None  # the transport, if it is one
+        self.allowance: Allowance | None = None  # whose connections it is among
         self.queue: deque[Request] = deque()
         # Answers need no header about the connection.
         self.plain = not server.draining

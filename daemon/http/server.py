@@ -256,6 +256,9 @@ class Server:
 
     def connection_lost(self, connection: Connection) -> None:
         """Forgets a connection."""
+        if connection.allowance is not None:
+            connection.allowance.count_connection(-1)
+            connection.allowance = None
         self.places.leave(connection)
         self._wheel.remove(connection)
         if not self._wheel:

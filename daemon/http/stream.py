@@ -61,6 +61,8 @@ class Stream:
 
     __slots__ = (
         "_carrier",
+        "_is_full",
+        "_is_paced",
         "_start",
         "_taken_bytes",
         "_written_bytes",
@@ -82,6 +84,8 @@ class Stream:
         self.drained: Callable[[], None] | None = None
         self.closed_by_peer: Callable[[], None] | None = None
         self.writable = False
+        self._is_full = True  # the transport has more than it should
+        self._is_paced = False  # its limit is used up
         self.closed = False
         self._written_bytes = 0
         self._taken_bytes = 0
@@ -92,8 +96,19 @@ class Stream:
             return
         self._written_bytes += len(data)
         self._carrier.transport.write(data)
-        if not self.writable:
+        if self._is_full:
             self._carrier.streams.hold(self, as_kept(data, self._carrier.tls))
+        allowance = self.rights.allowance
+        if allowance is not None:
+            wait_ns = allowance.charge_out(len(data))
+            if wait_ns and not self._is_paced:
+                self.writable, self._is_paced = False, True
+                asyncio.get_running_loop().call_later(wait_ns / 1e9, self._pace_over)
+
+    def _pace_over(self) -> None:
+        self._is_paced = False
+        if not (self._is_full or self.closed):
+            self._may_write()
 
     def end(self, data: bytes = b"") -> None:
         """Writes ``data``, whole chunks too, and ends the stream and its connection."""
@@ -113,6 +128,7 @@ class Stream:
         """The head was written; ``writable`` if the socket took it."""
         start, self._start = self._start, None
         self.writable = writable
+        self._is_full = not writable
         self._written_bytes = self._carrier.transport.get_write_buffer_size()
         self._taken_bytes = 0
         if start is not None:
@@ -121,15 +137,20 @@ class Stream:
     def held(self) -> None:
         """The transport's buffer is not empty."""
         self.writable = False
+        self._is_full = True
         self._taken_bytes = self._taken()
 
     def taken(self) -> None:
         """The transport's buffer has become empty."""
         self._carrier.streams.unsent.release(self)
-        if not self.closed:
-            self.writable = True
-            if self.drained is not None:
-                self._guarded(self.drained)
+        self._is_full = False
+        if not (self._is_paced or self.closed):
+            self._may_write()
+
+    def _may_write(self) -> None:
+        self.writable = True
+        if self.drained is not None:
+            self._guarded(self.drained)
 
     def has_moved(self) -> bool:
         """Whether the socket took anything since the last call, or since ``held``."""
@@ -192,6 +213,8 @@ class Streams:
         """Why no stream can be opened now."""
         try:
             rights.check_live()  # it may have waited for long
+            if rights.allowance is not None:
+                rights.allowance.check_stream()
         except ApiError as error:
             return error
         if draining:
@@ -212,9 +235,13 @@ class Streams:
     def add(self, stream: Stream) -> None:
         """A stream opens."""
         self._open.add(stream)
+        if stream.rights.allowance is not None:
+            stream.rights.allowance.count_stream(1)
 
     def discard(self, stream: Stream) -> None:
         """The connection of a stream is lost."""
+        if stream in self._open and stream.rights.allowance is not None:
+            stream.rights.allowance.count_stream(-1)
         self._open.discard(stream)
         self.unsent.release(stream)
 

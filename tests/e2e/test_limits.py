@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -10,8 +11,8 @@ import pytest
 
 from daemon.access.token_file import Scope, TokenFile
 from shards.clock import monotonic_ns
-from tests.e2e.daemon import Answer, Daemon, running
-from tests.e2e.wire import Wire
+from tests.e2e.daemon import Answer, Daemon, ask, running, stream, wait_until
+from tests.e2e.wire import Wire, chunked
 
 SHARDS = 4
 ALL = list(Scope)
@@ -21,6 +22,12 @@ RECORDS = b'{"records":[{"data":1}]}'
 TOKENS: dict[str, dict[str, float]] = {
     "friend": {},
     "guest": {"requests": 20},
+    "writer": {"bytes_in": 50_000},
+    "slow-writer": {"bytes_in": 100_000},
+    "reader": {"bytes_out": 50_000},
+    "watcher": {"bytes_out": 100_000, "streams": 2},
+    "few": {"connections": 3},
+    "operator": {"settings": 3},
 }
 
 
@@ -92,3 +99,104 @@ def test_requests_of_a_token_are_limited_over_all_shards_and_others_are_not(worl
     assert found.refused[0].headers["retry-after"] == "1"
     with Wire(world.daemon.port) as wire:
         assert [wire.ask(friend).status for _ in range(30)] == [200] * 30
+
+
+def test_bytes_of_bodies_are_limited_before_they_are_sent(world: World) -> None:
+    body = b'{"records":[{"data":"' + b"x" * 10_000 + b'"}]}'
+    request = asked("POST", "/v0/topics/t", world.tokens["writer"], body)
+    found = run(world, request, 20)
+    assert len(body) * found.accepted <= 50_000 * (found.seconds + 1) * 1.05 + len(body)
+    assert found.refused[0].json["error"]["detail"]["limit"] == "bytes_in"
+    assert found.refused[0].json["error"]["detail"]["value"] == "50000/s"
+    head = request.partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
+    with Wire(world.daemon.port) as wire:
+        answer = wire.ask(head)
+        while answer.status == 100:  # it has become its turn
+            answer = wire.ask(body)
+            assert answer.status == 200
+            answer = wire.ask(head)
+        assert answer.status == 429
+
+
+def test_a_body_of_unknown_length_is_read_no_faster_than_its_limit(world: World) -> None:
+    body = b'{"records":[{"data":"' + b"x" * 300_000 + b'"}]}'
+    head = asked("POST", "/v0/topics/t", world.tokens["slow-writer"])[:-2]
+    head += b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    begin_ns = monotonic_ns()
+    with Wire(world.daemon.port) as wire:
+        answer = wire.ask(head + chunked(body, *[10_000] * 30) + b"")
+        assert answer.status == 200
+        answer = wire.ask(head + chunked(body[:-2] + b"]}", 1000))
+        assert answer.status in (200, 429)
+    seconds = (monotonic_ns() - begin_ns) / 1e9
+    assert len(body) * (1 + (answer.status == 200)) <= 100_000 * (seconds + 1) * 1.05 + 300_000
+
+
+def test_bytes_of_answers_are_limited(world: World) -> None:
+    with Wire(world.daemon.port) as wire:
+        for _ in range(4):
+            wire.ask(asked("POST", "/v0/topics/read", world.tokens["friend"],
+                           b'{"records":[{"data":"' + b"x" * 20_000 + b'"}]}'))  # fmt: skip
+    request = asked("POST", "/v0/topics/read/diff", world.tokens["reader"], b"{}")
+    found = run(world, request, 10, connections=2)
+    # An answer whose size is not known before is sent, and each connection may get one.
+    assert 80_000 * (found.accepted - 2) <= 50_000 * (found.seconds + 1) * 1.05
+    assert found.refused[0].json["error"]["detail"]["limit"] == "bytes_out"
+
+
+def test_a_stream_is_sent_no_faster_than_its_limit_and_loses_nothing(world: World) -> None:
+    with Wire(world.daemon.port) as wire:
+        for n in range(20):
+            wire.ask(asked("POST", "/v0/topics/stream", world.tokens["friend"],
+                           b'{"records":[{"data":"%04d%s"}]}' % (n, b"x" * 20_000)))  # fmt: skip
+    fields = {"Authorization": f"Bearer {world.tokens['watcher']}"}
+    begin_ns = monotonic_ns()
+    got, size, seen = b"", 0, list[int]()
+    with stream(world.daemon.port, "/v0/topics/stream/watch?from_seq=0", headers=fields) as watch:
+        while len(seen) < 20:
+            data = watch.read1(65536)
+            size += len(data)
+            got += data
+            seen = [int(n) for n in re.findall(rb'"(\d{4})x', got)]
+    seconds = (monotonic_ns() - begin_ns) / 1e9
+    assert seen == list(range(20))
+    assert size <= 100_000 * (seconds + 1) * 1.05 + 150_000, "one write may be ahead"
+
+
+def test_connections_and_streams_of_a_token_are_counted_over_all_shards(world: World) -> None:
+    request = asked("GET", "/openapi.json", world.tokens["few"])
+    with ExitStack() as stack:
+        wires = [stack.enter_context(Wire(world.daemon.port)) for _ in range(6)]
+        answers = [wire.ask(request) for wire in wires]
+        assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 3
+        refused = next(answer for answer in answers if answer.status == 429)
+        assert refused.json["error"]["detail"] == {
+            "limit": "connections", "value": "3", "of": "token",
+        }  # fmt: skip
+    with Wire(world.daemon.port) as wire:
+        key = {"X-Api-Key": world.tokens["few"]}
+        wait_until(
+            lambda: ask(world.daemon.port, "GET", "/openapi.json", headers=key).status == 200,
+            "a place of those that have ended",
+        )
+        assert wire.ask(asked("GET", "/livez", None)).status == 200
+        assert wire.ask(asked("PUT", "/v0/topics/watched", world.tokens["friend"])).status < 300
+    request = asked("GET", "/v0/topics/watched/watch", world.tokens["watcher"])
+    with ExitStack() as stack:
+        for _ in range(2):
+            opened = stack.enter_context(Wire(world.daemon.port))
+            opened.send(request)
+            assert opened._more(), "the head of a stream"
+        with Wire(world.daemon.port) as wire:
+            answer = wire.ask(request)
+            assert (answer.status, answer.json["error"]["detail"]["limit"]) == (429, "streams")
+
+
+def test_changes_of_settings_are_limited_and_records_are_not(world: World) -> None:
+    request = asked("PUT", "/v0/topics/settled", world.tokens["operator"])
+    found = run(world, request, 10)
+    assert found.accepted <= 3 * (found.seconds + 1) * 1.05
+    assert found.refused[0].json["error"]["detail"]["limit"] == "settings"
+    write = asked("POST", "/v0/topics/settled", world.tokens["operator"], RECORDS)
+    with Wire(world.daemon.port) as wire:
+        assert [wire.ask(write).status for _ in range(10)] == [200] * 10
