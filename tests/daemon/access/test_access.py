@@ -7,12 +7,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daemon.access import access as module
 from daemon.access.access import Access
-from daemon.access.rights import EVERYTHING
+from daemon.access.rights import EVERYTHING, Rights
 from daemon.access.token_file import Scope, TokenFile, TokenFileError
 from daemon.schemas.errors import ApiError
+from delivery.filters import compiled
 
 NOW_MS = 1_790_000_000_000
 
@@ -178,3 +181,13 @@ def test_what_a_token_set_up_waits_while_it_is_not_in_force(world: World) -> Non
     assert world.access.version > version
     assert world.access.why_gone(shop).startswith("token revoked: 'shop'")
     assert Access(None).why_gone(shop) == ""
+
+
+names = st.text("ab.-", min_size=1, max_size=6)
+patterns = st.lists(st.text("ab.*?", min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(patterns, names)
+def test_patterns_cover_what_each_of_them_matches(topics: list[str], name: str) -> None:
+    rights = Rights(None, [Scope.READ], topics)
+    assert rights.covers(name) == any(compiled(pattern)(name) for pattern in topics)
