@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.filters import compiled
 from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.subscriptions.blocks import MISSING, NEAR_RECORDS, Blocks
@@ -26,6 +27,8 @@ from delivery.subscriptions.schemas import BlockedKey, RepairedMessages, ResentM
 from delivery.subscriptions.shown.inspection import WallMs, shown_blocked
 from delivery.subscriptions.window.batches import Blocked, Place
 from delivery.subscriptions.window.resent import RESENT_MAX
+from uploader.l0 import L0Error
+from uploader.l0.records import RecordsError
 from uploader.stores.base import StoreError
 
 LOT = 500  # about 2 ms with three patterns
@@ -195,6 +198,10 @@ async def resend(
             gap = (await blocks.load(key, seq, NEAR_RECORDS, await reader.head(key))).tombstone
         except StoreError as error:
             raise OwnerRefused(503, "store_unavailable", str(error)) from error
+        except (L0Error, LakeFileDamaged, RecordsError) as error:
+            raise OwnerRefused(
+                503, "object_damaged", f"{named} cannot be read: {error}", detail
+            ) from error
         found = blocks.find(key, seq)
         if found is MISSING and gap is not None and gap.reason == QUARANTINED:
             raise OwnerRefused(

@@ -27,7 +27,9 @@ def begin(
     """The run under way from now on. Raises RunUnfinished while another lives.
 
     ``dead`` is a run whose driver the caller knows to be gone. Beginning again changes nothing.
+    Raises RunLost for a run that has ended.
     """
+    _check_not_ended(tx, run)
     row = tx.execute("SELECT run, owner FROM runs WHERE ended_ms IS NULL").fetchone()
     if row is not None and row[0] == run:
         return
@@ -70,13 +72,18 @@ def end(tx: WriteTx, run: str, now_ms: int) -> None:
 
 def check(tx: ReadTx, run: str, now_ms: int) -> None:
     """Raises RunLost unless this run lives."""
-    row = tx.execute("SELECT ended_ms FROM runs WHERE run = ?", (run,)).fetchone()
-    if row is None:
+    if not _check_not_ended(tx, run):
         raise RunLost(run, "this ledger does not know it")
-    if row[0] is not None:
-        raise RunLost(run, f"it ended or was taken over at {row[0]}")
     if _expires_ms(tx, run) <= now_ms:
         raise RunLost(run, "its driver was not heard of in time")
+
+
+def _check_not_ended(tx: ReadTx, run: str) -> bool:
+    """Whether the ledger knows a run."""
+    row = tx.execute("SELECT ended_ms FROM runs WHERE run = ?", (run,)).fetchone()
+    if row is not None and row[0] is not None:
+        raise RunLost(run, f"it ended or was taken over at {row[0]}")
+    return row is not None
 
 
 def _end(tx: WriteTx, run: str, now_ms: int) -> None:

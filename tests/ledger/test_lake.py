@@ -11,7 +11,7 @@ import pytest
 
 from ledger import reads, topics
 from ledger.checks import invariants
-from ledger.errors import SwitchRefused
+from ledger.errors import RunLost, SwitchRefused
 from ledger.lake import lake_files, lake_tables, pages, runs
 from ledger.lake.types import FileRange, Hole, LakeRange, LakeTable, NewFile, TableSwitch
 from ledger.ledger import Ledger
@@ -153,6 +153,17 @@ def test_ranges_come_in_pages_of_whole_files(ledger: Ledger, topic: Topic) -> No
     assert paged(4) == [[first, second], [third, fourth]]
     assert paged(3) == [[first, second], [third, fourth]], "a file is not divided"
     assert paged(1) == [[first], [second], [third], [fourth]]
+
+
+def test_a_run_that_has_ended_is_not_begun_again(ledger: Ledger) -> None:
+    ledger.write(runs.begin, "r", "test", 1)
+    ledger.write(runs.end, "r", 2)
+    with pytest.raises(RunLost, match="it ended or was taken over at 2"):
+        ledger.write(runs.begin, "r", "test", 3)
+    ledger.write(runs.begin, "next", "test", 3)
+    with pytest.raises(RunLost):
+        ledger.write(runs.begin, "r", "test", 4)
+    assert ledger.read(runs.living, 4) == "next"
 
 
 def test_a_repeated_switch_does_no_harm(ledger: Ledger, topic: Topic) -> None:

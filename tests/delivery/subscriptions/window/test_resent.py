@@ -15,7 +15,9 @@ from delivery.subscriptions.window.windows import window_for
 from ledger import topics
 from ledger.delivery import progress
 from ledger.delivery.subscriptions import Subscription
+from ledger.lake import lake_files
 from ledger.types import TopicConfig
+from tests.delivery import lakes
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, S, data, messages, record, run
 
@@ -430,3 +432,27 @@ def test_what_resent_messages_take_is_counted() -> None:
     finally:
         tracemalloc.stop()
     assert 0.7 * taken <= resent.bytes <= 2 * taken
+
+
+def test_a_message_in_a_damaged_file_of_the_lake_is_refused_with_the_name_of_the_file(
+    node: Node,
+) -> None:
+    async def first(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(record(1), record(2))
+        await owner.rest()
+        await owner.take_all(made, client)
+
+    async def second(owner: Owner) -> None:
+        (running,) = owner.subscriptions._running.values()
+        lakes.compact(node)
+        owner.partitions.followed.forget_tail(node.key())
+        (file,) = node.ledger.read(lake_files.of_topic, node.topic.topic_id)
+        lakes.local(file.path).write_bytes(b"torn")
+        asked = Resend(running.view.subscription.subscription_id, (0, 1))
+        with pytest.raises(OwnerRefused, match=file.path) as found:
+            await owner.ask(asked)
+        assert (found.value.status, found.value.code) == (503, "object_damaged")
+
+    run(node, first, second)
