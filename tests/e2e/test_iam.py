@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from compaction import job
 from compaction.inputs.place import Place
+from compaction.run.session import spark_session
+from compaction.source.lease import end_batches
 from daemon.upkeep.image import COPY_SUFFIX
 from ledger import reads
 from ledger.log.entry import image_key
@@ -25,7 +28,7 @@ from tests import iam
 from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.lake import diff_rows
-from tests.e2e.test_source_reads import produced
+from tests.e2e.test_source_reads import produced, read
 from tests.minio import Bucket
 
 pytestmark = pytest.mark.slow
@@ -253,3 +256,87 @@ def test_a_daemon_lives_by_its_policy(data: Path, bucket: Bucket) -> None:
     with running(data, **options(user)) as daemon:
         assert diff_rows(daemon, "t") == rows
         assert daemon.status()["alarms"] == []
+
+
+def collected(daemon: Daemon, environ: dict[str, str]) -> str:
+    """What ``headgate gc`` from elsewhere says, and whether it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "gc", "--url", daemon.url],
+        cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return f"{'done' if done.returncode == 0 else 'failed'}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.spark
+def test_a_compaction_lives_by_its_policy_and_by_nothing_less(
+    data: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """One session of Spark for all: it has the user's keys, and the policy changes under it."""
+    user = iam.user(bucket, policy("compaction", bucket))
+    become(user, monkeypatch)
+    left = set(pieces("compaction"))
+
+    def fails(less: Piece, work: Callable[[], str]) -> None:
+        user.may(policy("compaction", bucket, less))
+        said = work()
+        assert said.startswith("failed:"), (less, said)
+        assert f"the credentials need {less.action} on" in said and HINT in said, (less, said)
+        left.remove(less)
+
+    settings = {
+        "s3_endpoint_url": bucket.endpoint_url, "admin_over_tcp": "true", "gc_grace_ms": 0,
+        "snapshot_keep_ms": 0,
+    }  # fmt: skip
+    with (
+        running(data, store=bucket.url, environ=bucket.environment, settings=settings) as daemon,
+        spark_session("local[1]", tmp_path),
+    ):
+
+        def compacted() -> str:
+            capfd.readouterr()
+            done = job.main(["--url", daemon.url]) == 0
+            return f"{'done' if done else 'failed'}: {''.join(capfd.readouterr())}"
+
+        def collect() -> str:
+            return collected(daemon, user.environment)
+
+        produced(daemon, "t", 3)
+        fails(Piece("s3:GetObject", "l0"), compacted)
+        fails(Piece("s3:PutObject", "lake"), compacted)
+        user.may(policy("compaction", bucket))
+        assert compacted().startswith("done:")
+        produced(daemon, "t", 3)
+        fails(Piece("s3:GetObject", "lake"), compacted)
+        user.may(policy("compaction", bucket))
+        assert compacted().startswith("done:")
+        for action in ("s3:DeleteObject", "s3:ListBucket"):
+            for folder in ("l0", "lake"):
+                fails(Piece(action, folder), collect)
+        assert left == set()
+        user.may(policy("compaction", bucket))
+        assert collect().startswith("done:")
+
+
+def test_a_reader_lives_by_its_policy_and_by_nothing_less(
+    data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"s3_endpoint_url": bucket.endpoint_url}
+    become(iam.User(bucket, bucket.access_key, bucket.secret_key), monkeypatch)
+    with running(data, store=bucket.url, settings=settings) as daemon:
+        produced(daemon, "files", 3)
+        compact(data, "run", ["files"], place=place_of(bucket))
+        produced(daemon, "objects", 3)
+        rows = {topic: diff_rows(daemon, topic) for topic in ("files", "objects")}
+        reader = iam.user(bucket, policy("reader", bucket))
+        become(reader, monkeypatch)
+        for topic, folder in (("files", "lake"), ("objects", "l0")):
+            less = Piece("s3:GetObject", folder)
+            reader.may(policy("reader", bucket, less))
+            with pytest.raises(Exception, match=f"the credentials need {less.action} on it"):
+                read(daemon, topic)
+        reader.may(policy("reader", bucket))
+        for topic in rows:
+            assert read(daemon, topic) == rows[topic]
+        end_batches()
+    assert sorted(pieces("reader")) == [Piece("s3:GetObject", "l0"), Piece("s3:GetObject", "lake")]
