@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.consuming import ConsumerStream, ShardLine, acknowledgment, owner_of, subscribe
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import kill_shards, stop_until_killed, succession
+from tests.e2e.processes import kill_shards, succession
 
 Message = dict[str, Any]
 
@@ -124,24 +124,6 @@ def test_owners_that_are_killed_one_after_the_other_deliver_nothing_acknowledged
                 assert daemon.get(path).json["lag"] == 3_000 - len(consumer.finished)
             while len(consumer.finished) < 3_000:
                 consumer.some(200, but_one=False)
-        check_end(daemon, path)
-
-
-@pytest.mark.slow
-def test_an_owner_that_is_stopped_and_killed_delivers_nothing_acknowledged_again(
-    data: Path,
-) -> None:
-    with running(data, shards=2) as daemon:
-        path = subscribe(daemon, "t", "s", mode="shared")
-        owner = owner_of(daemon, path)
-        produce(daemon, 400, 1)
-        with ShardLine(daemon, 1 - owner) as line:
-            consumer = Finishing(line, path)
-            consumer.some(100, but_one=True)
-            with succession(daemon, owner) as (pid,):
-                stop_until_killed(pid)
-            while len(consumer.finished) < 400:
-                consumer.some(100, but_one=False)
         check_end(daemon, path)
 
 

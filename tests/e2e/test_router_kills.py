@@ -11,8 +11,8 @@ import pytest
 
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import kill_shards, stop_until_killed, succession
-from tests.e2e.routing import add_router, assert_copied, feeding, router, wait_routed
+from tests.e2e.processes import kill_shards
+from tests.e2e.routing import add_router, assert_copied, feeding, wait_routed
 from tests.e2e.test_recovery import log_entries, recovered
 
 ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -64,20 +64,6 @@ def test_shards_that_are_killed_one_after_the_other_double_and_lose_no_copy(data
                 kill_shards(daemon, shard)
             wait_more(15)
         assert check(daemon) > 300
-
-
-@pytest.mark.slow
-def test_an_owner_that_is_stopped_is_killed_and_its_successor_continues(data: Path) -> None:
-    with running(data, shards=2) as daemon:
-        set_up(daemon)
-        owner = router(daemon, "all")["router_id"] % 2
-        with feeding(daemon, "src") as wait_more:
-            wait_more(10)
-        with succession(daemon, owner) as (pid,):
-            stop_until_killed(pid)
-        with feeding(daemon, "src") as wait_more:
-            wait_more(10)
-        check(daemon)
 
 
 @pytest.mark.slow
