@@ -24,7 +24,8 @@ class StreamCut(AssertionError):
 class Wire:
     """One connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, token: str = "") -> None:
+        self._token = token  # of ``json``
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
@@ -128,7 +129,10 @@ class Wire:
 
     def json(self, method: str, path: str, document: object) -> Answer:
         """A request with a JSON body, the connection kept."""
-        return self.ask(request(method, path, json.dumps(document).encode()))
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        return self.ask(
+            request(method, path, json.dumps(document).encode(), "application/json", **headers)
+        )
 
 
 def request(
@@ -166,7 +170,7 @@ def wire_of_each_shard(daemon: Daemon, topic: str) -> Iterator[list[Wire]]:
         shards = len(_acknowledged(daemon))
         for _ in range(_ENOUGH):
             before = _acknowledged(daemon)
-            wire = stack.enter_context(Wire(daemon.port))
+            wire = stack.enter_context(Wire(daemon.port, daemon.token))
             answer = wire.json("POST", f"/v0/topics/{topic}", {"records": [{"data": 0}]})
             assert answer.status == 200
             found.setdefault(_counted_by(daemon, before), wire)

@@ -18,12 +18,20 @@ SHOWN_MAX = 20
 @click.option("--seconds", default=60.0, show_default=True, help="How long is sent.")
 @click.option("--seed", default=1, show_default=True, help="What is sent follows from it.")
 @click.option("--only", type=int, help="Sends this one stream of the seed.")
-def main(seconds: float, seed: int, only: int | None) -> None:
+@click.option("--tokens", is_flag=True, help="The daemon needs tokens; not all are right.")
+def main(seconds: float, seed: int, only: int | None, tokens: bool) -> None:
     """Sends what no client should to a daemon, and judges what it does."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-fuzz-"))
     click.echo(f"seed {seed}, data in {folder}")
     report = run(
-        Options(folder, seed, seconds, only=only, say=lambda line: click.echo(line, err=True))
+        Options(
+            folder,
+            seed,
+            seconds,
+            only=only,
+            tokens=tokens,
+            say=lambda line: click.echo(line, err=True),
+        )
     )
     answers = ", ".join(f"{status} x{count}" for status, count in sorted(report.answers.items()))
     click.echo(f"{report.streams} connections; answers: {answers or 'none'}")

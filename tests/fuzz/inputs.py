@@ -12,6 +12,7 @@ import json
 import random
 import re
 import zlib
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ class Sent(NamedTuple):
     marks: int = 0
     framed: bool = True
     exact: bool = True
+    allowed: bool = True  # False: it has no token that is in force, or two
 
 
 class Stream(NamedTuple):
@@ -73,9 +75,11 @@ class Stream(NamedTuple):
         return sum(map(len, self.pieces))
 
 
-def stream_of(seed: int, number: int, body_bytes_max: int) -> Stream:
-    """The stream of that number; the same for the same arguments."""
-    return _Maker(random.Random(f"{seed} {number}"), number, body_bytes_max).stream()
+def stream_of(seed: int, number: int, body_bytes_max: int, tokens: Sequence[str] = ()) -> Stream:
+    """The stream of that number; the same for the same arguments. Most requests have one of
+    ``tokens``, if there are any."""
+    rng = random.Random(f"{seed} {number}")
+    return _Maker(rng, number, body_bytes_max, tokens).stream()
 
 
 _INTEGERS = (
@@ -139,8 +143,11 @@ _FIELDS = (
 
 
 class _Maker:
-    def __init__(self, rng: random.Random, number: int, body_bytes_max: int) -> None:
+    def __init__(
+        self, rng: random.Random, number: int, body_bytes_max: int, tokens: Sequence[str]
+    ) -> None:
         self.rng = rng
+        self.tokens = tokens
         self.number = number
         self.body_bytes_max = body_bytes_max
         self.requests: list[Sent] = []
@@ -331,7 +338,8 @@ class _Maker:
         """A request; sometimes its head or its chunks are not as they should be."""
         rng = self.rng
         framed = True
-        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *fields]
+        given, allowed = self.authorized()
+        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *given, *fields]
         payload = body or b""
         if body is not None and rng.random() < 0.3:
             lines.append("Transfer-Encoding: chunked")
@@ -355,7 +363,24 @@ class _Maker:
         head = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
         if rng.random() < 0.05:
             head, framed = self.damaged(head), False
-        return Sent(head + payload, framed=framed)
+        return Sent(head + payload, framed=framed, allowed=allowed)
+
+    def authorized(self) -> tuple[list[str], bool]:
+        """The fields with a token, and whether it lets anybody in."""
+        rng = self.rng
+        if not self.tokens:
+            return [], True
+        token = rng.choice(self.tokens)
+        bearer, key = f"Authorization: Bearer {token}", f"X-Api-Key: {token}"
+        if rng.random() < 0.8:
+            return [rng.choice((bearer, bearer, key))], True
+        wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
+        return rng.choice((
+            [], [bearer, key], [bearer, bearer], [f"X-Api-Key: {wrong}"],
+            [f"Authorization: Bearer {wrong}"], [f"Authorization: Basic {token}"],
+            [f"Authorization: {token}"], ["Authorization:"], [f"X-Api-Key: {self.text()}"],
+            [f"Authorization: Bearer {token[:40]}"], [f"Cookie: token={token}"],
+        )), False  # fmt: skip
 
     def chunked(self, body: bytes) -> bytes:
         rng = self.rng

@@ -34,6 +34,8 @@ def judged(
     found: list[str] = []
     if 400 <= said.status < 600 and stored:
         found.append(f"{name} was answered {said.status}, but {len(stored)} records are stored")
+    if not sent.allowed and stored:
+        found.append(f"{name} had no token, but {len(stored)} records are stored")
     if sent.framed and said.status == 0 and not said.whole and stored:
         found.append(f"{name} was cut off, but {len(stored)} records are stored")
     if sent.framed and sent.exact and stored not in (set(), set(range(sent.marks))):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
+from daemon.access.token_file import Scope, TokenFile
 from daemon.http.limits import HttpLimits
 from ledger.checks import invariants
 from ledger.ledger import Ledger
@@ -46,13 +47,15 @@ LOOK_AT_MEMORY_EVERY_S = 0.25
 
 
 class Options(NamedTuple):
-    """``streams`` ends a run earlier than ``seconds``; ``only`` sends one stream."""
+    """``streams`` ends a run earlier than ``seconds``; ``only`` sends one stream. ``tokens``: the
+    daemon needs some, and requests have right ones, wrong ones or none."""
 
     folder: Path
     seed: int
     seconds: float
     streams: int = 0
     only: int | None = None
+    tokens: bool = False
     say: Callable[[str], object] = lambda line: None
 
 
@@ -70,10 +73,17 @@ class Report(msgspec.Struct):
 def run(options: Options) -> Report:
     """Fuzzes a daemon in ``options.folder`` and judges it."""
     data = options.folder / "data"
-    with running(data, shards=SHARDS, settings=SETTINGS) as daemon:
+    settings, tokens = dict(SETTINGS), []
+    if options.tokens:
+        file = TokenFile(options.folder / "tokens.json")
+        settings["auth_file"] = file.path
+        tokens = [file.issue(name, list(Scope))[1] for name in ("judge", "fuzzer")]
+        tokens.append(file.issue("producer", [Scope.PRODUCE])[1])
+    keeper = tokens[0] if tokens else ""
+    with running(data, shards=SHARDS, settings=settings, token=keeper) as daemon:
         for topic in (*RECORD_TOPICS, PULSE_TOPIC):
             assert daemon.json("PUT", f"/v0/topics/{topic}").status == 201
-        hunt = _Hunt(daemon, options)
+        hunt = _Hunt(daemon, options, tokens[1:])
         hunt.go()
         hunt.judge()
     with closing(Ledger(data / "ledger" / "ledger.db", nullcontext(), must_exist=True)) as ledger:
@@ -82,7 +92,8 @@ def run(options: Options) -> Report:
 
 
 class _Hunt:
-    def __init__(self, daemon: Daemon, options: Options) -> None:
+    def __init__(self, daemon: Daemon, options: Options, tokens: Sequence[str]) -> None:
+        self._tokens = tokens
         self.daemon = daemon
         self.options = options
         self.report = Report()
@@ -126,7 +137,7 @@ class _Hunt:
 
     def _send_streams(self) -> None:
         while (number := self._number()) is not None:
-            stream = stream_of(self.options.seed, number, BODY_BYTES_MAX)
+            stream = stream_of(self.options.seed, number, BODY_BYTES_MAX, self._tokens)
             began = self._pulses
             try:
                 answers = _conversation(self.daemon.port, stream)
@@ -164,7 +175,7 @@ class _Hunt:
                     self._said[stream.number, index] = said
 
     def _pulse(self) -> None:
-        with Wire(self.daemon.port) as wire:
+        with Wire(self.daemon.port, self.daemon.token) as wire:
             asked = {"tail": True, "wait_ms": PULSE_WAIT_MS}
             while not self._over.is_set():
                 if wire.json("POST", f"/v0/topics/{PULSE_TOPIC}/diff", asked).status == 200:
