@@ -3,12 +3,13 @@ names that were made to lead to this machine, pages of other origins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from compaction.access.http_calls import call, socket_address
-from tests.e2e.daemon import Answer, Daemon
+from daemon.access.token_file import Scope, TokenFile
+from tests.e2e.daemon import Answer, Daemon, running
 from tests.e2e.subscribing import Subscription
 from tests.e2e.wire import Wire
 
@@ -16,6 +17,22 @@ RECORDS = b'{"records":[{"data":"planted"}]}'
 JSON = "Content-Type: application/json"
 PAGE = ("Origin: https://evil.example", "Sec-Fetch-Site: cross-site")
 LINK = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")
+
+
+@pytest.fixture(scope="module", params=["open", "tokens"])
+def victim(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Daemon]:
+    """A daemon with topic ``secrets`` of one record, without tokens and with them."""
+    settings: dict[str, object] = {}
+    token = ""
+    if request.param == "tokens":
+        file = TokenFile(tmp_path_factory.mktemp("auth") / "tokens.json")
+        token, settings["auth_file"] = file.issue("victim", list(Scope))[1], file.path
+    data = tmp_path_factory.mktemp("data")
+    with running(data, settings=settings, token=token) as daemon:
+        assert daemon.produce("secrets", "the record").status == 200
+        yield daemon
 
 
 def asked(
@@ -26,7 +43,18 @@ def asked(
     body: bytes = b"",
     host: str = "127.0.0.1",
 ) -> Answer:
-    """The answer to a request as an attacker writes it."""
+    """The answer to a request as an attacker writes it. Where there are tokens, who has none gets
+    nowhere, and the answer is to one who has stolen the victim's."""
+    if daemon.token:
+        bare = sent(daemon, method, target, *fields, body=body, host=host)
+        assert bare.status in (401, 403, 404, 421) or target == "/readyz", bare
+        fields = (*fields, f"Authorization: Bearer {daemon.token}")
+    return sent(daemon, method, target, *fields, body=body, host=host)
+
+
+def sent(
+    daemon: Daemon, method: str, target: str, *fields: str, body: bytes, host: str
+) -> Answer:  # fmt: skip
     lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", *fields, "Connection: close"]
     if body or method != "GET":
         lines.append(f"Content-Length: {len(body)}")
