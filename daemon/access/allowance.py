@@ -36,8 +36,11 @@ class _Counted(NamedTuple):
 class _Limits(NamedTuple):
     """Of one slot, by name."""
 
+    whose: str
+    of: str
     rates: dict[str, _Limited]
     counts: dict[str, _Counted]
+    objects: dict[str, float]
 
 
 class Carried(Protocol):
@@ -50,7 +53,7 @@ class Allowance:
     """Of the bearers of one token, on one shard. The limits of the daemon count too."""
 
     __slots__ = (
-        "_bytes_in", "_bytes_out", "_connections", "_requests", "_settings", "_streams",
+        "_bytes_in", "_bytes_out", "_connections", "_objects", "_requests", "_settings", "_streams",
     )  # fmt: skip
 
     def __init__(self, *limits: _Limits) -> None:
@@ -60,6 +63,7 @@ class Allowance:
         def counts(name: str) -> tuple[_Counted, ...]:
             return tuple(each.counts[name] for each in limits if name in each.counts)
 
+        self._objects = [each for each in limits if each.objects]
         self._connections, self._streams = counts("connections"), counts("streams")
         self._requests, self._settings = those("requests"), those("settings")
         self._bytes_in, self._bytes_out = those("bytes_in"), those("bytes_out")
@@ -124,6 +128,18 @@ class Allowance:
         for each in self._streams:
             each.now.add(change)
 
+    def limits_objects(self, *names: str) -> bool:
+        """Whether there is a limit of any of these."""
+        return any(name in each.objects for each in self._objects for name in names)
+
+    def check_objects(self, name: str, of_token: int, of_all: int) -> None:
+        """Raises ApiError 429 if there may not be this many of the token's, or of all."""
+        for each in self._objects:
+            value = each.objects.get(name)
+            count = of_token if each.of == "token" else of_all
+            if value is not None and count > value:
+                raise _too_many(name, value, each.whose, each.of, count - 1)
+
     def charge_out(self, size_bytes: int) -> int:
         """So much of an answer is sent. Returns for how many ns nothing more should be."""
         return max((each.rate.charge(size_bytes) for each in self._bytes_out), default=0)
@@ -136,15 +152,20 @@ class Allowance:
 def _check(name: str, counted: tuple[_Counted, ...]) -> None:
     for each in counted:
         if each.now.total() >= each.value:
-            raise ApiError(
-                429,
-                "over_limit",
-                f"{each.whose} is limited to {each.value:g} {name}, and has them: close some,"
-                f" {_remedy(each.of)}",
-                {"limit": name, "value": f"{each.value:g}", "of": each.of},
-                retry_after_s=1,
-                close=True,
-            )
+            error = _too_many(name, each.value, each.whose, each.of, each.now.total())
+            error.close = True
+            raise error
+
+
+def _too_many(name: str, value: float, whose: str, of: str, count: int) -> ApiError:
+    return ApiError(
+        429,
+        "over_limit",
+        f"{whose} is limited to {value:g} {name}, and there are {count}; nothing of this request"
+        f" was done: end some, {_remedy(of)}",
+        {"limit": name, "value": f"{value:g}", "of": of},
+        retry_after_s=1,
+    )
 
 
 def _remedy(of: str) -> str:
@@ -183,12 +204,12 @@ class Allowances:
         return Allowance(own, self._daemon)
 
     def _limits(self, whose: str, of: str, slot: int, limits: Mapping[str, float]) -> _Limits:
-        found = _Limits({}, {})
+        found = _Limits(whose, of, {}, {}, {})
         for name, value in limits.items():
             limit = BY_NAME[name]
             if limit.word is None:
-                continue
-            if limit.is_rate:
+                found.objects[name] = value
+            elif limit.is_rate:
                 rate = SharedRate(self._segment, self._shard, slot, limit.word, value)
                 found.rates[name] = _Limited(rate, whose, of, value)
             else:

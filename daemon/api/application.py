@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from daemon.access.access import Access
 from daemon.access.audit import AuditLog
@@ -28,6 +29,7 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.http.request_budget import Promise, RequestBudget, check_values
 from daemon.http.response import JSON
+from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.producer import Producer
 from daemon.schemas.api import ProduceQuery
 from daemon.schemas.decoding import read_body, read_headers, read_query
@@ -233,6 +235,7 @@ class Api:
         options: bool = False,
         admin_over_tcp: bool = False,
         audit: AuditLog | None = None,
+        objects: ObjectLimits | None = None,
     ) -> None:
         """``options``: OPTIONS is answered, for browsers that ask before a request.
         ``admin_over_tcp``: the admin API is not only for the Unix socket."""
@@ -245,6 +248,7 @@ class Api:
         self._tasks: dict[asyncio.Task[None], Request] = {}
         self._budget = RequestBudget()
         self._audit = audit
+        self._objects = objects
 
     def route(self, head: Head) -> Found:
         """Finds the handler, and keeps of the query only what is read later. Raises ApiError 404,
@@ -327,6 +331,8 @@ class Api:
 
     async def _serve(self, request: Request, found: Found) -> None:
         try:
+            if found.route.creates and self._objects is not None:
+                await self._check_room(self._objects, found, request)
             if found.changes and self._audit is not None:
                 with self._audit.change(request.asked):
                     answer = await _changed(found, request)
@@ -349,6 +355,17 @@ class Api:
             if refusal.status in (401, 403):
                 self.refused(request, refusal)
             request.refuse(refusal)
+
+    async def _check_room(self, objects: ObjectLimits, found: Found, request: Request) -> None:
+        rights = request.head.rights
+        if rights.allowance is not None:
+            partitions = next(
+                (getattr(each, "partitions", 1) for each in body_of(found, request)), 1
+            )
+            name = "/".join(found.arguments[: found.route.path.count("{")])
+            await objects.check(
+                rights, found.route.creates, name, 1 if partitions is UNSET else partitions
+            )
 
     def refused(self, request: Request, error: ApiError) -> None:
         """A line of a request that its sender had no right to."""

@@ -79,6 +79,8 @@ class Route(Struct, frozen=True, kw_only=True):
     # The handler gets the sender's Rights after the path, the query and the headers, to check the
     # topics that it learns of later.
     gets_rights: bool = False
+    # What a PUT creates, if it is not there: a limit of tokens (daemon/config/limits.py).
+    creates: str = ""
     # For everybody, without a token.
     is_open: bool = False
     # Of an internal route to {operation}: those that change nothing worth a line of the audit log.

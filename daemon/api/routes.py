@@ -144,6 +144,7 @@ ROUTES = (
     Route(
         method="PUT",
         path="/v0/topics/{topic}",
+        creates="topics",
         summary="create a topic (201), or change its settings (200)",
         scopes=(Scope.MANAGE,),
         handler=lambda handlers: handlers.topics.put,
@@ -268,6 +269,7 @@ ROUTES = (
     Route(
         method="PUT",
         path="/v0/cursors/{cursor}",
+        creates="cursors",
         summary="create a cursor (201), or put it somewhere (200)",
         scopes=(Scope.MANAGE,),
         gets_rights=True,
@@ -311,6 +313,7 @@ ROUTES = (
     Route(
         method="PUT",
         path="/v0/routers/{router}",
+        creates="routers",
         summary="create a router (201), or change its settings (200)",
         scopes=(Scope.MANAGE,),
         gets_rights=True,

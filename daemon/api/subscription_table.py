@@ -63,6 +63,7 @@ SUBSCRIPTION_ROUTES = (
     Route(
         method="PUT",
         path="/v0/topics/{topic}/subscriptions/{subscription}",
+        creates="subscriptions",
         summary="create a subscription (201), or change its settings (200)",
         scopes=(Scope.MANAGE,),
         gets_rights=True,

@@ -34,6 +34,11 @@ LIMITS = (
     Limit("settings", "requests that change something other than records", is_rate=True, word=3),
     Limit("connections", "connections", word=0),
     Limit("streams", "streams", word=1),
+    Limit("topics", "topics"),
+    Limit("partitions", "partitions of all its topics"),
+    Limit("subscriptions", "subscriptions"),
+    Limit("routers", "routers"),
+    Limit("cursors", "cursors"),
 )  # fmt: skip
 BY_NAME: Mapping[str, Limit] = {limit.name: limit for limit in LIMITS}
 

@@ -28,6 +28,7 @@ from daemon.intake.admission import FRAME_BYTES, TARGET_BYTES, Admission
 from daemon.intake.caps import RELOAD_NS, CapTracker, TopicFull
 from daemon.intake.cursor_cache import CursorCache, CursorNotCached
 from daemon.intake.formats import BodyLimits, Produce
+from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.pending import PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from daemon.schemas.api import ProduceQuery
@@ -67,10 +68,12 @@ class Producer:
         *,
         auto_create: bool = True,
         audit: AuditLog | None = None,
+        objects: ObjectLimits | None = None,
     ) -> None:
         self._ack_timeout_ms = ack_timeout_ms
         self._auto_create = auto_create
         self._audit = audit
+        self._objects = objects
         self._timeout_ns = 1_000_000 * ack_timeout_ms
         self.admission = Admission(segment, shard, ring, limits.body_bytes_max, rng)
         self._topics = topics
@@ -254,6 +257,8 @@ class Producer:
         bodies.payloads(asked, config.partitions, lambda: 0)
         if asked.advance is not None:
             await self._cursors.load(asked.advance)
+        if self._objects is not None:
+            await self._objects.check(request.head.rights, "topics", name, config.partitions)
         line = nullcontext() if self._audit is None else self._audit.change(request.asked)
         with line:
             topic, _ = await self._topics.create(name, config)

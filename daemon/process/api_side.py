@@ -86,6 +86,7 @@ class ApiSide:
             options=bool(config.cors_origins),
             admin_over_tcp=config.admin_over_tcp,
             audit=opened.audit,
+            objects=write.objects,
         )
 
     def follow_files(self) -> None:

@@ -13,6 +13,7 @@ from daemon.intake.commit_feed import CommitFeed
 from daemon.intake.copies import Copies
 from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.formats import BodyLimits
+from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
@@ -84,10 +85,12 @@ class WriteSide:
             record_bytes_max=config.record_bytes_max,
             records_max=config.records_max,
         )
+        self.objects = ObjectLimits(opened.ledger)
         self.producer = Producer(
             segment, shard, self.topics, self.cursors, self.ring, self.pending, limits,
             published, short_of_time, opened.rng, config.ack_timeout_ms,
             auto_create=config.auto_create_topics, audit=opened.audit,
+            objects=self.objects,
         )  # fmt: skip
         self.admission = self.producer.admission
         self.copies = Copies(self.topics, self.ring, self.pending, self.admission, published)

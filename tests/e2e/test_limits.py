@@ -51,6 +51,8 @@ def asked(method: str, target: str, token: str | None, body: bytes = b"", *field
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     file = TokenFile(tmp_path_factory.mktemp("auth") / "tokens.json")
     tokens = {name: file.issue(name, ALL, limits=limits)[1] for name, limits in TOKENS.items()}
+    few = {"topics": 2, "partitions": 10, "subscriptions": 1, "routers": 1, "cursors": 3}
+    tokens["maker"] = file.issue("maker", ALL, ["made-*"], limits=few)[1]
     with running(
         tmp_path_factory.mktemp("data"), shards=SHARDS, settings={"auth_file": file.path}
     ) as daemon:
@@ -200,3 +202,43 @@ def test_changes_of_settings_are_limited_and_records_are_not(world: World) -> No
     write = asked("POST", "/v0/topics/settled", world.tokens["operator"], RECORDS)
     with Wire(world.daemon.port) as wire:
         assert [wire.ask(write).status for _ in range(10)] == [200] * 10
+
+
+def test_what_a_token_is_for_is_counted_whoever_made_it(world: World) -> None:
+    with Wire(world.daemon.port) as wire:
+
+        def put(target: str, body: bytes = b"{}", token: str = "maker") -> Answer:
+            return wire.ask(asked("PUT", target, world.tokens[token], body))
+
+        def limit(answer: Answer) -> object:
+            assert (answer.status, answer.code) == (429, "over_limit"), answer
+            return answer.json["error"]["detail"]["limit"]
+
+        assert put("/v0/topics/of-others", token="friend").status < 300
+        assert put("/v0/topics/made-1", b'{"partitions":4}', "friend").status == 201
+        assert limit(put("/v0/topics/made-2", b'{"partitions":7}')) == "partitions"
+        assert put("/v0/topics/made-2", b'{"partitions":6}').status == 201
+        assert limit(put("/v0/topics/made-2", b'{"partitions":7}')) == "partitions"
+        assert put("/v0/topics/made-2", b'{"priority":7}').status == 200
+        assert limit(put("/v0/topics/made-3")) == "topics"
+        write = asked("POST", "/v0/topics/made-4", world.tokens["maker"], RECORDS)
+        assert limit(wire.ask(write)) == "topics"
+        assert wire.ask(asked("GET", "/v0/topics/made-4", world.tokens["friend"])).status == 404
+        for first, second, kind in (
+            ("/v0/topics/made-1/subscriptions/a", "/v0/topics/made-2/subscriptions/a",
+             "subscriptions"),
+            ("/v0/routers/one", "/v0/routers/two", "routers"),
+        ):  # fmt: skip
+            body = b'{"source":"made-1","dest":"made-2"}' if kind == "routers" else b"{}"
+            assert put(first, body).status == 201
+            assert put(first).status == 200
+            assert limit(put(second, body)) == kind
+        names = iter(range(9))
+        while (answer := put(f"/v0/cursors/made-{next(names)}")).status == 201:
+            pass
+        assert limit(answer) == "cursors"
+        deleted = asked("DELETE", "/v0/topics/made-2/subscriptions/a", world.tokens["maker"])
+        assert wire.ask(deleted).status == 404
+        assert wire.ask(asked("DELETE", "/v0/routers/one", world.tokens["maker"])).status == 200
+        assert wire.ask(asked("DELETE", "/v0/topics/made-2", world.tokens["maker"])).status == 200
+        assert put("/v0/topics/made-3").status == 201

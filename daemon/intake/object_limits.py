@@ -1,0 +1,90 @@
+"""Limits of what there may be: topics, partitions, subscriptions, routers and cursors.
+
+What counts for a token is what its patterns of topics are for, whoever made it: so nothing has to
+remember who did, and a token that is made anew finds what the former one has left. What counts for
+the daemon is everything. It is counted when something is to be created, in a read of the ledger:
+several that are created at the same moment may exceed a limit by one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from daemon.access.rights import Rights
+from delivery.ledger_thread import LedgerThread
+from ledger import cursors, topics
+from ledger.delivery import routers, subscriptions
+from ledger.tx import ReadTx
+
+PAGE = 1_000
+
+
+class Present(NamedTuple):
+    """Something that there is: its name, the names that a token must be for, and how much."""
+
+    name: str
+    concerns: tuple[str, ...]
+    units: int = 1
+
+
+def _topics(tx: ReadTx) -> Iterator[Present]:
+    after = ""
+    while page := topics.page(tx, after, PAGE):
+        yield from (Present(each.name, (each.name,), each.config.partitions) for each in page)
+        after = page[-1].name
+
+
+def _subscriptions(tx: ReadTx) -> Iterator[Present]:
+    for each in subscriptions.all_views(tx):
+        topic = each.topic.name
+        yield Present(f"{topic}/{each.subscription.name}", (topic,))
+
+
+def _routers(tx: ReadTx) -> Iterator[Present]:
+    for each in routers.views(tx):
+        yield Present(each.router.name, (each.source.name, each.dest.name))
+
+
+def _cursors(tx: ReadTx) -> Iterator[Present]:
+    after = ""
+    while page := cursors.page(tx, after, PAGE):
+        yield from (Present(each.name, (each.name,)) for each in page)
+        after = page[-1].name
+
+
+_KINDS: dict[str, Callable[[ReadTx], Iterator[Present]]] = {
+    "topics": _topics,
+    "subscriptions": _subscriptions,
+    "routers": _routers,
+    "cursors": _cursors,
+}
+
+
+class ObjectLimits:
+    """Checks those of one shard's clients."""
+
+    def __init__(self, ledger: LedgerThread) -> None:
+        self._ledger = ledger
+
+    async def check(self, rights: Rights, kind: str, name: str, partitions: int = 1) -> None:
+        """Raises ApiError 429 if ``name`` is not there yet and may not be; or, of a topic, not
+        with this many partitions."""
+        allowance = rights.allowance
+        if allowance is None or not allowance.limits_objects(kind, "partitions"):
+            return
+        present = await self._ledger.read(lambda tx: list(_KINDS[kind](tx)))
+        own = [each for each in present if all(map(rights.covers, each.concerns))]
+        before = next((each for each in present if each.name == name), None)
+        if before is None:
+            allowance.check_objects(kind, len(own) + 1, len(present) + 1)
+        if kind == "topics":
+            more = partitions - (0 if before is None else before.units)
+            if more > 0:
+                allowance.check_objects(
+                    "partitions", _partitions(own) + more, _partitions(present) + more
+                )
+
+
+def _partitions(there: list[Present]) -> int:
+    return sum(each.units for each in there)
