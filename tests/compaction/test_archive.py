@@ -102,8 +102,8 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     command = [
-        str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-input", "--constraint", str(ROOT / "constraints.txt"), *EXECUTORS_HAVE,
+        sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet",
+        "--disable-pip-version-check", "--no-input", "--constraint", str(ROOT / "constraints.txt"), *EXECUTORS_HAVE,
     ]  # fmt: skip
     subprocess.run(command, check=True)
     return python
