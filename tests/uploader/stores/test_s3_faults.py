@@ -12,6 +12,7 @@ from crc32c import crc32c
 from shards.clock import monotonic_ns
 from tests.uploader.stores.http_stores import Answer, Request, error, scripted_store
 from uploader.stores.base import (
+    Encryption,
     ObjectMissing,
     StoreBusy,
     StoreError,
@@ -233,3 +234,22 @@ except StoreRefused as refused:
     )
     assert found.stderr == ""
     assert "Unable to locate credentials; set AWS_ACCESS_KEY_ID" in found.stdout
+
+
+def test_every_request_that_makes_an_object_asks_for_encryption() -> None:
+    begun = Answer(
+        200,
+        b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>",
+        (("Content-Type", "application/xml"),),
+    )
+    with scripted_store(lambda request: begun if request.method == "POST" else KEPT) as server:
+        encryption = Encryption("aws:kms", "a-key")
+        store = S3Store("bucket", endpoint_url=server.endpoint_url, encryption=encryption)
+        put(store)
+        store.put_in_parts("ledger/image").put(b"part")
+        store.close()
+    makes = [request for request in server.requests if "partNumber" not in request.path]
+    assert [request.method for request in makes] == ["PUT", "POST"]
+    for request in makes:
+        assert request.headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert request.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "a-key"
