@@ -103,7 +103,8 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     command = [
         sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet",
-        "--disable-pip-version-check", "--no-input", "--constraint", str(ROOT / "constraints.txt"), *EXECUTORS_HAVE,
+        "--disable-pip-version-check", "--no-input", "--constraint",
+        str(ROOT / "constraints.txt"), *EXECUTORS_HAVE,
     ]  # fmt: skip
     subprocess.run(command, check=True)
     return python
