@@ -168,6 +168,50 @@ def test_a_token_of_other_topics_learns_nothing_of_a_topic_not_even_that_it_exis
     assert world.state() == before
 
 
+WITH_RIGHTS = [route for route in CLOSED if route.gets_rights]
+NAMED = {"secrets": "nothing", "copier": "nobodys", "warehouse": "nowhere_1", "workers": "no_such"}
+
+
+def renamed(text: str) -> str:
+    """The same with names that nothing has."""
+    for name, other in NAMED.items():
+        text = text.replace(name, other)
+    return text
+
+
+@pytest.mark.parametrize("route", WITH_RIGHTS, ids=[f"{r.method} {r.path}" for r in WITH_RIGHTS])
+def test_what_a_handler_checks_itself_tells_a_stranger_nothing(world: World, route: Route) -> None:
+    before = world.state()
+    target, body = target_of(route), body_of(route).decode()
+    is_named = renamed(target + body) != target + body
+    for form in ("%s", "http://127.0.0.1%s"):
+        for path in {target, escaped(target)}:
+            there = world.ask(route.method, form % path, "elsewhere", body=body.encode())
+            told = there.body.decode()
+            if is_named:
+                missing = world.ask(
+                    route.method, form % renamed(target), "elsewhere", body=renamed(body).encode()
+                )
+                assert (there.status, renamed(told)) == (missing.status, missing.body.decode())
+                assert there.status >= 400
+            else:
+                assert not any(name in told for name in NAMED), told
+    if route.method == "GET":
+        head = world.ask("HEAD", target, "elsewhere")
+        assert head.status == world.ask("GET", target, "elsewhere").status and not head.body
+    assert world.state() == before
+
+
+def test_each_route_has_a_case_and_says_whose_rights_it_needs() -> None:
+    """A new route must be among the cases of this module, or say here why it needs none."""
+    for route in CLOSED:
+        assert "{" not in target_of(route), f"{route.path}: name its parameters in PARAMETERS"
+        assert route.scopes, route.path
+        knows_its_topics = "{topic}" in route.path or route.concerns_all_topics or route.gets_rights
+        assert knows_its_topics or route.path == "/openapi.json", route.path
+    assert [route.path for route in ROUTES if route.is_open] == ["/livez", "/readyz"]
+
+
 @pytest.mark.parametrize(
     ("method", "target", "body"),
     [
