@@ -120,6 +120,7 @@ def test_bytes_of_bodies_are_limited_before_they_are_sent(world: World) -> None:
         assert answer.status == 429
 
 
+@pytest.mark.slow
 def test_a_body_of_unknown_length_is_read_no_faster_than_its_limit(world: World) -> None:
     body = b'{"records":[{"data":"' + b"x" * 300_000 + b'"}]}'
     head = asked("POST", "/v0/topics/t", world.tokens["slow-writer"])[:-2]
@@ -146,6 +147,7 @@ def test_bytes_of_answers_are_limited(world: World) -> None:
     assert found.refused[0].json["error"]["detail"]["limit"] == "bytes_out"
 
 
+@pytest.mark.slow
 def test_a_stream_is_sent_no_faster_than_its_limit_and_loses_nothing(world: World) -> None:
     with Wire(world.daemon.port) as wire:
         for n in range(20):
