@@ -66,6 +66,11 @@ class Tls:
         """Its handshake is over, one way or another."""
         self._under_way.pop(transport, None)
 
+    @property
+    def oldest_ns(self) -> int | None:
+        """Since when the oldest handshake has been under way; None without any."""
+        return next(iter(self._under_way.values()), None)
+
     def end_overdue(self, now_ns: int) -> None:
         """Ends the connections whose handshakes take too long."""
         before_ns = now_ns - HANDSHAKE_TIMEOUT_MS * 1_000_000

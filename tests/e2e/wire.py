@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,12 +23,14 @@ class StreamCut(AssertionError):
 
 
 class Wire:
-    """One connection."""
+    """One connection, by TLS if there is a ``context``."""
 
-    def __init__(self, port: int, token: str = "") -> None:
+    def __init__(self, port: int, token: str = "", context: ssl.SSLContext | None = None) -> None:
         self._token = token  # of ``json``
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self._socket = context.wrap_socket(self._socket, server_hostname="localhost")
         self._buffer = b""
 
     def __enter__(self) -> Wire:
@@ -45,8 +48,8 @@ class Wire:
 
     def half_close(self) -> None:
         """Closes our direction: nothing more will be sent. The other side may have reset both."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # a TLS socket's own shutdown ends its reading too
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
     def reset(self) -> None:
         """Closes with a reset: what is in flight in either direction is lost."""
@@ -57,13 +60,13 @@ class Wire:
         """Sends everything, unless the other side has closed already."""
         try:
             self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
             return  # what it has said can still be read
 
     def _more(self) -> bool:
         try:
             data = self._socket.recv(1 << 16)
-        except ConnectionResetError:
+        except (ConnectionResetError, ssl.SSLEOFError):
             data = b""
         self._buffer += data
         return bool(data)

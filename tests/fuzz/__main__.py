@@ -19,7 +19,8 @@ SHOWN_MAX = 20
 @click.option("--seed", default=1, show_default=True, help="What is sent follows from it.")
 @click.option("--only", type=int, help="Sends this one stream of the seed.")
 @click.option("--tokens", is_flag=True, help="The daemon needs tokens; not all are right.")
-def main(seconds: float, seed: int, only: int | None, tokens: bool) -> None:
+@click.option("--tls", is_flag=True, help="Sends it by TLS.")
+def main(seconds: float, seed: int, only: int | None, tokens: bool, tls: bool) -> None:
     """Sends what no client should to a daemon, and judges what it does."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-fuzz-"))
     click.echo(f"seed {seed}, data in {folder}")
@@ -30,6 +31,7 @@ def main(seconds: float, seed: int, only: int | None, tokens: bool) -> None:
             seconds,
             only=only,
             tokens=tokens,
+            tls=tls,
             say=lambda line: click.echo(line, err=True),
         )
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import re
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
@@ -25,6 +26,7 @@ from ledger.checks import invariants
 from ledger.ledger import Ledger
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, running, wait_until
+from tests.e2e.secured import Authority, Secured
 from tests.e2e.wire import StreamCut, Wire, wire_of_each_shard
 from tests.fuzz.inputs import RECORD_TOPICS, End, Stream, marks_in, stream_of
 from tests.fuzz.judge import UNKNOWN, Said, judged
@@ -48,7 +50,8 @@ LOOK_AT_MEMORY_EVERY_S = 0.25
 
 class Options(NamedTuple):
     """``streams`` ends a run earlier than ``seconds``; ``only`` sends one stream. ``tokens``: the
-    daemon needs some, and requests have right ones, wrong ones or none."""
+    daemon needs some, and requests have right ones, wrong ones or none. ``tls``:
+    all is sent by TLS."""
 
     folder: Path
     seed: int
@@ -56,6 +59,7 @@ class Options(NamedTuple):
     streams: int = 0
     only: int | None = None
     tokens: bool = False
+    tls: bool = False
     say: Callable[[str], object] = lambda line: None
 
 
@@ -74,6 +78,9 @@ def run(options: Options) -> Report:
     """Fuzzes a daemon in ``options.folder`` and judges it."""
     data = options.folder / "data"
     settings, tokens = dict(SETTINGS), []
+    authority = Authority(options.folder / "tls")
+    if options.tls:
+        settings |= authority.settings
     if options.tokens:
         file = TokenFile(options.folder / "tokens.json")
         settings["auth_file"] = file.path
@@ -83,7 +90,8 @@ def run(options: Options) -> Report:
     with running(data, shards=SHARDS, settings=settings, token=keeper) as daemon:
         for topic in (*RECORD_TOPICS, PULSE_TOPIC):
             assert daemon.json("PUT", f"/v0/topics/{topic}").status == 201
-        hunt = _Hunt(daemon, options, tokens[1:])
+        secured = Secured(daemon, authority) if options.tls else None
+        hunt = _Hunt(daemon, options, tokens[1:], secured)
         hunt.go()
         hunt.judge()
     with closing(Ledger(data / "ledger" / "ledger.db", nullcontext(), must_exist=True)) as ledger:
@@ -92,9 +100,13 @@ def run(options: Options) -> Report:
 
 
 class _Hunt:
-    def __init__(self, daemon: Daemon, options: Options, tokens: Sequence[str]) -> None:
+    def __init__(
+        self, daemon: Daemon, options: Options, tokens: Sequence[str], secured: Secured | None
+    ) -> None:
         self._tokens = tokens
         self.daemon = daemon
+        self._port = daemon.port if secured is None else secured.port
+        self._context = None if secured is None else secured.authority.context
         self.options = options
         self.report = Report()
         self._lock = threading.Lock()
@@ -140,7 +152,7 @@ class _Hunt:
             stream = stream_of(self.options.seed, number, BODY_BYTES_MAX, self._tokens)
             began = self._pulses
             try:
-                answers = _conversation(self.daemon.port, stream)
+                answers = _conversation(self._port, stream, self._context)
             except StreamCut as error:
                 answers = []
                 if stream.size <= HttpLimits().stream_input_bytes_max:  # else it sent too much
@@ -248,9 +260,9 @@ def _with_answer(said: Said, answer: Answer) -> Said:
     return said
 
 
-def _conversation(port: int, stream: Stream) -> list[Answer]:
+def _conversation(port: int, stream: Stream, context: ssl.SSLContext | None) -> list[Answer]:
     """Sends a stream; the final answers when they are read, up to the end of the connection."""
-    with Wire(port) as wire:
+    with Wire(port, context=context) as wire:
         for piece in stream.pieces:
             wire.send(piece)
         if stream.end is End.CLOSE:

@@ -1,0 +1,89 @@
+"""TLS between a socket and a connection, without a socket: which handshakes end, and when."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from daemon.http.connection import Connection
+from daemon.http.server import Server
+from daemon.tls.certificate import Certificate, Files
+from daemon.tls.transport import HANDSHAKE_TIMEOUT_MS, Tls, TlsTransport
+from tests.daemon.http.front import Script
+from tests.daemon.http.memory_transport import MemoryTransport
+from tests.e2e.secured import Authority
+
+
+class Line:
+    """A client, and the server's side of its connection."""
+
+    def __init__(self, tls: Tls, server: Server, authority: Authority) -> None:
+        self.tls = tls
+        self.tcp = MemoryTransport()
+        self.transport = TlsTransport(tls, Connection(server))
+        self.tcp.protocol = cast(Connection, self.transport)
+        self.transport.connection_made(self.tcp)
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.engine = authority.context.wrap_bio(
+            self.incoming, self.outgoing, server_hostname="localhost"
+        )
+
+    def say(self, step: Callable[[], object]) -> None:
+        """The client does something, and the server gets what it says."""
+        with suppress(ssl.SSLWantReadError):
+            step()
+        said = self.outgoing.read()
+        if said:
+            self.transport.get_buffer(-1)[: len(said)] = said
+            self.transport.buffer_updated(len(said))
+        self.incoming.write(bytes(self.tcp.written))
+        self.tcp.written.clear()
+
+    def shake(self) -> None:
+        for _ in range(3):
+            self.say(self.engine.do_handshake)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[int], tuple[Tls, Callable[[], Line]]]:
+    """A front with so many handshakes at most, and what opens a connection to it."""
+    authority = Authority(tmp_path)
+    pair = Certificate(Files(authority.certificate, authority.key, None)).in_force
+
+    def front(handshakes_max: int) -> tuple[Tls, Callable[[], Line]]:
+        tls = Tls(pair, handshakes_max)
+        server = Server()
+        server.application = Script()
+        return tls, lambda: Line(tls, server, authority)
+
+    return front
+
+
+Made = Callable[[int], tuple[Tls, Callable[[], Line]]]
+
+
+def test_one_handshake_too_many_ends_the_oldest(made: Made) -> None:
+    tls, connect = made(2)
+    done = connect()
+    done.shake()
+    first, second, third = connect(), connect(), connect()
+    assert first.tcp.closed and not (second.tcp.closed or third.tcp.closed or done.tcp.closed)
+    assert tls.failures == 1
+
+
+def test_a_handshake_has_five_seconds_and_a_connection_has_more(made: Made) -> None:
+    tls, connect = made(10)
+    done, silent = connect(), connect()
+    done.shake()
+    since_ns = tls.oldest_ns
+    assert since_ns is not None
+    tls.end_overdue(since_ns + (HANDSHAKE_TIMEOUT_MS - 1) * 1_000_000)
+    assert not silent.tcp.closed
+    tls.end_overdue(since_ns + HANDSHAKE_TIMEOUT_MS * 1_000_000)
+    assert silent.tcp.closed and not done.tcp.closed
+    assert tls.oldest_ns is None
