@@ -83,7 +83,7 @@ class Secured:
         made = socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
         try:
             wrapped = (context or self.authority.context).wrap_socket(
-                made, server_hostname="localhost"
+                made, server_hostname="localhost", suppress_ragged_eofs=False
             )
         except BaseException:
             made.close()
