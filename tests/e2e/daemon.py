@@ -194,6 +194,13 @@ class Daemon:
     def status(self) -> Any:
         return self.get("/v0/status").json
 
+    def alarm(self, name: str) -> Any:
+        """Waits for an alarm. A busy machine may raise others too."""
+        return wait_until(
+            lambda: next((a for a in self.status()["alarms"] if a["alarm"] == name), None),
+            f"the alarm {name}",
+        )
+
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         if self.process.poll() is None:

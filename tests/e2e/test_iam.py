@@ -155,10 +155,9 @@ def when_records_are_stored(data: Path, user: iam.User, less: iam.Policy) -> str
     user.may(less)
     with running(data, **options(user, ack_timeout_ms=1_000)) as daemon:
         assert daemon.produce("t", 1).status in (503, 504)
-        alarms = wait_until(lambda: daemon.status()["alarms"], "the alarm")
+        message = daemon.alarm("store_failing")["message"]
         daemon.kill_everything()
-    assert alarms[0]["alarm"] == "store_failing"
-    return str(alarms[0]["message"])
+    return str(message)
 
 
 def when_old_records_are_read(data: Path, user: iam.User, less: iam.Policy) -> str:
@@ -255,7 +254,7 @@ def test_a_daemon_lives_by_its_policy(data: Path, bucket: Bucket) -> None:
     )  # fmt: skip
     with running(data, **options(user)) as daemon:
         assert diff_rows(daemon, "t") == rows
-        assert daemon.status()["alarms"] == []
+        assert "store_failing" not in str(daemon.status()["alarms"])
 
 
 def collected(daemon: Daemon, environ: dict[str, str]) -> str:
