@@ -93,7 +93,12 @@ class Guard:
 
 def guard_of(config: Config) -> Guard:
     """That of a daemon with this configuration."""
-    return Guard(config.listen_host, config.allowed_hosts, config.cors_origins)
+    hosts = [config.listen_host] if config.tls_listen is None else [
+        config.listen_host, config.tls_host
+    ]  # fmt: skip
+    # Loopback names are always allowed; one other address is enough to allow all.
+    hosts.sort(key=is_loopback)
+    return Guard(hosts[0], (*hosts[1:], *config.allowed_hosts), config.cors_origins)
 
 
 def refuse_link(head: Head) -> None:

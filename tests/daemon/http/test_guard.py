@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from daemon.http.guard import Guard
+from daemon.config import Override, load
+from daemon.http.guard import Guard, guard_of
 from daemon.http.head import parse_head
 from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
@@ -147,3 +148,15 @@ def test_a_head_that_the_unix_socket_brought_is_checked_again_when_it_comes_by_t
         connection.data_received(ask)
         statuses.append(bytes(transport.written[9:12]))
     assert statuses == [b"200", b"421", b"200", b"421"]
+
+
+def test_the_host_of_the_tls_listener_is_the_daemons_own() -> None:
+    given = {
+        "tls_listen": "0.0.0.0:7443",
+        "tls_certificate": "c.pem",
+        "tls_key": "k.pem",
+        "insecure_open": "true",
+    }
+    config = load(None, {}, [Override(key, value, "test") for key, value in given.items()])
+    assert refusal(guard_of(config), host="10.1.2.3:7443") is None
+    assert refusal(guard_of(config), host="evil.example") == MISDIRECTED
