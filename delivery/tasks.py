@@ -7,10 +7,13 @@ from collections.abc import Callable, Coroutine
 
 
 class Tasks:
-    """Tasks in the shard's loop; ``failed`` is told of an error that none of them expected."""
+    """Tasks in the shard's loop. ``failed`` is told of an error that none of them expected, and
+    ``ended`` of each that has ended in another way."""
 
-    def __init__(self, failed: Callable[[Exception], object]) -> None:
-        self._failed = failed
+    def __init__(
+        self, failed: Callable[[Exception], object], ended: Callable[[], object] | None = None
+    ) -> None:
+        self._failed, self._ended = failed, ended
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -28,7 +31,7 @@ class Tasks:
         for task in self._running:
             task.cancel()
 
-    async def wait(self, timeout_s: float) -> None:
+    async def wait(self, timeout_s: float | None = None) -> None:
         """Returns when those that are there are done, or have taken too long."""
         if self._running:
             await asyncio.wait(self._running, timeout=timeout_s)
@@ -37,3 +40,5 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._failed(error)
+        elif self._ended is not None:
+            self._ended()

@@ -28,6 +28,15 @@ def make_file(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
 
 
+def signature(path: Path, *, follow_link: bool) -> object:
+    """What changes when a file does, or why it cannot be looked at."""
+    try:
+        status = os.stat(path, follow_symlinks=follow_link)
+    except OSError as error:
+        return error.errno
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
+
+
 def make_folders(path: Path) -> list[Path]:
     """Makes a folder and its parents if they do not exist; returns those made. Raises OSError."""
     made = []

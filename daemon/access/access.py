@@ -8,7 +8,6 @@ changed. What cannot be read leaves the tokens in force that were; it is logged 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -29,6 +28,7 @@ from daemon.access.token_file import (
 )
 from daemon.config import Config
 from daemon.schemas.errors import ApiError, invalid
+from ledger.private_files import signature
 from ledger.types import TokenName
 from shards.clock import monotonic_ns, wall_ms
 
@@ -75,7 +75,7 @@ class Access:
         self._look_at_ns = 0
         self._before = read_before
         if path is not None:
-            self._seen = _signature(path)
+            self._seen = signature(path, follow_link=False)
             content = read_tokens(path)
             if read_before is not None:
                 read_before.check(content.generation)
@@ -174,7 +174,7 @@ class Access:
         if path is None or now_ns < self._look_at_ns:
             return False
         self._look_at_ns = now_ns + LOOK_NS
-        seen = _signature(path)
+        seen = signature(path, follow_link=False)
         ended = False
         if seen != self._seen:
             self._seen = seen
@@ -262,12 +262,3 @@ def _two_tokens() -> ApiError:
 def _is_over(token: Token, now_ms: int) -> bool:
     expires: datetime | None = token.expires
     return expires is not None and expires.timestamp() * 1000 <= now_ms
-
-
-def _signature(path: Path) -> object:
-    """What changes when the file does."""
-    try:
-        status = os.lstat(path)
-    except OSError as error:
-        return error.errno
-    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid

@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import Struct
 
 from daemon.config import Config
-from ledger.private_files import OTHERS
+from ledger.private_files import OTHERS, signature
 from shards.clock import monotonic_ns
 
 LOOK_NS = 500_000_000
@@ -49,7 +49,7 @@ class Files(Struct, frozen=True):
         """What changes when a file does. Links are followed: certificates are often replaced by
         replacing a link."""
         paths = (self.certificate, self.key, self.client_ca)
-        return tuple(None if path is None else _signature(path) for path in paths)
+        return tuple(path and signature(path, follow_link=True) for path in paths)
 
 
 class Pair(Struct, frozen=True):
@@ -269,11 +269,3 @@ def _text(path: Path, setting: str, *, is_private: bool = False) -> str:
         return data.decode("ascii")
     except UnicodeDecodeError:
         raise CertificateError(f"{setting} {path} is not in PEM format") from None
-
-
-def _signature(path: Path) -> object:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        return error.errno
-    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

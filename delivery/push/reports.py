@@ -33,6 +33,7 @@ from delivery.subscriptions.requests import (
 from delivery.subscriptions.running import REFUSED_NAMED
 from delivery.subscriptions.schemas import Acknowledged
 from delivery.subscriptions.window.batches import Place
+from delivery.tasks import Tasks
 from ledger.errors import LedgerError
 
 A = TypeVar("A")
@@ -64,12 +65,11 @@ class SenderReports:
         self._owners = owners
         self._subscription_id = subscription_id
         self._consumer = consumer
-        self._failed = failed
         self._acks: dict[Place, int] = {}  # with their epochs
         self._nacks: dict[Failing, list[PushedMessage]] = {}
         self._pause: PausePush | None = None
         self._delivered: dict[Place, None] = {}  # whose acknowledgment was not accepted
-        self._task: asyncio.Task[None] | None = None
+        self._telling = Tasks(failed, self._start)
         self._is_gone = False
 
     def delivered(self, messages: Iterable[PushedMessage]) -> None:
@@ -114,29 +114,24 @@ class SenderReports:
 
     async def told(self) -> None:
         """Returns when the owner knows everything, or is gone."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while self._telling:
+            await self._telling.wait()
 
     def close(self) -> None:
         """Tells nothing any more."""
         self._is_gone = True
-        if self._task is not None:
-            self._task.cancel()
+        self._telling.cancel()
 
     def _start(self) -> None:
-        if self._task is None and not self._is_gone:
-            self._task = asyncio.get_running_loop().create_task(self._tell())
-            self._task.add_done_callback(self._ended)
+        """Also after the end of a task, which may have looked before the last ones came."""
+        if not self._telling and not self._is_gone and self._has_more():
+            self._telling.start(self._tell())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._failed(error)
-        elif self._acks or self._nacks or self._pause:
-            self._start()  # they came since the task has looked for the last time
+    def _has_more(self) -> bool:
+        return bool(self._acks or self._nacks or self._pause)
 
     async def _tell(self) -> None:
-        while (self._acks or self._nacks or self._pause) and not self._is_gone:
+        while self._has_more() and not self._is_gone:
             if self._pause is not None:
                 pause, self._pause = self._pause, None
                 await self._ask(pause)

@@ -44,6 +44,7 @@ from delivery.subscriptions.consumers.handing import (
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.subscriptions.starting import kind_of
+from delivery.tasks import Tasks
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
@@ -137,10 +138,11 @@ class PushSender:
         self._due_ns = 0  # of the limiter's tick
         self.failing = FailingRecords()
         self._outlet: SenderOutlet | None = None
-        self._posts: set[asyncio.Task[None]] = set()
+        self._posts = Tasks(tools.failed, self.look_again)
         self._told: LearnedRate | None = None
         self._said_mode = self.limiter.mode
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting = Tasks(tools.failed)
+        self._is_connecting = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_looking = False
         self._loop = asyncio.get_running_loop()
@@ -184,17 +186,14 @@ class PushSender:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        self._connecting.cancel()
         try:
-            if self._posts:
-                await asyncio.wait(self._posts)
+            await self._posts.wait()
             await self.reports.told()
             if leaves:
                 await self._leave()
         finally:
-            for task in self._posts:
-                task.cancel()
+            self._posts.cancel()
             self.reports.close()
             if self._outlet is not None:
                 self._outlet.close()
@@ -211,15 +210,9 @@ class PushSender:
     # The stream
 
     def _connect_later(self, delay_s: float) -> None:
-        if self._connecting is None and not self._closed:
-            self._connecting = self._loop.create_task(self._connect(delay_s))
-            self._connecting.add_done_callback(self._connected)
-
-    def _connected(self, task: asyncio.Task[None]) -> None:
-        if self._connecting is task:
-            self._connecting = None
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._tools.failed(error)
+        if not self._is_connecting and not self._closed:
+            self._is_connecting = True
+            self._connecting.start(self._connect(delay_s))
 
     async def _connect(self, delay_s: float) -> None:
         asked = Consume(self.job.subscription.subscription_id, self.consumer, [], "")
@@ -233,7 +226,7 @@ class PushSender:
                 log.debug("sender %s is not connected yet: %s", self.consumer, error)
                 continue
             self._outlet = SenderOutlet(self._received, self._has_room, self._ended)
-            self._connecting = None  # the stream may end before this task has
+            self._is_connecting = False  # the stream may end before this task has
             self._tools.owners.open(asked, self._outlet)
             return
 
@@ -370,9 +363,7 @@ class PushSender:
                 return queue.next_due_ns()
             limiter.attempted(now_ns)
             self.words.began()
-            task = self._loop.create_task(self._post(unit))
-            self._posts.add(task)
-            task.add_done_callback(self._posted)
+            self._posts.start(self._post(unit))
         return None
 
     def _maximum(self) -> float:
@@ -389,12 +380,6 @@ class PushSender:
         if self.job.config.paused:
             return "paused"
         return self.job.lacks
-
-    def _posted(self, task: asyncio.Task[None]) -> None:
-        self._posts.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._tools.failed(error)
-        self.look_again()
 
     async def _post(self, unit: Unit[PushedMessage]) -> None:
         job, push = self.job, self.job.push
