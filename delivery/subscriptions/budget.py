@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from sys import getsizeof
 
-from delivery.subscriptions.window.batches import SHORT_REASON
+from delivery.subscriptions.window.batches import SHORT_REASON, text_bytes
 from delivery.subscriptions.window.deliveries import BLOCKED_BYTES
 from delivery.subscriptions.window.key_queue import QUEUE_BYTES
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
@@ -30,7 +29,7 @@ SENT_BYTES_MAX = 96 << 20  # 100,000 messages: two subscriptions that have as ma
 ADMIT_LOT = 256  # messages that are admitted together
 LITTLE_MESSAGES = 256  # with a key of 50 characters each they take 90 KB
 LEAST_MESSAGES = 6
-KEY_BYTES_MAX = 4 * 1_024 + 76
+KEY_BYTES_MAX = text_bytes("\u00ff" * 1_024)
 # The least, each with the longest key, and in another segment of which all else is finished.
 LITTLE_BYTES = LEAST_MESSAGES * (
     QUEUE_BYTES + KEY_BYTES_MAX + SEGMENT_BYTES + MESSAGE_BYTES * ROW_OFFSETS
@@ -159,7 +158,7 @@ class Share:
         least = LEAST_MESSAGES - self.window.unfinished
         left = LITTLE_BYTES - LOOSE_LOT_BYTES - self.window.memory_bytes
         for count, key in enumerate(keys):
-            left -= QUEUE_BYTES + getsizeof(key)
+            left -= QUEUE_BYTES + text_bytes(key)
             if left < 0 and count >= least:
                 return keys[:count]
         return keys

@@ -12,7 +12,6 @@ the consumer's failure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,7 +24,17 @@ Place = tuple[int, int]
 
 REFUSALS_MAX = 100  # named in one outcome
 SHORT_REASON = 40  # characters; a reason that takes no more than these may is nothing besides
-SHORT_REASON_BYTES = 4 * SHORT_REASON + 76
+
+
+def text_bytes(text: str | None) -> int:
+    """What a text takes at most, the same each time: one that is not of ASCII grows by its UTF-8
+    when it is encoded."""
+    if text is None:
+        return 0
+    return 49 + len(text) if text.isascii() else 80 + 8 * len(text)
+
+
+SHORT_REASON_BYTES = text_bytes("\u00ff" * SHORT_REASON)
 
 
 class SentMessage(NamedTuple):
@@ -139,7 +148,7 @@ class Blocked(NamedTuple):
     @property
     def reason_bytes(self) -> int:
         """What a long reason takes more than a short one."""
-        return max(0, getsizeof(self.why) - SHORT_REASON_BYTES)
+        return max(0, text_bytes(self.why) - SHORT_REASON_BYTES)
 
 
 class WindowCounts:

@@ -15,8 +15,9 @@ States of a queue::
 from __future__ import annotations
 
 from enum import Enum
-from sys import getsizeof
 from typing import TYPE_CHECKING
+
+from delivery.subscriptions.window.batches import text_bytes
 
 if TYPE_CHECKING:
     from delivery.subscriptions.window.look_ahead import LookAhead
@@ -56,8 +57,8 @@ class KeyQueue:
 
     @property
     def bytes(self) -> int:
-        """What it takes. A key of 1,024 characters may take 4 KB."""
-        return QUEUE_BYTES + getsizeof(self.key)
+        """What it takes. A key of 1,024 characters may take 8 KB."""
+        return QUEUE_BYTES + text_bytes(self.key)
 
     def append(self, look_ahead: LookAhead, offset: int) -> None:
         """A further message of the key, in another partition than the current run's."""

@@ -13,10 +13,9 @@ until the answer says that it is finished: that is remembered while there is roo
 
 from __future__ import annotations
 
-from sys import getsizeof
 from typing import NamedTuple
 
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.batches import Place, text_bytes
 from delivery.subscriptions.window.look_ahead import LookAhead
 
 RESENT_MAX = 1_000  # of a subscription, unfinished
@@ -99,4 +98,4 @@ class ResentMessages:
 
 
 def _bytes(resent: Resent, resend_id: str) -> int:
-    return RESENT_BYTES + getsizeof(resent.key) + getsizeof(resend_id)
+    return RESENT_BYTES + text_bytes(resent.key) + text_bytes(resend_id)

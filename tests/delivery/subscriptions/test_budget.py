@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from delivery.subscriptions.budget import (
@@ -14,7 +15,14 @@ from delivery.subscriptions.budget import (
     MembersBudget,
     QueuedBudget,
 )
-from delivery.subscriptions.requests import Describe, MessageRef, Nack, OwnerRefused
+from delivery.subscriptions.requests import (
+    Describe,
+    ListKeys,
+    MessageRef,
+    Nack,
+    OwnerRefused,
+    SkipKey,
+)
 from delivery.subscriptions.window.deliveries import BLOCKED_BYTES
 from delivery.subscriptions.window.members import MEMBER_BYTES
 from ledger.delivery import subscriptions
@@ -86,7 +94,7 @@ def test_what_each_has_whatever_others_take_is_what_is_printed(
         budgets.look_ahead.note(OTHERS, 1 << 40)
         budgets.sent.note(OTHERS, 1 << 40)
         made = owner.create(redeliveries_max=0)
-        clients = [await owner.consume(made, f"c{number}") for number in range(6)]
+        clients = [await owner.consume(made, f"c{number}") for number in range(3)]
         for turn in range(turns):
             keys = [f"{turn}-{n}-".ljust(length, "\U0001f600") for n in range(each)]
             owner.produce(*(record(n, key) for n, key in enumerate(keys)))
@@ -233,5 +241,28 @@ def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None
         owner.changes += 1
         await owner.later(0.1)
         assert owner.subscriptions.budgets.members.taken == 0
+
+    run(node, use)
+
+
+@pytest.mark.parametrize("name", ["\u00e9", "\u044f", "\U0001f600"])
+def test_a_text_that_was_encoded_meanwhile_gives_back_what_it_took(node: Node, name: str) -> None:
+    """A key or a reason that is not of ASCII keeps its UTF-8 when it is encoded."""
+
+    async def use(owner: Owner) -> None:
+        budgets, made = owner.subscriptions.budgets, owner.create(redeliveries_max=0)
+        client = await owner.consume(made, "c")
+        for turn in range(3):
+            owner.produce(*(record(n, f"{turn}-{n}-{name * 200}") for n in range(4)))
+            await owner.rest()
+            refs = [MessageRef(0, each["seq"], each["epoch"]) for each in messages(client)]
+            await owner.ask(Nack(made.subscription_id, "c", refs, [], 0, name * 255))
+            client.data, client.writes = b"", []
+            blocked = (await owner.ask(ListKeys(made.subscription_id, 10)))["keys"]
+            assert len(msgspec.json.encode(blocked)) > 4 * 255
+            for each in blocked:
+                await owner.ask(SkipKey(made.subscription_id, each["key"]))
+        await owner.later(1)
+        assert (budgets.look_ahead.taken, budgets.sent.taken) == (0, 0)
 
     run(node, use)
