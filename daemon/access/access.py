@@ -137,7 +137,7 @@ class Access:
                 401,
                 "unauthenticated",
                 "the ticket is not for this path and query, or it has expired, or its token was"
-                " revoked; ask for another one with POST /v0/tickets",
+                " revoked; ask for another one",
             )
         return known.rights
 

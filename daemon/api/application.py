@@ -180,8 +180,8 @@ def _refuse_token(head: Head) -> None:
                 400,
                 "token_in_url",
                 f"the query parameter {name[:80]!r} has a token, which logs would show: send it as"
-                " `Authorization: Bearer TOKEN`, or for a stream ask for a ticket with POST"
-                " /v0/tickets; revoke the token if it was sent over a network",
+                " `Authorization: Bearer TOKEN`, or for a stream send a ticket; revoke the token if"
+                " it was sent over a network",
                 {"parameter": name[:80]},
             )
 

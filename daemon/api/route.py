@@ -91,6 +91,8 @@ class Route(Struct, frozen=True, kw_only=True):
         has a line of the audit log, and is limited."""
         if self.method == "GET":
             return False
+        if self.reading:
+            return values[0] not in self.reading
         if self.is_internal:
-            return bool(self.reading) and values[0] not in self.reading
+            return self.scopes == (Scope.ADMIN,)
         return not {Scope.MANAGE, Scope.PUSH}.isdisjoint(self.scopes)

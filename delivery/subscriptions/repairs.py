@@ -14,6 +14,7 @@ from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.filters import compiled
 from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.subscriptions.blocks import MISSING, NEAR_RECORDS, Blocks
+from delivery.subscriptions.budget import LOOK_AHEAD_BYTES_MAX
 from delivery.subscriptions.requests import (
     BlockedWhere,
     OwnerRefused,
@@ -227,7 +228,8 @@ async def resend(
     if running.share.is_used_up:
         raise OwnerRefused(
             429, "too_many_resent", "the subscriptions of this shard have used up their memory, so"
-            f" {named} is not sent once more; acknowledge messages and ask again", detail,
+            f" {named} is not sent once more; acknowledge messages and ask again",
+            {"limit": LOOK_AHEAD_BYTES_MAX},
         )  # fmt: skip
     message_key = running.view.subscription.config.key_of(found[2])
     window.admit_again(window.resent.add(place, message_key, request.id), message_key)

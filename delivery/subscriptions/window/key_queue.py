@@ -33,7 +33,7 @@ class QueueState(Enum):
     SENT = "sent"
     RESTING = "resting"
     STUCK = "stuck"
-    UNMATCHED = "unmatched"
+    UNMATCHED = "held"  # as clients know it
 
 
 class KeyQueue:

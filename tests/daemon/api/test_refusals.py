@@ -57,5 +57,5 @@ def test_every_429_and_422_carries_its_limit() -> None:
     codes = {call.args[1].value for _, call, _ in found if isinstance(call.args[1], ast.Constant)}
     assert codes == {
         "throttled", "too_many_plans", "topic_full", "partitions_full", "too_many_consumers",
-        "too_many_filters", "too_many_resent", "push_limited",
+        "too_many_filters", "too_many_resent", "push_limited", "over_limit",
     }  # fmt: skip

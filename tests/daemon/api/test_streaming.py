@@ -203,7 +203,7 @@ def test_a_browser_that_asks_before_a_request_learns_the_methods_of_the_path() -
         assert {
             b"Allow: GET",
             b"Access-Control-Allow-Methods: GET",
-            b"Access-Control-Allow-Headers: *, Authorization",
+            b"Access-Control-Allow-Headers: *, Authorization, X-Api-Key",
             b"Access-Control-Max-Age: 7200",
         } <= set(first.split(b"\r\n"))
         assert second.startswith(b"HTTP/1.1 404 ")
