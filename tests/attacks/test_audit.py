@@ -18,7 +18,7 @@ from daemon.api.route import Route
 from daemon.api.routes import ROUTES
 from tests.attacks.test_tokens import World, body_of, target_of
 from tests.e2e.daemon import UNANSWERED, running, wait_until
-from tests.e2e.wire import Wire
+from tests.e2e.wire import Wire, request
 
 # Every other route that is not GET: records, what becomes of them, and leases that end by
 # themselves. A new route is in one of the two.
@@ -218,9 +218,7 @@ def test_nothing_is_changed_without_a_line_whenever_the_daemon_is_killed(tmp_pat
                 daemon.json("PUT", f"/v0/topics/{created[-1]}", {})
             with Wire(daemon.port) as wire:
                 created.append(f"t{len(created)}")
-                wire.send(
-                    f"PUT /v0/topics/{created[-1]} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-                )
+                wire.send(request("PUT", f"/v0/topics/{created[-1]}"))
                 daemon.kill_everything()
                 try:
                     wire.answer()

@@ -21,14 +21,8 @@ import pytest
 from daemon.access.token_file import Scope, TokenFile
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.processes import kill_shards, shard_pids
-from tests.e2e.secured import (
-    BAD,
-    Authority,
-    Secured,
-    asked,
-    secured,
-    spoil,
-)
+from tests.e2e.secured import BAD, Authority, Secured, asked, secured, spoil
+from tests.e2e.wire import request
 
 RECORD = {"records": [{"data": "by TLS"}]}
 
@@ -56,11 +50,8 @@ def hello() -> bytes:
     return said.read()
 
 
-def head(topic: str, size: int, *fields: str) -> bytes:
-    """The head of a request to produce."""
-    lines = [f"POST /v0/topics/{topic} HTTP/1.1", "Host: localhost", *fields,
-             "Content-Type: application/json", f"Content-Length: {size}"]  # fmt: skip
-    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+def by_tcp(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
 
 
 def read_to_the_end(line: socket.socket) -> bytes:
@@ -70,14 +61,6 @@ def read_to_the_end(line: socket.socket) -> bytes:
         while data := line.recv(1 << 16):
             found += data
     return found
-
-
-def serial_of(front: Secured, context: ssl.SSLContext | None = None) -> object:
-    """The number of the certificate that is shown now."""
-    with front.connected(context) as line:
-        shown = line.getpeercert()
-    assert shown is not None
-    return shown["serialNumber"]
 
 
 def shown_by(front: Secured) -> bytes | None:
@@ -90,14 +73,14 @@ def shown_by(front: Secured) -> bytes | None:
 
 
 def test_clear_text_is_told_to_use_tls(front: Secured) -> None:
-    with socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S) as line:
-        line.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with by_tcp(front.port) as line:
+        line.sendall(request("GET", "/livez"))
         answer = read_to_the_end(line)
     assert answer.startswith(b"HTTP/1.1 400 ") and b"use https://" in answer
 
 
 def test_tls_is_told_of_clear_text(front: Secured) -> None:
-    with socket.create_connection(("127.0.0.1", front.daemon.port), timeout=HANG_S) as line:
+    with by_tcp(front.daemon.port) as line:
         line.sendall(hello())
         answer = read_to_the_end(line)
     assert answer.startswith(b"HTTP/1.1 400 ") and b"tls_listen" in answer
@@ -105,7 +88,7 @@ def test_tls_is_told_of_clear_text(front: Secured) -> None:
 
 def test_bytes_that_are_neither_end_the_connection(front: Secured) -> None:
     for first in (b"\x00" * 64, b"\x16\x03\x01\xff\xff" + b"x" * 70_000, b"\x80\x2e\x01\x00\x02"):
-        with socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S) as line:
+        with by_tcp(front.port) as line:
             with suppress(ConnectionResetError, BrokenPipeError):
                 line.sendall(first)
             line.shutdown(socket.SHUT_WR)
@@ -152,8 +135,8 @@ def test_bodies_of_any_size_come_whole(front: Secured, size: int) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(front: Secured) -> None:
-    bodies = [json.dumps({"records": [{"data": number}]}).encode() for number in range(100)]
-    sent = b"".join(head("pipelined", len(body)) + body for body in bodies)
+    bodies = [b'{"records":[{"data":%d}]}' % number for number in range(100)]
+    sent = b"".join(request("POST", "/v0/topics/pipelined", body) for body in bodies)
     with front.connected() as line:
         line.sendall(sent)
         found = b""
@@ -165,10 +148,10 @@ def test_pipelined_requests_are_answered_in_order(front: Secured) -> None:
 @pytest.mark.parametrize("how", ["close_notify", "without"])
 def test_a_close_in_the_middle_of_a_body_stores_nothing(front: Secured, how: str) -> None:
     topic = f"cut.{how}"
-    body = json.dumps(RECORD).encode()
+    sent = request("POST", f"/v0/topics/{topic}", json.dumps(RECORD).encode())
     assert front.ask("PUT", f"/v0/topics/{topic}").status == 201
     line = front.connected()
-    line.sendall(head(topic, len(body)) + body[:-1])
+    line.sendall(sent[:-1])
     if how == "close_notify":
         with suppress(ssl.SSLError, OSError):
             line.unwrap()
@@ -179,7 +162,7 @@ def test_a_close_in_the_middle_of_a_body_stores_nothing(front: Secured, how: str
 
 def test_an_answer_ends_with_a_close_notify(front: Secured) -> None:
     with front.connected() as line:
-        line.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        line.sendall(request("GET", "/livez", connection="close"))
         found = b""
         while data := line.recv(1 << 16):  # an end without a close_notify raises SSLEOFError
             found += data
@@ -189,7 +172,7 @@ def test_an_answer_ends_with_a_close_notify(front: Secured) -> None:
 def test_a_stream_goes_by_tls(front: Secured) -> None:
     assert front.ask("PUT", "/v0/topics/streamed").status == 201
     with front.connected() as line:
-        line.sendall(b"GET /v0/topics/streamed/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        line.sendall(request("GET", "/v0/topics/streamed/watch"))
         found = line.recv(1 << 16)
         for number in range(50):
             data = f"number {number};"
@@ -204,10 +187,7 @@ def test_a_stream_goes_by_tls(front: Secured) -> None:
 
 def test_whoever_says_nothing_is_gone_after_a_while(front: Secured) -> None:
     with ExitStack() as stack:
-        lines = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S))
-            for _ in range(3)
-        ]
+        lines = [stack.enter_context(by_tcp(front.port)) for _ in range(3)]
         lines[1].sendall(hello()[:50])
         lines[2].sendall(hello())
         for line in lines:
@@ -218,9 +198,7 @@ def test_whoever_says_nothing_is_gone_after_a_while(front: Secured) -> None:
 def half_open(front: Secured, count: int, stack: ExitStack) -> None:
     first = hello()
     for _ in range(count):
-        line = stack.enter_context(
-            socket.create_connection(("127.0.0.1", front.port), timeout=HANG_S)
-        )
+        line = stack.enter_context(by_tcp(front.port))
         with suppress(ConnectionResetError, BrokenPipeError):
             line.sendall(first)
 
@@ -243,13 +221,13 @@ def test_ten_thousand_half_open_handshakes_keep_nobody_out(front: Secured) -> No
 
 
 def test_another_certificate_is_shown_without_ending_anything(own: Secured) -> None:
-    before = serial_of(own)
+    before = shown_by(own)
     with own.client() as kept, own.connected() as slow:
         assert asked(kept, "POST", "/v0/topics/a", RECORD).status == 200
         body = json.dumps({"records": [{"data": "x" * 20_000}]}).encode()
-        slow.sendall(head("a", len(body)))
+        slow.sendall(request("POST", "/v0/topics/a", body)[: -len(body)])
         own.authority.issue()
-        wait_until(lambda: serial_of(own) != before, "the new certificate")
+        wait_until(lambda: shown_by(own) != before, "the new certificate")
         assert asked(kept, "POST", "/v0/topics/a", RECORD).json["first_seq"] == 2
         slow.sendall(body)
         assert b'"first_seq":3' in slow.recv(1 << 16)
@@ -266,19 +244,19 @@ def says(front: Secured, text: str, more_than: int = 0) -> bool:
 
 @pytest.mark.slow
 def test_a_bad_pair_leaves_the_old_one_in_force_and_says_so_once(own: Secured) -> None:
-    before, authority = serial_of(own), own.authority
+    before, authority = shown_by(own), own.authority
     for how in BAD:
         said, reloads = (own.daemon.text.count(text) for text in (KEPT, RELOADED))
         message = spoil(authority, how)
         wait_until(partial(says, own, message), f"the log to say: {message}")
         os.kill(own.daemon.process.pid, signal.SIGHUP)
         wait_until(partial(says, own, RELOADED, reloads), "the reload")
-        assert serial_of(own) == before, how
+        assert shown_by(own) == before, how
         assert own.daemon.text.count(KEPT) == said + 1, how
     kill_shards(own.daemon, 0)
-    assert serial_of(own) == before, "a successor has the pair in force, whatever the files are"
+    assert shown_by(own) == before, "a successor has the pair in force, whatever the files are"
     authority.issue()
-    wait_until(lambda: serial_of(own) != before, "the next good pair")
+    wait_until(lambda: shown_by(own) != before, "the next good pair")
 
 
 def test_a_daemon_does_not_start_with_a_bad_pair(tmp_path: Path) -> None:
@@ -292,17 +270,17 @@ def test_a_daemon_does_not_start_with_a_bad_pair(tmp_path: Path) -> None:
 
 
 def test_a_reload_in_the_middle_of_a_handshake_does_not_disturb_it(own: Secured) -> None:
-    before = serial_of(own)
+    before = shown_by(own)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     engine = own.authority.context.wrap_bio(down, up, server_hostname="localhost")
-    with socket.create_connection(("127.0.0.1", own.port), timeout=HANG_S) as line:
+    with by_tcp(own.port) as line:
         with suppress(ssl.SSLWantReadError):
             engine.do_handshake()
         first = up.read()
         line.sendall(first[:100])
         own.authority.issue()
         os.kill(own.daemon.process.pid, signal.SIGHUP)
-        wait_until(lambda: serial_of(own) != before, "the new certificate")
+        wait_until(lambda: shown_by(own) != before, "the new certificate")
         line.sendall(first[100:])
         while True:
             down.write(line.recv(1 << 16))
@@ -311,7 +289,7 @@ def test_a_reload_in_the_middle_of_a_handshake_does_not_disturb_it(own: Secured)
                 break
             except ssl.SSLWantReadError:
                 continue
-        engine.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        engine.write(request("GET", "/livez", connection="close"))
         line.sendall(up.read())
         answer = line.recv(1 << 16)
         down.write(answer)
@@ -432,7 +410,7 @@ def test_what_slow_clients_do_not_take_is_counted_as_it_was_sent(front: Secured)
         for _ in range(200):
             line = stack.enter_context(closing(front.connected()))
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            line.sendall(b"GET /v0/topics/untaken/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            line.sendall(request("GET", "/v0/topics/untaken/watch"))
             assert line.recv(1024)
         before_bytes = process.memory_info().rss
         for _ in range(3):

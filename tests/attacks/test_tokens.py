@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,8 @@ from daemon.access.token_file import Scope, TokenFile
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
 from tests.e2e.daemon import Answer, Daemon, running, wait_until
-from tests.e2e.wire import Wire
+from tests.e2e.wire import Wire, request
 
-JSON = "Content-Type: application/json"
 RECORDS = b'{"records":[{"data":"planted"}]}'
 PARAMETERS = {
     "{topic}": "secrets", "{subscription}": "workers", "{key}": "k", "{cursor}": "warehouse",
@@ -49,13 +49,11 @@ class World(NamedTuple):
     def ask(
         self, method: str, target: str, token: str | None, *fields: str, body: bytes = b""
     ) -> Answer:
-        lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1", *fields, "Connection: close"]
+        fields = (*fields, "Connection: close")
         if token is not None:
-            lines.append(f"Authorization: Bearer {self.tokens.get(token, token)}")
-        if body:
-            lines += [JSON, f"Content-Length: {len(body)}"]
+            fields = (*fields, f"Authorization: Bearer {self.tokens.get(token, token)}")
         with Wire(self.daemon.port) as wire:
-            wire.send("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+            wire.send(request(method, target, body or None, "application/json", *fields))
             answer = wire.answer(bodiless=method == "HEAD")
         assert answer is not None
         return answer
@@ -465,44 +463,30 @@ def test_a_revoked_token_gets_and_stores_nothing_more(tmp_path: Path, shards: in
         world = World(daemon, file, {"keeper": keeper, "spy": spy})
         world.good("PUT", "/v0/topics/t", token="keeper")
         world.good("PUT", "/v0/topics/t/subscriptions/s", token="keeper")
-        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {spy}\r\n"
+        asked = partial(request, authorization=f"Bearer {spy}")
+        post = asked("POST", "/v0/topics/u", RECORDS)
         with Wire(daemon.port) as watch, Wire(daemon.port) as consume, Wire(daemon.port) as poll, \
                 Wire(daemon.port) as slow, Wire(daemon.port) as idle, \
                 Wire(daemon.port) as page:  # fmt: skip
             ticket = ticketed(world, "/v0/topics/t/watch", "spy")
-            page.send(f"GET {ticket} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            page.send(request("GET", ticket))
             for wire, path in (
                 (watch, "/v0/topics/t/watch"),
                 (consume, "/v0/topics/t/subscriptions/s/consume?consumer=c"),
             ):
-                wire.send(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
-            body = b'{"wait_ms":30000}'
-            poll.send(
-                f"POST /v0/topics/t/diff HTTP/1.1\r\n{head}{JSON}\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
+                wire.send(asked("GET", path))
+            poll.send(asked("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
             stored = 0
 
             def idle_status() -> int:
                 """Of a whole request whose head is known."""
                 nonlocal stored
-                idle.send(
-                    f"POST /v0/topics/u HTTP/1.1\r\n{head}{JSON}\r\n"
-                    f"Content-Length: {len(RECORDS)}\r\n\r\n".encode()
-                    + RECORDS
-                )
-                answer = idle.answer()
-                assert answer is not None
-                stored += answer.status == 200
-                return answer.status
+                status = idle.ask(post).status
+                stored += status == 200
+                return status
 
             assert (idle_status(), idle_status()) == (200, 200)
-            slow.send(
-                f"POST /v0/topics/t HTTP/1.1\r\n{head}{JSON}\r\n"
-                f"Content-Length: {len(RECORDS)}\r\n\r\n".encode()
-                + RECORDS[:-1]
-            )
+            slow.send(asked("POST", "/v0/topics/t", RECORDS)[:-1])
             wait_until(lambda: world.streams("keeper") == 3, "all streams")
             file.revoke("spy")
             refused = poll.answer()

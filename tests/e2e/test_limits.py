@@ -13,6 +13,7 @@ from daemon.access.token_file import Scope, TokenFile
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Answer, Daemon, ask, running, stream, wait_until
 from tests.e2e.wire import Wire, chunked
+from tests.e2e.wire import request as request_of
 
 SHARDS = 4
 ALL = list(Scope)
@@ -38,13 +39,8 @@ class World(NamedTuple):
     tokens: dict[str, str]
 
 
-def asked(method: str, target: str, token: str | None, body: bytes = b"", *fields: str) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1", *fields]
-    if token is not None:
-        lines.append(f"Authorization: Bearer {token}")
-    if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+def asked(method: str, target: str, token: str, body: bytes = b"") -> bytes:
+    return request_of(method, target, body or None, authorization=f"Bearer {token}")
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +179,7 @@ def test_connections_and_streams_of_a_token_are_counted_over_all_shards(world: W
             lambda: ask(world.daemon.port, "GET", "/openapi.json", headers=key).status == 200,
             "a place of those that have ended",
         )
-        assert wire.ask(asked("GET", "/livez", None)).status == 200
+        assert wire.ask(request_of("GET", "/livez")).status == 200
         assert wire.ask(asked("PUT", "/v0/topics/watched", world.tokens["friend"])).status < 300
     request = asked("GET", "/v0/topics/watched/watch", world.tokens["watcher"])
     with ExitStack() as stack:

@@ -140,15 +140,16 @@ class Wire:
 
 def request(
     method: str, path: str, body: bytes | None = None, content_type: str = "application/json", /,
-    **headers: str,
+    *fields: str, **headers: str,
 ) -> bytes:  # fmt: skip
-    """The bytes of a request; header names with ``_`` for ``-``; ``Content-Type`` unless empty."""
+    """The bytes of a request; header names with ``_`` for ``-``; ``Content-Type`` unless empty.
+    ``fields`` are lines of the head as they are."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
         if content_type:
             lines.append(f"Content-Type: {content_type}")
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines += [*fields, *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
 
 
