@@ -63,8 +63,8 @@ all words
 endpoint hold          any shard, any time (shards/boards/endpointholds.py)
 recency                any shard, any time: see below
 topic row: all words   the shard of the row (shards/boards/topicrows.py)
-topic slot: all words  the holder of the lock of the slots, once (shards/boards/topiccounts.py)
-topic counts           the shard
+name slot: all words   the holder of the lock of the slots, once (shards/boards/namecounts.py)
+counts of names        the shard
 limits                 the shard of the line (shards/boards/limits.py)
 =====================  =========================================================================
 
@@ -356,16 +356,19 @@ H_SUM_NS = LATENCY_WORDS - 1
 LATENCY_BUCKETS = H_SUM_NS
 LATENCY_STAGES_MAX = 12  # 3 KiB a shard
 
-# What topics' producers were acknowledged (shards/boards/topiccounts.py). The names of the slots:
-# 40 KiB.
+# What topics' producers were acknowledged, and the traffic of tokens (shards/boards/namecounts.py).
+# The names of the slots: 60 KiB.
 TOPIC_SLOTS = 128
+TOKEN_SLOTS = 64
 M_LENGTH = 0  # 0: free. Stored last
 M_TEXT = 1
-TOPIC_SLOT_WORDS = 5 * LINE_WORDS
-M_TEXT_BYTES = (TOPIC_SLOT_WORDS - M_TEXT) * WORD_BYTES
-# The counts of a shard, records and bytes: of all other topics, then of each slot. 2 KiB a shard.
-TOPIC_COUNT_WORDS = 2
+NAME_SLOT_WORDS = 5 * LINE_WORDS
+M_TEXT_BYTES = (NAME_SLOT_WORDS - M_TEXT) * WORD_BYTES
+# The counts of a shard: of all other names, then of each slot. 2 KiB a shard each.
+TOPIC_COUNT_WORDS = 2  # records, bytes
 TOPIC_COUNTS = 1 + TOPIC_SLOTS
+TOKEN_COUNT_WORDS = 4  # requests, bytes in, bytes out, refused
+TOKEN_COUNTS = 1 + TOKEN_SLOTS
 
 SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that many threads
 
@@ -468,13 +471,17 @@ class Layout(Struct, frozen=True):
         """Of a topic's row."""
         return _regions(self)["topic rows"] + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
 
-    def topic_slot(self, slot: int) -> int:
-        """Of a topic's slot."""
-        return _regions(self)["topic slots"] + slot * TOPIC_SLOT_WORDS
+    def name_slot(self, slot: int) -> int:
+        """Of a name's slot: first those of topics, then those of tokens."""
+        return _regions(self)["name slots"] + slot * NAME_SLOT_WORDS
 
     def topic_counts(self, shard: int) -> int:
         """Of a shard's counts of topics."""
         return _regions(self)["topic counts"] + shard * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS)
+
+    def token_counts(self, shard: int) -> int:
+        """Of a shard's counts of tokens."""
+        return _regions(self)["token counts"] + shard * _lines(TOKEN_COUNTS * TOKEN_COUNT_WORDS)
 
     def commit_slot(self, number: int) -> int:
         """Of the slot of commit ``number``."""
@@ -565,8 +572,9 @@ def _regions(layout: Layout) -> dict[str, int]:
             "latencies": shards * LATENCY_STAGES_MAX * LATENCY_WORDS,
             "recency": RECENCY_WORDS,
             "topic rows": shards * TOPIC_ROWS * TOPIC_ROW_WORDS,
-            "topic slots": TOPIC_SLOTS * TOPIC_SLOT_WORDS,
+            "name slots": (TOPIC_SLOTS + TOKEN_SLOTS) * NAME_SLOT_WORDS,
             "topic counts": shards * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS),
+            "token counts": shards * _lines(TOKEN_COUNTS * TOKEN_COUNT_WORDS),
             "commit slots": layout.commit_slots * SLOT_WORDS,
         }
     )

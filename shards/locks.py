@@ -7,8 +7,8 @@ the one that threads share (the ledger's) has a ``threading.Lock`` in front.
 
 Bytes: the supervisor holds DIRECTORY while it lives. LEDGER is held for each write to the ledger,
 ADOPTION while a lease changes hands. All shard processes share SHARDS, so that a new supervisor can
-wait for the last one of a killed daemon. TOPIC_SLOTS is held while a topic gets its slot
-(shards/boards/topiccounts.py). GROUP + id is held for a pull or a split, and those of
+wait for the last one of a killed daemon. NAME_SLOTS is held while a topic or a token gets its
+slot (shards/boards/namecounts.py). GROUP + id is held for a pull or a split, and those of
 both groups for a merge.
 """
 
@@ -27,7 +27,7 @@ DIRECTORY = 0
 LEDGER = 1
 ADOPTION = 2
 SHARDS = 3
-TOPIC_SLOTS = 4
+NAME_SLOTS = 4
 GROUP = 16
 
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid.

@@ -30,6 +30,7 @@ from daemon.config import Config
 from daemon.schemas.errors import ApiError, invalid
 from ledger.private_files import signature
 from ledger.types import TokenName
+from shards.boards.namecounts import TokenTally
 from shards.clock import monotonic_ns, wall_ms
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class _Known:
 class Access:
     """The tokens of one process, which ``allowances`` limit. Without a ``path`` there are none, and
     everybody may do everything. ``ticket_key`` is that of all shards. Changes of tokens go to
-    ``audit``. Raises TokenFileError if the file cannot be used."""
+    ``audit``; ``tally_of`` says where the traffic of a token of this name is counted. Raises
+    TokenFileError if the file cannot be used."""
 
     def __init__(
         self,
@@ -60,8 +62,10 @@ class Access:
         read_before: ReadBefore | None = None,
         allowances: Allowances | None = None,
         audit: AuditLog | None = None,
+        tally_of: Callable[[str], TokenTally] | None = None,
     ) -> None:
         self._path = path
+        self._tally_of = tally_of
         self._allowances = allowances
         self._audit = audit
         self._everybody = of_everybody(allowances)
@@ -101,7 +105,14 @@ class Access:
             known = self._of_key(key)
         if _is_over(known.token, self._now_ms()):
             raise unauthenticated("the token has expired")
-        return known.rights
+        return self._counted(known)
+
+    def _counted(self, known: _Known) -> Rights:
+        """Its rights. From their first head on, what is done with them is counted."""
+        rights = known.rights
+        if rights.tally is None and self._tally_of is not None:
+            rights.tally = self._tally_of(known.token.name)
+        return rights
 
     def _of_key(self, key: str) -> _Known:
         parts = split_token(key)
@@ -139,7 +150,7 @@ class Access:
                 "the ticket is not for this path and query, or it has expired, or its token was"
                 " revoked; ask for another one",
             )
-        return known.rights
+        return self._counted(known)
 
     def ticket(
         self, rights: Rights, segments: Sequence[str], query: Mapping[str, str]

@@ -9,12 +9,14 @@ from daemon.access.token_file import Scope, Token
 from daemon.schemas.errors import ApiError
 from delivery.filters import compiled
 from ledger.types import TokenName
+from shards.boards.namecounts import TokenTally
 
 
 class Rights:
     """The rights of a token's bearer, or of everybody, who has none. ``live`` is False from the
     revocation or expiry of the token on; heads, streams and requests refer to one object for each
-    token. ``allowance`` is what limits its bearers, None if nothing does."""
+    token. ``allowance`` is what limits its bearers, None if nothing does; ``tally`` is where their
+    traffic is counted, None if nowhere."""
 
     __slots__ = (
         "_beginnings",
@@ -24,6 +26,7 @@ class Rights:
         "allowance",
         "live",
         "scopes",
+        "tally",
         "token",
         "who",
     )
@@ -49,6 +52,7 @@ class Rights:
         self._matchers = [compiled(pattern) for pattern in sorted(rest)]
         self.live = True
         self.allowance = allowance
+        self.tally: TokenTally | None = None
 
     def covers(self, topic: str) -> bool:
         """Whether a name is among the topics of the token."""

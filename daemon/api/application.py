@@ -264,9 +264,12 @@ class Api:
     def admit(self, request: Request, body_bytes: int | None) -> object | None:
         """Promises space for a body, before it is taken in."""
         found: Found = request.head.route
-        allowance = request.head.rights.allowance
-        if allowance is not None:
-            allowance.take(request.connection, body_bytes or 0, is_setting=found.changes)
+        rights = request.head.rights
+        if rights.allowance is not None:
+            rights.allowance.take(request.connection, body_bytes or 0, is_setting=found.changes)
+        if rights.tally is not None:
+            rights.tally.requests += 1
+            rights.tally.bytes_in += body_bytes or 0
         if found.produce is not None:
             return self._producer.admit(request, body_bytes)
         limit = found.route.body_bytes_max
@@ -313,9 +316,12 @@ class Api:
         """Serves a request whose body came with its head."""
         name = request.head.route.produce
         if name is not None:
-            allowance = request.head.rights.allowance
-            if allowance is not None:
-                allowance.take(request.connection, body_bytes)
+            rights = request.head.rights
+            if rights.allowance is not None:
+                rights.allowance.take(request.connection, body_bytes)
+            if rights.tally is not None:
+                rights.tally.requests += 1
+                rights.tally.bytes_in += body_bytes
             self._producer.take(request, name, body_bytes)
         else:
             token = self.admit(request, body_bytes)
@@ -417,9 +423,11 @@ async def _changed(found: Found, request: Request) -> Any:
 
 
 def _respond(request: Request, body: bytes, status: int = 200, *, content_type: str = JSON) -> None:
-    allowance = request.head.rights.allowance
-    if allowance is not None:
-        allowance.charge_out(len(body))
+    rights = request.head.rights
+    if rights.allowance is not None:
+        rights.allowance.charge_out(len(body))
+    if rights.tally is not None:
+        rights.tally.bytes_out += len(body)
     request.respond(status, body, content_type=content_type)
 
 

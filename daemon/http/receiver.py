@@ -407,6 +407,9 @@ class Receiver(Sender):
 
     def _pace(self, head: Head, size_bytes: int) -> None:
         """Reads nothing more while a body of unknown length has used its sender's limit up."""
+        tally = head.rights.tally
+        if tally is not None:
+            tally.bytes_in += size_bytes
         allowance = head.rights.allowance
         wait_ns = 0 if allowance is None else allowance.charge_in(size_bytes)
         if wait_ns and not self._hold & HOLD_LIMIT:

@@ -280,7 +280,10 @@ class Request(msgspec.Struct, eq=False):
 
     def refuse(self, error: ApiError, *, close: bool = False) -> None:
         """Answers with an error. ``close``, or the error's own, ends the connection after it."""
-        self._answer_with(answer_of(self.head.rights.shown(error), close=close))
+        rights = self.head.rights
+        if rights.tally is not None:
+            rights.tally.refused += 1
+        self._answer_with(answer_of(rights.shown(error), close=close))
 
     def stream(self, content_type: str, start: Start) -> None:
         """Answers with a stream. ``start`` is called with it once all earlier requests are

@@ -98,6 +98,9 @@ class Stream:
         self._carrier.transport.write(data)
         if self._is_full:
             self._carrier.streams.hold(self, as_kept(data, self._carrier.tls))
+        tally = self.rights.tally
+        if tally is not None:
+            tally.bytes_out += len(data)
         allowance = self.rights.allowance
         if allowance is not None:
             wait_ns = allowance.charge_out(len(data))

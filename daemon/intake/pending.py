@@ -33,7 +33,7 @@ from daemon.schemas.api import Produced, ProducedPart, ProducedSpread
 from daemon.schemas.errors import ApiError, cursor_moved, cursor_unknown
 from ledger.types import Advance, Commit, LeasedRange, Verdict
 from shards import layout as at
-from shards.boards.topiccounts import TopicTally
+from shards.boards.namecounts import TopicTally
 from shards.frame import VOID_BYTES_MAX
 from shards.latency import SAMPLED, LatencyHistogram, Stage
 from shards.ring import RequestAt

@@ -32,7 +32,7 @@ from ledger.ledger import Ledger
 from ledger.space import retention
 from ledger.types import PartitionState, Topic, TopicConfig
 from shards import layout as at
-from shards.boards.topiccounts import TopicTally
+from shards.boards.namecounts import TopicTally
 from shards.clock import boottime_ms, wall_ms
 from shards.segment import Segment
 

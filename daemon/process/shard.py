@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -44,6 +45,8 @@ from delivery.dispatch import SLICE_NS
 from ledger.errors import LedgerError
 from ledger.types import Commit
 from shards import layout as at
+from shards import locks
+from shards.boards.namecounts import TOKENS, NameCounts
 from shards.clock import monotonic_ns, process_cpu_ns
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.upload_turn import NEVER
@@ -100,11 +103,17 @@ class Shard:
         )
         self._feed, self._ring, self._pending = write.feed, write.ring, write.pending
         auth_file = opened.config.auth_file
+        self._token_counts = NameCounts(
+            TOKENS, self.segment, self.shard,
+            partial(opened.lock_file.try_lock, locks.NAME_SLOTS),
+            partial(opened.lock_file.unlock, locks.NAME_SLOTS),
+        )  # fmt: skip
         access = Access(
             None if auth_file is None else Path(auth_file),
             ticket_key=bytes.fromhex(inheritance.ticket_key),
             allowances=Allowances(self.segment, self.shard, opened.config.limits),
             audit=opened.audit if self.shard == 0 else None,
+            tally_of=self._token_counts.tally_of,
             read_before=read_before(opened.config, writes=self.shard == 0),
         )
         self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
@@ -167,6 +176,7 @@ class Shard:
         self.segment.follow_epoch(self.shard)
         self._delivery.tick()
         self._write.topic_counts.store()
+        self._token_counts.store()
         words[base + at.S_OWNS] = self._delivery.owned
         self._sensors.store(monotonic_ns())
         self._freed_memory.look(monotonic_ns())

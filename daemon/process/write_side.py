@@ -21,7 +21,7 @@ from daemon.process.opened import Opened
 from ledger.types import Commit
 from shards import layout as at
 from shards import locks
-from shards.boards.topiccounts import TopicCounts
+from shards.boards.namecounts import TOPICS, NameCounts
 from shards.clock import boottime_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.leases import LeaseTable
@@ -55,10 +55,10 @@ class WriteSide:
         )  # fmt: skip
         self.leases = LeaseTable(opened.words, segment.layout)
         self.ring = RingWriter(segment, shard)
-        self.topic_counts = TopicCounts(
-            segment, shard,
-            partial(opened.lock_file.try_lock, locks.TOPIC_SLOTS),
-            partial(opened.lock_file.unlock, locks.TOPIC_SLOTS),
+        self.topic_counts = NameCounts(
+            TOPICS, segment, shard,
+            partial(opened.lock_file.try_lock, locks.NAME_SLOTS),
+            partial(opened.lock_file.unlock, locks.NAME_SLOTS),
         )  # fmt: skip
         self.pending = PendingRequests(
             segment, shard, self.topic_counts.tally_of, config.ack_timeout_ms * 1_000_000

@@ -331,6 +331,11 @@ def test_status_and_metrics_show_a_limited_token_only_what_it_is_for(world: Worl
         for hidden in (b"secrets", b"copier", b"workers"):
             assert hidden not in shown.body, (path, hidden)
         assert b'"own"' in shown.body, path
+    own = b'headgate_token_requests_total{token="elsewhere"}'
+    wait_until(lambda: own in world.ask("GET", "/metrics", "elsewhere").body, "a heartbeat")
+    metrics = [world.ask("GET", "/metrics", token).body for token in ("elsewhere", "all")]
+    assert metrics[0].count(b"headgate_token_requests_total{") == 1
+    assert b'{token="all"}' in metrics[1] and b'{token="all"}' not in metrics[0]
     status = world.ask("GET", "/v0/status", "elsewhere").json
     assert status["subscriptions"]["count"] == 1 and status["routers"]["count"] == 0
     world.good("DELETE", "/v0/topics/mine/subscriptions/own")

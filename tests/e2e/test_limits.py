@@ -29,6 +29,7 @@ TOKENS: dict[str, dict[str, float]] = {
     "watcher": {"bytes_out": 100_000, "streams": 2},
     "few": {"connections": 3},
     "operator": {"settings": 3},
+    "counted": {},
 }
 
 
@@ -240,3 +241,41 @@ def test_what_a_token_is_for_is_counted_whoever_made_it(world: World) -> None:
         assert wire.ask(asked("DELETE", "/v0/routers/one", world.tokens["maker"])).status == 200
         assert wire.ask(asked("DELETE", "/v0/topics/made-2", world.tokens["maker"])).status == 200
         assert put("/v0/topics/made-3").status == 201
+
+
+def traffic(world: World, token: str) -> list[int]:
+    """What the metrics say of a token: requests, bytes in and out, refusals."""
+    with Wire(world.daemon.port) as wire:
+        page = wire.ask(asked("GET", "/metrics", world.tokens["friend"])).body.decode()
+    found = re.findall(rf'headgate_token_(\w+)_total{{token="{token}"}} (\S+)', page)
+    counts = {name: int(float(value)) for name, value in found}
+    names = ("requests", "received_bytes", "sent_bytes", "refused_requests")
+    return [counts.get(name, 0) for name in names]
+
+
+def test_what_a_token_does_is_counted_over_all_shards_by_its_name(world: World) -> None:
+    token = world.tokens["counted"]
+    produce = asked("POST", "/v0/topics/t", token, RECORDS)
+    diff = asked("POST", "/v0/topics/t/diff", token, b'{"from_seq":1,"limit":1}')
+    body_bytes = len(diff.partition(b"\r\n\r\n")[2])
+    sent_bytes = 0
+    for _ in range(20):  # connections of all shards
+        with Wire(world.daemon.port) as wire:
+            assert wire.ask(produce).status == 200
+            answer = wire.ask(diff)
+            assert answer.status == 200
+            sent_bytes += len(answer.body)
+            assert wire.ask(asked("GET", "/nothing", token)).status == 404
+            assert wire.ask(asked("POST", "/v0/topics/t", f"{token}0", RECORDS)).status == 401
+    with Wire(world.daemon.port) as wire:
+        chunks = asked("POST", "/v0/topics/t", token)[:-2]
+        chunks += b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunks += chunked(RECORDS)
+        assert wire.ask(chunks).status == 200
+    wanted = [41, 21 * len(RECORDS) + 20 * body_bytes, sent_bytes, 20]
+    wait_until(lambda: traffic(world, "counted")[0] == wanted[0], "heartbeats of all shards")
+    found = traffic(world, "counted")
+    framing = found[1] - wanted[1]  # of the body whose length was not known
+    assert 0 <= framing <= 20
+    found[1] -= framing
+    assert found == wanted

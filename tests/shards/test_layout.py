@@ -65,13 +65,16 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for row in (0, at.TOPIC_ROWS - 1):
             base = layout.topic_row(shard, row)
             found += [("TOPIC_ROW", base + word) for word in range(at.TOPIC_ROW_WORDS)]
-    for slot in (0, at.TOPIC_SLOTS - 1):
-        first = layout.topic_slot(slot)
-        found += [("TOPIC_SLOT", first + word) for word in range(at.TOPIC_SLOT_WORDS)]
+    for slot in (0, at.TOPIC_SLOTS - 1, at.TOPIC_SLOTS, at.TOPIC_SLOTS + at.TOKEN_SLOTS - 1):
+        first = layout.name_slot(slot)
+        found += [("NAME_SLOT", first + word) for word in range(at.NAME_SLOT_WORDS)]
     for shard in range(layout.shards):
         first = layout.topic_counts(shard)
         counts = at.TOPIC_COUNTS * at.TOPIC_COUNT_WORDS
         found += [("TOPIC_COUNT", first + word) for word in range(counts)]
+        first = layout.token_counts(shard)
+        counts = at.TOKEN_COUNTS * at.TOKEN_COUNT_WORDS
+        found += [("TOKEN_COUNT", first + word) for word in range(counts)]
     for number in range(layout.commit_slots):
         slot = layout.commit_slot(number)
         found += [("C_", slot + word) for word in range(at.SLOT_WORDS)]

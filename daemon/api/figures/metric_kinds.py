@@ -29,7 +29,7 @@ class Histogram(NamedTuple):
 Sample = tuple[tuple[str, ...], float | Counted | Histogram]  # values of the labels, value
 Kind = Literal["counter", "gauge", "histogram", "info"]
 
-OTHERS = "_other"  # no name of a topic begins so
+OTHERS = "_other"  # no name of a topic or a token begins so
 
 
 class TopicSeries(Struct, frozen=True):
@@ -52,6 +52,37 @@ class TopicSeries(Struct, frozen=True):
     ]
 
 
+class TokenSeries(Struct, frozen=True):
+    """A token with series of its own, or the others together."""
+
+    token: str
+    requests: Annotated[
+        int,
+        figure(
+            "requests with the token that were taken in; the first 64 tokens that are used have"
+            " series of their own, and all others one",
+            "headgate_token_requests_total",
+        ),
+    ]
+    bytes_in: Annotated[
+        int, figure("bytes of the bodies of these requests", "headgate_token_received_bytes_total")
+    ]
+    bytes_out: Annotated[
+        int,
+        figure(
+            "bytes of answers and of streams, other than acknowledgments and errors",
+            "headgate_token_sent_bytes_total",
+        ),
+    ]
+    refused: Annotated[
+        int,
+        figure(
+            "requests with the token that were answered with an error, taken in or not",
+            "headgate_token_refused_requests_total",
+        ),
+    ]
+
+
 class PushSeries(PushCounters, frozen=True, kw_only=True):
     """A push subscription with series of its own, or the others together."""
 
@@ -66,6 +97,7 @@ class Scrape(Struct, frozen=True):
     status: Status
     stages: Mapping[Stage, Counted]
     topics: Annotated[list[TopicSeries], figure(by="topic")]
+    tokens: Annotated[list[TokenSeries], figure(by="token")]
     subscriptions: Annotated[list[SubscriptionRow], figure(by="topic subscription")]
     push: Annotated[list[PushSeries], figure(by="topic subscription")]
     routers: Annotated[list[RouterRow], figure(by="router source dest")]

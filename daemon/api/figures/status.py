@@ -15,7 +15,7 @@ from daemon.alarms import alarms
 from daemon.alarms import standing as standstills
 from daemon.api.figures import push_figures, router_figures, subscription_figures
 from daemon.api.figures.bill_status import bill_of
-from daemon.api.figures.metric_kinds import OTHERS, TopicSeries
+from daemon.api.figures.metric_kinds import OTHERS, TokenSeries, TopicSeries
 from daemon.config import Config
 from daemon.config.sensors import SENSORS
 from daemon.governor import board, ladder
@@ -26,7 +26,7 @@ from daemon.tls.certificate import Certificate
 from delivery.subscriptions.drainable import consumers_wanted
 from shards import latency
 from shards import layout as at
-from shards.boards import pushtotals, topiccounts
+from shards.boards import namecounts, pushtotals
 from shards.boards.figures import words_of
 from shards.boards.pushtotals import PushTotal
 from shards.boards.rowboard import (
@@ -235,8 +235,15 @@ class StatusBuilder:
 
     def topics(self) -> list[TopicSeries]:
         """What topics' producers were acknowledged, over all shards."""
-        found = topiccounts.counted(self._segment)
-        return [TopicSeries(each.name or OTHERS, each.records, each.bytes) for each in found]
+        found = namecounts.counted(namecounts.TOPICS, self._segment)
+        return [TopicSeries(name or OTHERS, each.records, each.bytes) for name, each in found]
+
+    def tokens(self) -> list[TokenSeries]:
+        """The traffic of tokens, over all shards."""
+        return [
+            TokenSeries(name or OTHERS, each.requests, each.bytes_in, each.bytes_out, each.refused)
+            for name, each in namecounts.counted(namecounts.TOKENS, self._segment)
+        ]
 
     def _certificate_status(self) -> schemas.CertificateStatus | None:
         if self._certificate is None:

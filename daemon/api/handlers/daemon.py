@@ -124,6 +124,12 @@ class DaemonRoutes:
         status = self._status.document(monotonic_ns(), stages, subscriptions, push, routers)
         scrape = Scrape(
             status, stages, [each for each in self._status.topics() if rights.covers(each.topic)],
+            [
+                each
+                for each in self._status.tokens()
+                if rights.is_for_all_topics
+                or (rights.token is not None and each.token == rights.token.name)
+            ],
             series(subscriptions),
             push_series(push, subscriptions), router_series(routers),
         )  # fmt: skip

@@ -28,7 +28,7 @@ from delivery.reading.waiters import Waiters
 from ledger.ledger import Ledger
 from ledger.types import Commit, ExtentRun, LeasedRange, LeaseId, PartitionHead, TopicConfig
 from shards import layout as at
-from shards.boards.topiccounts import TopicTally
+from shards.boards.namecounts import TopicTally
 from shards.layout import Layout
 from shards.ring import RingWriter
 from shards.segment import Segment

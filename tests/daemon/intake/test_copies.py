@@ -30,7 +30,7 @@ from ledger.types import (
     TopicConfig,
 )
 from shards import layout as at
-from shards.boards.topiccounts import TopicTally
+from shards.boards.namecounts import TopicTally
 from shards.frame import Part, decode_conditions
 from shards.layout import Layout
 from shards.ring import RingReader, RingWriter

@@ -33,7 +33,7 @@ from ledger.types import (
     VerdictKind,
 )
 from shards import layout as at
-from shards.boards.topiccounts import TopicTally
+from shards.boards.namecounts import TopicTally
 from shards.frame import Part, encode_conditions
 from shards.latency import Stage, counted
 from shards.layout import Layout

@@ -36,7 +36,7 @@ from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError
 from shards import layout as at
-from shards.boards.topiccounts import TopicTally
+from shards.boards.namecounts import TopicTally
 from shards.clock import monotonic_ns
 from shards.latency import Stage, counted
 from shards.layout import Layout

@@ -39,11 +39,11 @@ from ledger.delivery.push_rates import LearnedRate
 from shards import layout as at
 from shards.alarms import AlarmBoard, AlarmKind
 from shards.boards.figures import Family, figure
+from shards.boards.namecounts import TOKENS, TOPICS, write_name
 from shards.boards.pushboard import PushBoard, PushOutcome, SenderWords
 from shards.boards.pushgrants import SlotGrants
 from shards.boards.pushtotals import totals
 from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
-from shards.boards.topiccounts import write_name
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
 from shards.segment import Segment
@@ -83,6 +83,7 @@ class Daemon:
         stages = self.builder.stages()
         return Scrape(
             self.builder.document(NOW_NS, stages), stages, self.builder.topics(),
+            self.builder.tokens(),
             series(self.builder.subscriptions()),
             push_series(totals(self.segment), self.builder.subscriptions()),
             router_series(self.builder.routers()),
@@ -281,7 +282,7 @@ def test_entries_that_wait_are_shown_by_band_over_all_shards(daemon: Daemon) -> 
 
 
 def test_topics_with_a_slot_have_a_series_each_and_all_others_one(daemon: Daemon) -> None:
-    write_name(daemon.segment, 0, "orders:eu")
+    write_name(TOPICS, daemon.segment, 0, "orders:eu")
     for shard in (0, 3):
         first = daemon.segment.layout.topic_counts(shard)
         daemon.words[first : first + 4] = memoryview(array("Q", [1, 10, 2, 20]))
@@ -290,6 +291,19 @@ def test_topics_with_a_slot_have_a_series_each_and_all_others_one(daemon: Daemon
     assert daemon.value("headgate_topic_acked_records_total", topic="orders:eu") == 4
     assert daemon.value("headgate_topic_acked_bytes_total", topic="orders:eu") == 40
     assert not TOPIC_NAME.fullmatch(OTHERS)
+
+
+def test_tokens_with_a_slot_have_series_each_and_all_others_one(daemon: Daemon) -> None:
+    write_name(TOKENS, daemon.segment, 0, "shop")
+    for shard in (0, 3):
+        first = daemon.segment.layout.token_counts(shard)
+        daemon.words[first : first + 8] = memoryview(array("Q", [1, 10, 100, 2, 3, 30, 300, 4]))
+    for name, other, own in (
+        ("requests", 2, 6), ("received_bytes", 20, 60), ("sent_bytes", 200, 600),
+        ("refused_requests", 4, 8),
+    ):  # fmt: skip
+        assert daemon.value(f"headgate_token_{name}_total", token="_other") == other
+        assert daemon.value(f"headgate_token_{name}_total", token="shop") == own
 
 
 def test_the_first_subscriptions_have_series_each_and_all_others_one(daemon: Daemon) -> None:

@@ -1,30 +1,30 @@
-"""Counts of topics: slots are given once, in order of arrival, and nothing is lost or doubled."""
+"""Counts by name: slots are given once, in order of arrival, and nothing is lost or doubled."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shards import layout as at
-from shards.boards import topiccounts
-from shards.boards.topiccounts import TopicCounts, TopicTally, counted, names
+from shards.boards.namecounts import (
+    TOKENS,
+    TOPICS,
+    NameCounts,
+    TopicTally,
+    counted,
+    names,
+    write_name,
+)
 from shards.layout import Layout
 from shards.segment import Segment
 from tests.shards.conftest import MakeSegment
 
 SLOTS = 3
 SHARDS = 2
-
-
-@pytest.fixture(autouse=True)
-def few_slots() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(at, "TOPIC_SLOTS", SLOTS)
-        yield
+FEW = msgspec.structs.replace(TOPICS, slots=SLOTS)
 
 
 class Processes:
@@ -39,8 +39,8 @@ class Processes:
         self.unsaved: list[Counter[str]] = [Counter() for _ in range(SHARDS)]
         self.saved: Counter[str] = Counter()
 
-    def start(self, shard: int) -> TopicCounts:
-        return TopicCounts(self.segment, shard, lambda: not self.held, lambda: None)
+    def start(self, shard: int) -> NameCounts[TopicTally]:
+        return NameCounts(FEW, self.segment, shard, lambda: not self.held, lambda: None)
 
     def acknowledge(self, shard: int, name: str) -> None:
         tallies = self.tallies[shard]
@@ -94,7 +94,7 @@ def test_slots_are_first_come_and_the_sum_is_what_was_acknowledged(
             world.restart(shard)
         else:
             world.held = what == "hold"
-        now = names(segment)
+        now = names(FEW, segment)
         assert now[: len(slots)] == slots, "a slot never changes"
         slots = now
         for counts in world.shards:
@@ -102,12 +102,12 @@ def test_slots_are_first_come_and_the_sum_is_what_was_acknowledged(
     world.held = False
     for shard in range(SHARDS):
         world.heartbeat(shard)
-    other, *named = counted(segment)
+    other, *named = counted(FEW, segment)
     assert len(named) == min(SLOTS, len(world.saved))
-    for topic in named:
-        assert topic.name is not None and topic.records == world.saved.pop(topic.name)
-        assert topic.bytes == 10 * topic.records
-    assert (other.name, other.records) == (None, world.saved.total())
+    for topic, tally in named:
+        assert topic is not None and tally.records == world.saved.pop(topic)
+        assert tally.bytes == 10 * tally.records
+    assert (other[0], other[1].records) == (None, world.saved.total())
     segment.close()
 
 
@@ -119,7 +119,7 @@ def test_a_successor_continues_the_counts_of_topics_and_of_the_others(
         for name in "abcd":
             world.acknowledge(0, name)
         world.restart(0)
-    found = {topic.name: topic.records for topic in counted(world.segment)}
+    found = {name: tally.records for name, tally in counted(FEW, world.segment)}
     assert found == {"a": 2, "b": 2, "c": 2, None: 2}
 
 
@@ -135,24 +135,40 @@ def test_a_topic_that_waits_for_its_slot_in_vain_is_counted_with_the_others(
     world.heartbeat(0)
     world.acknowledge(0, "late")
     world.heartbeat(0)
-    found = {topic.name: topic.records for topic in counted(world.segment)}
+    found = {name: tally.records for name, tally in counted(FEW, world.segment)}
     assert found == {None: 2, "a": 0, "b": 0, "c": 0}
 
 
 def test_topics_that_wait_are_bounded(
-    make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
+    make_segment: MakeSegment,
 ) -> None:
-    monkeypatch.setattr(topiccounts, "WAITING_MAX", 2)
     world = Processes(make_segment(Layout(SHARDS, 4096)))
     world.held = True
     tallies = {id(world.shards[0].tally_of(name)) for name in "abcdef"}
-    assert len(tallies) == 3, "two wait, all others share the place of others"
+    assert len(tallies) == SLOTS + 1, (
+        "as many wait as there are slots, all others share the place of others"
+    )
 
 
 def test_a_slot_holds_the_longest_name_and_no_longer_one(make_segment: MakeSegment) -> None:
     segment = make_segment(Layout(1, 4096))
     longest = "x" * 255
-    topiccounts.write_name(segment, 0, longest)
-    assert names(segment) == [longest]
+    write_name(TOPICS, segment, 0, longest)
+    assert names(TOPICS, segment) == [longest]
     with pytest.raises(ValueError, match="the name has 400 bytes; a slot holds 312"):
-        topiccounts.write_name(segment, 1, "x" * 400)
+        write_name(TOPICS, segment, 1, "x" * 400)
+
+
+def test_each_kind_has_its_own_names_and_counts(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(SHARDS, 4096))
+    topics, tokens = (
+        NameCounts(kind, segment, 1, lambda: True, lambda: None) for kind in (TOPICS, TOKENS)
+    )
+    topics.tally_of("t").bytes = 1
+    traffic = tokens.tally_of("a")
+    traffic.requests, traffic.bytes_in, traffic.bytes_out, traffic.refused = 2, 3, 4, 5
+    for counts in (topics, tokens):
+        counts.store()
+    assert names(TOPICS, segment) == ["t"] and names(TOKENS, segment) == ["a"]
+    assert TOKENS.read(dict(counted(TOKENS, segment))["a"]) == [2, 3, 4, 5]
+    assert TOPICS.read(dict(counted(TOPICS, segment))["t"]) == [0, 1]
