@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from bench.processes import Daemon, ServerError
@@ -41,12 +40,7 @@ class CommitTimes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._segment.close()
 
     def written_within_ms(self, share: float) -> float | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import select
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from bench.processes import ServerError
@@ -90,10 +89,7 @@ class ConsumerClients:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -33,12 +32,7 @@ class Others:
         self._started_ns = monotonic_ns()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             return
         self._seconds = (monotonic_ns() - self._started_ns) / 1e9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -46,12 +45,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.seconds = (monotonic_ns() - self._started_ns) / 1e9
         self._over.set()
         self._thread.join()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import select
 import socket
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from bench.processes import ServerError
@@ -52,12 +51,7 @@ class StreamClients:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 from bench.processes import ServerError
@@ -31,12 +30,7 @@ class TailReader:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._over.set()
         self._thread.join()
         if error is None and self._failure is not None:

@@ -19,7 +19,6 @@ import os
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
 
 from ledger import private_files
 
@@ -92,12 +91,7 @@ class SharedLock:
             self.threads.release()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._file.unlock(self._byte)
         finally:

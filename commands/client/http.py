@@ -205,7 +205,11 @@ class Client:
             try:
                 answer = attempt()
                 if answer.status == 504:
-                    raise Unreachable(self.url, self._refused(asked, answer).message, sent=True)
+                    raise Unreachable(
+                        self.url,
+                        refusal(f"{asked} at {self.url}", answer.status, answer.body).message,
+                        sent=True,
+                    )
             except _Stale:
                 continue  # at most once: the next attempt's connection is fresh
             except Unreachable as error:
@@ -217,7 +221,7 @@ class Client:
             else:
                 if answer.status < 400:
                     return answer.body
-                refused = self._refused(asked, answer)
+                refused = refusal(f"{asked} at {self.url}", answer.status, answer.body)
                 wait_ms = wait_ms_of(refused, answer.retry_after)
                 if answer.status not in (429, 503):
                     raise refused
@@ -260,16 +264,6 @@ class Client:
             if not fresh and isinstance(error, ConnectionError | http.client.RemoteDisconnected):
                 raise _Stale from error
             raise _failed(self.url, error, waits_s, sent) from error
-
-    def _refused(self, asked: str, answer: _Attempt) -> Refused:
-        try:
-            error = msgspec.json.decode(answer.body, type=ErrorAnswer).error
-        except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
-            raise UnknownAnswer(
-                f"{asked} at {self.url} was answered {answer.status} without an error"
-                f" in Headgate's form: {answer.body[:80]!r}"
-            ) from cause
-        return Refused(answer.status, error.code, error.message, error.detail)
 
 
 class OpenAnswer:
@@ -379,6 +373,17 @@ def decoded(client: Client, body: bytes | msgspec.Raw, kind: type[Shape]) -> Sha
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnknownAnswer(f"an answer of {client.url} cannot be read: {error}") from error
+
+
+def refusal(asked: str, status: int, body: bytes) -> Refused:
+    """What the daemon says of a request that it refused. Raises UnknownAnswer."""
+    try:
+        error = msgspec.json.decode(body, type=ErrorAnswer).error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
+        raise UnknownAnswer(
+            f"{asked} was answered {status} without an error in Headgate's form: {body[:80]!r}"
+        ) from cause
+    return Refused(status, error.code, error.message, error.detail)
 
 
 def wait_ms_of(refused: Refused, retry_after: str | None) -> float:

@@ -11,22 +11,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from commands.client.http import (
     NOTICE_MS,
     RECONNECT_WAIT_MAX_MS,
     RECONNECT_WAIT_MS,
-    Refused,
-    UnknownAnswer,
     Unreachable,
+    refusal,
     topic_path,
     wait_ms_of,
 )
 from commands.importing.chain import Chain, ImportStep
 from commands.importing.leases import InFlightBudget
 from commands.importing.wire import Address, Wire, WireAnswer
-from daemon.schemas.api import ErrorAnswer
 
 # Longer than any acknowledgment takes: the daemon answers or hangs up after `ack_timeout_ms`.
 SILENT_S = 60.0
@@ -156,7 +152,7 @@ class ChainSender:
             if self._failing_since is not None:
                 self._failing_since = None
             return
-        refused = self._refused(answer)
+        refused = refusal(f"a request to {self._daemon.url}", answer.status, answer.body)
         if refused.code == "cursor_moved":
             self.chain.moved(int(refused.detail["position"]))
         elif answer.status == 504:
@@ -182,13 +178,3 @@ class ChainSender:
             self._daemon.say(reason)
         if self.chain.not_before - self._failing_since > self._daemon.wait_s:
             raise error
-
-    def _refused(self, answer: WireAnswer) -> Refused:
-        try:
-            error = msgspec.json.decode(answer.body, type=ErrorAnswer).error
-        except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
-            raise UnknownAnswer(
-                f"{self._daemon.url} answered {answer.status} without an error in Headgate's form:"
-                f" {answer.body[:80]!r}"
-            ) from cause
-        return Refused(answer.status, error.code, error.message, error.detail)

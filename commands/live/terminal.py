@@ -10,7 +10,6 @@ import signal
 import sys
 import termios
 import tty
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -45,12 +44,7 @@ class LiveTerminal:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
         if self._keys_fd is not None:
             termios.tcsetattr(self._keys_fd, termios.TCSADRAIN, self._before)

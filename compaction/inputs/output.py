@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from compaction.inputs.place import PLACES_MAX, Place
@@ -82,12 +81,7 @@ class _OutputInParts:
     def __enter__(self) -> _OutputInParts:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
         else:

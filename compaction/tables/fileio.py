@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 from typing import Any, cast
 
 import msgspec
@@ -185,12 +184,7 @@ class _DurableFile:
     def __enter__(self) -> _DurableFile:
         return self
 
-    def __exit__(
-        self,
-        exctype: type[BaseException] | None,
-        excinst: BaseException | None,
-        exctb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

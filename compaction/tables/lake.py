@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from compaction.access.ledger_access import LedgerAccess
@@ -72,12 +71,7 @@ class Lake:
     def __enter__(self) -> Lake:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager

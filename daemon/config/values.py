@@ -151,14 +151,17 @@ def read_endpoint_url(value: object) -> str:
     return text
 
 
-def read_origins(value: object) -> tuple[str, ...]:
-    """Origins of pages, from a list or from text with commas."""
+def _listed(value: object, what: str) -> list[str]:
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
-        raise ValueError("must be a list of origins, or text with commas between them")
-    origins = [each.strip().lower() for each in given]
-    if origins == [""]:
-        return ()
+        raise ValueError(f"must be a list of {what}, or text with commas between them")
+    found = [each.strip() for each in given]
+    return [] if found == [""] else found
+
+
+def read_origins(value: object) -> tuple[str, ...]:
+    """Origins of pages, from a list or from text with commas."""
+    origins = [each.lower() for each in _listed(value, "origins")]
     for origin in origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise ValueError(
@@ -170,12 +173,7 @@ def read_origins(value: object) -> tuple[str, ...]:
 
 def read_hosts(value: object) -> tuple[str, ...]:
     """Names of hosts, from a list or from text with commas."""
-    given = value.split(",") if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
-        raise ValueError("must be a list of host names, or text with commas between them")
-    hosts = [each.strip().lower().removesuffix(".") for each in given]
-    if hosts == [""]:
-        return ()
+    hosts = [each.lower().removesuffix(".") for each in _listed(value, "host names")]
     for host in hosts:
         if host != "*" and not NAME.fullmatch(host):
             raise ValueError(
@@ -187,10 +185,7 @@ def read_hosts(value: object) -> tuple[str, ...]:
 
 def read_networks(value: object) -> tuple[str, ...]:
     """Addresses and networks, from a list or from text with commas."""
-    given = value.split(",") if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
-        raise ValueError("must be a list of addresses and networks, or text with commas")
-    networks = [each.strip() for each in given if each.strip()]
+    networks = [each for each in _listed(value, "addresses and networks") if each]
     for network in networks:
         try:
             ipaddress.ip_network(network)

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -338,10 +337,7 @@ class History:
     def __enter__(self) -> History:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

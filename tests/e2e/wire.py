@@ -11,7 +11,6 @@ import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 
 from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
 
@@ -36,10 +35,7 @@ class Wire:
     def __enter__(self) -> Wire:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

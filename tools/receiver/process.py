@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -49,10 +48,7 @@ class ReceiverProcess:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def url(self, name: str) -> str:
