@@ -17,6 +17,7 @@ from math import inf
 
 from delivery.subscriptions.window.batches import SHORT_REASON, text_bytes
 from delivery.subscriptions.window.deliveries import BLOCKED_BYTES
+from delivery.subscriptions.window.exclusive import ExclusiveWindow
 from delivery.subscriptions.window.key_queue import QUEUE_BYTES
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
 from delivery.subscriptions.window.unreliable import UnreliableWindow
@@ -170,7 +171,7 @@ class Share:
         if not self._sent.is_full or not window.is_reliable:
             return ANY_NUMBER
         left = LITTLE_SENT - window.held_count
-        if name is not None:
+        if name is not None and not isinstance(window, ExclusiveWindow):  # there one has all
             members = window.members.by_name
             part = max(1, LITTLE_SENT // len(members))
             left = min(left, part - members[name].in_flight)

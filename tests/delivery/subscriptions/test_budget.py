@@ -224,6 +224,20 @@ def test_a_little_for_each_is_enough_for_many_consumers(node: Node) -> None:
     run(node, use)
 
 
+def test_who_stands_by_takes_no_part_of_the_little_that_may_be_sent(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        owner.subscriptions.budgets.sent.bytes_max = 0
+        made = owner.create(mode="exclusive")
+        clients = [await owner.consume(made, f"c{number}") for number in range(3)]
+        for _ in range(4):
+            owner.produce(*(record(n) for n in range(60)))
+            await owner.rest()
+        assert [len(messages(client)) for client in clients] == [LITTLE_SENT, 0, 0]
+        assert "nothing more is sent" in (await owner.ask(Describe(made.subscription_id)))["held"]
+
+    run(node, use)
+
+
 def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made, other = owner.create(), owner.create("other")
