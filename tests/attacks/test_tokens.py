@@ -315,6 +315,37 @@ def test_lists_show_what_a_token_is_for(world: World) -> None:
     assert world.ask("GET", "/v0/scaling", "elsewhere").json["subscriptions"] == []
 
 
+def test_no_page_of_a_list_ends_with_a_name_that_a_token_is_not_for(world: World) -> None:
+    world.good("PUT", "/v0/cursors/mine")
+    for path, name in (
+        ("/v0/topics", "topic"), ("/v0/cursors", "cursor"), ("/v0/routers", "router"),
+        ("/v0/subscriptions", "subscription_id"),
+    ):  # fmt: skip
+        kind = path.removeprefix("/v0/")
+        shown = [each[name] for each in world.ask("GET", path, "elsewhere").json[kind]]
+        parameter, following = (
+            ("cursor", "next_cursor") if kind == "topics" else ("after", "next_after")
+        )
+        found: list[object] = []
+        target = f"{path}?limit=1"
+        while True:
+            page = world.ask("GET", target, "elsewhere").json
+            found += [each[name] for each in page[kind]]
+            more = page[following]
+            if more is None:
+                break
+            assert more == found[-1], path
+            target = f"{path}?limit=1&{parameter}={more}"
+        assert found == shown, path
+
+
+def test_a_router_that_a_token_may_not_change_does_not_tell_its_ends(world: World) -> None:
+    for body in (b"{}", b'{"source":"mine","dest":"mine-a"}'):
+        answer = world.ask("PUT", "/v0/routers/copier", "elsewhere", body=body)
+        assert (answer.status, answer.code) == (403, "forbidden")
+        assert b"secrets" not in answer.body
+
+
 def test_status_and_metrics_show_a_limited_token_only_what_it_is_for(world: World) -> None:
     world.good("PUT", "/v0/topics/mine/subscriptions/own")
 

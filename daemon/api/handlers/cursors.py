@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daemon.access.rights import Rights
+from daemon.api.handlers.pages import visible_page
 from daemon.api.handlers.topics import Created
 from daemon.intake.cursor_cache import CursorCache
 from daemon.schemas.api import (
@@ -50,10 +51,11 @@ class CursorRoutes:
 
     async def list(self, query: CursorsQuery, rights: Rights) -> CursorPage:
         """A page of cursors, by name."""
-        found = await self._cursors.page(query.after, query.limit + 1)
-        page = found[: query.limit]
-        states = [_state(*each) for each in page if rights.covers(each[0].name)]
-        return CursorPage(states, page[-1][0].name if len(found) > query.limit else None)
+        found, more = await visible_page(
+            self._cursors.page, lambda each: each[0].name, lambda each: (each[0].name,), rights,
+            query.after, query.limit,
+        )  # fmt: skip
+        return CursorPage([_state(*each) for each in found], more)
 
     async def delete(self, name: str, rights: Rights) -> CursorDeleted:
         """Deletes a cursor. Its name may be used again; the new cursor has another id."""

@@ -8,11 +8,13 @@ owners notice it.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TypeVar
 
 from msgspec import UNSET
 
 from daemon.access.rights import Rights
+from daemon.api.handlers.pages import visible_page
 from daemon.api.handlers.topics import Created
 from daemon.intake.topic_cache import unknown_topic
 from daemon.schemas.errors import ApiError, invalid
@@ -74,8 +76,13 @@ class RouterRoutes:
         def change(tx: WriteTx) -> tuple[RouterView | None, bool]:
             present = routers.view(tx, name)
             creates = present is None
-            if present is not None:
-                rights.check_topics(present.source.name, present.dest.name)
+            if present is not None and not _covers(rights, present):
+                raise ApiError(
+                    403,
+                    "forbidden",
+                    f"the topics of {rights.who} do not include both ends of router {name!r};"
+                    " choose another name, or use a token for both",
+                )
             if creates:
                 if asked.source is UNSET or asked.dest is UNSET:
                     raise RouterMissing(name)
@@ -139,10 +146,11 @@ class RouterRoutes:
 
     async def list(self, query: RoutersQuery, rights: Rights) -> RouterPage:
         """A page of routers, by name."""
-        views = await self._ledger.read(routers.views, query.after, query.limit + 1)
-        page = views[: query.limit]
-        shown = [self._status(view) for view in page if _covers(rights, view)]
-        return RouterPage(shown, page[-1].router.name if len(views) > query.limit else None)
+        views, more = await visible_page(
+            partial(self._ledger.read, routers.views), lambda view: view.router.name, _ends,
+            rights, query.after, query.limit,
+        )  # fmt: skip
+        return RouterPage([self._status(view) for view in views], more)
 
     async def delete(self, name: str, rights: Rights) -> RouterDeleted:
         """Deletes a router; its copies stay. Raises ApiError 404."""
@@ -180,7 +188,11 @@ def _filter(asked: RouterSettings) -> RouterFilter | None:
 
 def _covers(rights: Rights, view: RouterView) -> bool:
     """Whether both ends are among the topics of the sender."""
-    return rights.covers(view.source.name) and rights.covers(view.dest.name)
+    return all(map(rights.covers, _ends(view)))
+
+
+def _ends(view: RouterView) -> tuple[str, str]:
+    return view.source.name, view.dest.name
 
 
 def _unknown(error: RouterMissing) -> ApiError:

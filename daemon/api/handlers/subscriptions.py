@@ -12,6 +12,7 @@ import logging
 import secrets as randomness
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from daemon.access.rights import Rights
 from daemon.access.token_file import Scope
+from daemon.api.handlers.pages import visible_page
 from daemon.api.handlers.push_activity import PushActivities
 from daemon.api.handlers.push_settings import (
     PushChange,
@@ -234,13 +236,12 @@ class SubscriptionRoutes:
     async def list_all(self, query: EverySubscriptionQuery, rights: Rights) -> EverySubscription:
         """A page of all subscriptions, by id; those of topics that the sender may not see are left
         out of it."""
-        views = await self._ledger.read(subscriptions.all_views, query.after, query.limit + 1)
-        page = views[: query.limit]
-        shown = await in_slices(
-            self._summary, [view for view in page if rights.covers(view.topic.name)]
-        )
-        more = len(views) > query.limit
-        return EverySubscription(shown, page[-1].subscription.subscription_id if more else None)
+        views, more = await visible_page(
+            partial(self._ledger.read, subscriptions.all_views),
+            lambda view: view.subscription.subscription_id, lambda view: (view.topic.name,), rights,
+            query.after, query.limit,
+        )  # fmt: skip
+        return EverySubscription(await in_slices(self._summary, views), more)
 
     async def delete(self, topic: str, name: str) -> SubscriptionDeleted:
         """Deletes a subscription. Raises ApiError 404."""

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from daemon.access.rights import Rights
+from daemon.api.handlers.pages import visible_page
 from daemon.api.handlers.topic_activity import TopicActivityView
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from daemon.schemas.api import (
@@ -62,7 +63,10 @@ class TopicRoutes:
 
     async def list(self, query: TopicsQuery, rights: Rights) -> TopicPage:
         """A page of topics, by name; those that the sender may not see are left out of it."""
-        topics = await self._topics.page(query.cursor, query.limit + 1)
+        topics, more = await visible_page(
+            self._topics.page, lambda topic: topic.name, lambda topic: (topic.name,), rights,
+            query.cursor, query.limit,
+        )  # fmt: skip
         activity = self._activity.of_each([topic.topic_id for topic in topics])
         states = [
             self._activity.state(
@@ -70,11 +74,9 @@ class TopicRoutes:
                 await self._topics.states(topic.topic_id),
                 activity.get(topic.topic_id, UNWATCHED),
             )
-            for topic in topics[: query.limit]
-            if rights.covers(topic.name)
+            for topic in topics
         ]
-        more = len(topics) > query.limit
-        return TopicPage(states, topics[query.limit - 1].name if more else None)
+        return TopicPage(states, more)
 
     async def delete(self, name: str, query: TopicDeleteQuery) -> TopicDeleted:
         """Deletes a topic. Its name may be used again; the new topic has another id."""
