@@ -337,6 +337,7 @@ def test_no_page_of_a_list_ends_with_a_name_that_a_token_is_not_for(world: World
             assert more == found[-1], path
             target = f"{path}?limit=1&{parameter}={more}"
         assert found == shown, path
+    world.good("DELETE", "/v0/cursors/mine")
 
 
 def test_a_router_that_a_token_may_not_change_does_not_tell_its_ends(world: World) -> None:
