@@ -94,7 +94,6 @@ class AuditLog:
         self._proxies = [ipaddress.ip_network(each, strict=False) for each in trusted_proxies]
         self._now_ms, self._now_ns = now_ms, now_ns
         self._fd = -1
-        self._is_torn = False
         self._refusals_ns = 0  # when the refusals that were written are paid for
         self._left_out = 0
         if self._path is not None:
@@ -201,12 +200,13 @@ class AuditLog:
             "event": event,
             **fields,
         }
-        data = b"\n" * self._is_torn + msgspec.json.encode(line) + b"\n"
+        # Of a line that did not fit the disk, which may be another process's, half is there.
+        size = os.fstat(self._fd).st_size
+        is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        data = b"\n" * is_torn + msgspec.json.encode(line) + b"\n"
         written = os.write(self._fd, data)
         if written < len(data):
-            self._is_torn = True
             raise OSError(28, "a line did not fit")
-        self._is_torn = False
         self._counter[self._index] = number
         return number
 
@@ -226,9 +226,7 @@ class AuditLog:
             raise OSError(0, str(error)) from error
 
     def _open(self, path: Path) -> None:
-        flags = (
-            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             fd = os.open(path, flags, FILE)
         except OSError as error:
@@ -244,4 +242,3 @@ class AuditLog:
                 f" {stat.S_IMODE(status.st_mode):o}: run `chmod 600 {path}`"
             )
         self._fd = fd
-        self._is_torn = False

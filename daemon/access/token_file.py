@@ -275,9 +275,12 @@ class TokenFile:
         return found
 
     def _free_slot(self, content: Tokens) -> int:
-        """The first that no token has. One that had it may have left a second's use of it."""
+        """One that no token has, and none had lately: what a former one used beyond its limit, a
+        debt that may last for hours, is still counted in its slot until the daemon restarts."""
         taken = {token.slot for token in content.tokens}
-        for slot in range(1, at.LIMIT_SLOTS):
+        slots = at.LIMIT_SLOTS - 1
+        for number in range(slots):
+            slot = 1 + (content.generation + number) % slots
             if slot not in taken:
                 return slot
         raise TokenFileError(

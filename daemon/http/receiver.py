@@ -301,7 +301,8 @@ class Receiver(Sender):
         self.queue.append(request)
         self.unread_bytes = len(data) - end
         if isinstance(head.route, Exception):
-            self._refuse_before_body(request, head.route, nothing_sent=end == len(data))
+            error = self._limited(head, head.route)
+            self._refuse_before_body(request, error, nothing_sent=end == len(data))
             return
         try:
             if length is not None and length > limits.body_bytes_max:
@@ -321,6 +322,16 @@ class Receiver(Sender):
             self._phase = WAIT
         else:
             self._take_in(request, token, nothing_sent=end == len(data))
+
+    def _limited(self, head: Head, error: Exception) -> Exception:
+        """Why a request whose route cannot be used is refused: it counts like any other of its
+        token, whose limits may refuse it first."""
+        if head.rights.allowance is not None:
+            try:
+                head.rights.allowance.take(self, 0)
+            except ApiError as over:
+                return over
+        return error
 
     def _take_in(self, request: Request, token: object | None, *, nothing_sent: bool) -> None:
         """The body of a request that was admitted comes next."""

@@ -104,8 +104,12 @@ class SharedRate:
         return max(0, needed_ns - room)
 
     def give_back(self, units: float) -> None:
-        """What was taken and is not used after all."""
+        """What was taken and is not used after all. More than a claim is for all shards."""
         self._left_ns += units * self._unit_ns
+        if self._left_ns > self._claim_ns:
+            all_ns = int(self._left_ns)
+            self._left_ns -= all_ns
+            self._use(-all_ns)
 
     def _look(self) -> int:
         words, now_ns = self._words, self._now_ns()

@@ -23,6 +23,7 @@ RECORDS = b'{"records":[{"data":1}]}'
 TOKENS: dict[str, dict[str, float]] = {
     "friend": {},
     "guest": {"requests": 20},
+    "prober": {"requests": 1 / 60},
     "writer": {"bytes_in": 50_000},
     "slow-writer": {"bytes_in": 100_000},
     "reader": {"bytes_out": 50_000},
@@ -98,6 +99,19 @@ def test_requests_of_a_token_are_limited_over_all_shards_and_others_are_not(worl
     assert found.refused[0].headers["retry-after"] == "1"
     with Wire(world.daemon.port) as wire:
         assert [wire.ask(friend).status for _ in range(30)] == [200] * 30
+
+
+def test_requests_that_are_refused_for_something_else_count_too(world: World) -> None:
+    token = world.tokens["prober"]
+    statuses = []
+    for target in ("/v0/nothing", "/v0/topics/?x", "/v0/topics", "/v0/status"):
+        with Wire(world.daemon.port) as wire:
+            wire.send(asked("DELETE", target, token) * 2)
+            answers = [wire.answer() for _ in range(2)]
+            statuses += [answer.status for answer in answers if answer is not None]
+            over = answers[1]
+            assert over is not None and over.code == "over_limit" and "retry-after" in over.headers
+    assert statuses == [404, *[429] * 7]
 
 
 def test_bytes_of_bodies_are_limited_before_they_are_sent(world: World) -> None:

@@ -94,6 +94,17 @@ def test_on_a_full_disk_nothing_is_changed_and_no_number_is_lost(world: World) -
     assert len(torn) == 1, "half of a line, on a line of its own"
 
 
+def test_half_a_line_of_another_process_takes_no_line_with_it(world: World) -> None:
+    world.audit.note("first")
+    with world.path.open("ab") as file:
+        file.write(b'{"time":"20')
+    with world.audit.change(PUT):
+        pass
+    lines = world.path.read_text().splitlines()
+    assert lines.pop(1) == '{"time":"20'
+    assert [json.loads(line)["n"] for line in lines] == [1, 2, 3]
+
+
 def test_a_file_that_is_renamed_or_removed_is_followed_by_a_new_one(
     world: World, tmp_path: Path
 ) -> None:

@@ -54,6 +54,15 @@ def test_every_change_raises_the_generation(tmp_path: Path) -> None:
         file.revoke("first")
 
 
+def test_a_token_does_not_pay_the_debts_of_one_that_was_revoked(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json", lambda: NOW_MS)
+    slots = []
+    for _ in range(20):
+        slots.append(file.issue("guest", [Scope.READ], limits={"requests": 1.0})[0].slot)
+        file.revoke("guest")
+    assert len({*slots}) == 20 and all(0 < slot for slot in slots)
+
+
 def test_two_tokens_cannot_have_one_name(tmp_path: Path) -> None:
     file = made(tmp_path / "tokens.json")
     with pytest.raises(TokenFileError, match="has a token 'first' already: revoke it first"):

@@ -127,3 +127,15 @@ def test_counts_are_over_all_shards_and_a_successor_begins_anew() -> None:
         assert SharedCount(shared, 1, SLOT, 0).total() == 0
         counts[2].clear()
         assert counts[0].total() == 3
+
+
+def test_what_is_given_back_is_for_all_shards() -> None:
+    clock = Clock()
+    with segment(4) as shared:
+        first, second = (SharedRate(shared, shard, SLOT, 1, 1000.0, clock) for shard in range(2))
+        assert first.take(50_000) == 0  # more than the burst, which is refused by another limit
+        first.give_back(50_000)
+        assert second.take(900) == 0
+        assert first.take(1_000) > 0, "it is used"
+        clock.now_ns += SECOND_NS
+        assert first.take(900) == 0
