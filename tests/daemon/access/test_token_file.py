@@ -60,7 +60,7 @@ def test_a_token_does_not_pay_the_debts_of_one_that_was_revoked(tmp_path: Path) 
     for _ in range(20):
         slots.append(file.issue("guest", [Scope.READ], limits={"requests": 1.0})[0].slot)
         file.revoke("guest")
-    assert len({*slots}) == 20 and all(0 < slot for slot in slots)
+    assert len({*slots}) == 20 and all(slot > 0 for slot in slots)
 
 
 def test_two_tokens_cannot_have_one_name(tmp_path: Path) -> None:
