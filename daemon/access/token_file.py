@@ -40,6 +40,7 @@ VERSION = 1
 FILE_BYTES_MAX = 4 << 20  # about 10,000 tokens
 NAME_CHARACTERS_MAX = 128
 TOPICS_MAX = 64
+LOCK_WAIT_S = 10.0
 ID_BYTES = 8
 SECRET_BYTES = 32
 _TOKEN = re.compile(r"hg_([0-9a-f]{16})_([0-9a-f]{64})\Z")
@@ -231,6 +232,22 @@ class TokenFile:
         TokenFileError."""
         return self._read().tokens
 
+    def begin(self, before: ReadBefore) -> bool:
+        """Makes a file without tokens if there is none and never was; whether it did. Raises
+        TokenFileError if there was one."""
+        if os.path.lexists(self.path):
+            return False
+        if before.generation:
+            raise TokenFileError(
+                f"{self.path} is gone, and its generation {before.generation} was read before: put"
+                f" it back, or delete {before.path} to begin without tokens"
+            )
+        with self._changing() as content:
+            if content.generation:
+                return False  # made meanwhile
+            self._write(content, ())
+        return True
+
     def issue(
         self,
         name: str,
@@ -308,9 +325,15 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Tokens]:
+        lock_path = self.path.with_name(f"{self.path.name}.lock")
         with contextlib.ExitStack() as lock:
             try:
-                lock.enter_context(locked(self.path.with_name(f"{self.path.name}.lock")))
+                lock.enter_context(locked(lock_path, LOCK_WAIT_S))
+            except BlockingIOError:
+                raise TokenFileError(
+                    f"another process has held {lock_path} for {LOCK_WAIT_S:g} s; nothing was"
+                    f" changed: end it (`fuser {lock_path}` names it), and ask again"
+                ) from None
             except OSError as error:
                 raise TokenFileError(f"cannot lock {self.path}: {error.strerror}") from error
             yield self._read()

@@ -18,7 +18,7 @@ from pathlib import Path
 from daemon import memory
 from daemon.access.access import Access, read_before
 from daemon.access.audit import AuditError, check_audit_log
-from daemon.access.token_file import TokenFileError
+from daemon.access.token_file import ReadBefore, TokenFile, TokenFileError
 from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
@@ -69,9 +69,18 @@ def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
         return 1
 
 
+def _check_tokens(path: Path, before: ReadBefore | None) -> None:
+    if before is not None and TokenFile(path).begin(before):
+        log.warning(
+            "%s was not there; it was made and has no tokens, so nobody can ask anything over TCP:"
+            " make the first one with `headgate tokens create` and --data", path,
+        )  # fmt: skip
+    Access(path, read_before=before)
+
+
 def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
     if config.auth_file is not None:  # refused now, or never
-        Access(Path(config.auth_file), read_before=read_before(config, writes=True))
+        _check_tokens(Path(config.auth_file), read_before(config, writes=True))
     pem_files = files_of(config)
     certificate = None if pem_files is None else Certificate(pem_files)
     check_audit_log(config.audit_log)

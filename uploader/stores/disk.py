@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ledger.private_files import FILE, make_folders
 from uploader.stores.base import StoreError, StoreRefused
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_TRY_S = 0.02
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -41,14 +43,27 @@ def replace_private(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of this file, alone on this machine. Raises OSError."""
+def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
+    """Holds the lock of this file, alone on this machine. Raises OSError, a BlockingIOError if
+    another process has it for ``wait_s``."""
     fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        if wait_s is None:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        else:
+            _lock_soon(fd, round(wait_s / _TRY_S))
         yield
     finally:
         os.close(fd)
+
+
+def _lock_soon(fd: int, tries: int) -> None:
+    for _ in range(tries):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_TRY_S)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def make_directory(path: Path) -> None:

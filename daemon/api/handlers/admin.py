@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +240,8 @@ class AdminRoutes:
                 " again"
             )
         try:
-            return await self._ledger.run(partial(apply, TokenFile(Path(path)), asked))
+            # Not in the ledger's thread: whoever holds the lock of the file would stop commits.
+            return await asyncio.to_thread(apply, TokenFile(Path(path)), asked)
         except TokenFileError as error:
             raise invalid(str(error)) from error
 

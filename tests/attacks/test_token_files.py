@@ -1,0 +1,77 @@
+"""The file of tokens as others leave it: missing, gone, or locked. Nothing else stands still."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import cli
+from compaction.access.http_calls import call, socket_address
+from daemon.access.token_file import Scope, TokenFile
+from tests.attacks.test_tokens import RECORDS, World, ended
+from tests.e2e.daemon import Daemon, running, wait_until
+from uploader.stores.disk import locked
+
+
+def create(data: Path, name: str) -> str:
+    made = CliRunner().invoke(
+        cli.headgate, ["tokens", "create", name, "--scope", "produce,read", "--data", str(data)]
+    )
+    assert made.exit_code == 0, made.output
+    return str(made.output.strip())
+
+
+@pytest.mark.slow
+def test_the_first_token_is_made_through_the_socket_and_a_file_that_is_gone_is_not_made_again(
+    tmp_path: Path,
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    options: Any = {"settings": {"auth_file": file.path}}
+    with running(tmp_path / "data", **options) as daemon:
+        assert "it was made and has no tokens" in daemon.text
+        assert file.path.stat().st_mode & 0o777 == 0o600
+        world = World(daemon, file, {})
+        assert world.ask("GET", "/v0/topics", None).status == 401
+        token = create(tmp_path / "data", "first")
+        wait_until(lambda: world.ask("GET", "/v0/topics", token).status == 200, "the token")
+    file.path.unlink()
+    refused = ended(Daemon(tmp_path / "data", **options), 1)
+    assert f"{file.path} is gone, and its generation 2 was read before" in refused
+    assert not file.path.exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_holds_the_files_lock_stops_no_producer(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    tokens = {"all": file.issue("all", list(Scope))[1]}
+    made: list[bytes] = []
+    lock = tmp_path / "tokens.json.lock"
+    body = b'{"create":{"name":"late","scopes":["read"]}}'
+
+    def create_late() -> None:
+        address = socket_address(str(tmp_path / "data"))
+        made.append(call(address, "POST", "/v0/admin/tokens", body, once=True))
+
+    with running(tmp_path / "data", settings={"auth_file": file.path}) as daemon:
+        world = World(daemon, file, tokens)
+        world.good("POST", "/v0/topics/t", RECORDS)
+        (shard,) = world.ask("GET", "/v0/status", "all").json["shards"]
+        files = Path(f"/proc/{shard['pid']}/fd")
+        with locked(lock):
+            asking = threading.Thread(target=create_late)
+            asking.start()
+            wait_until(
+                lambda: any(os.path.realpath(each) == str(lock) for each in files.iterdir()),
+                "the shard to wait for the lock",
+            )
+            for _ in range(20):
+                world.good("POST", "/v0/topics/t", RECORDS)
+                world.good("GET", "/v0/topics")
+            assert not made
+        asking.join()
+        assert len(made) == 1
