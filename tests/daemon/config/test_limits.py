@@ -60,7 +60,7 @@ def test_each_token_with_limits_has_a_slot_of_its_own(tmp_path: Path) -> None:
     file.revoke("b")
     file.issue("d", [Scope.READ], limits={"streams": 3})
     assert {token.name: token.slot for token in file.tokens()} == {
-        "a": 1, "c": 3, "free": 0, "d": 2,
+        "a": 1, "c": 3, "free": 0, "d": 6,
     }  # fmt: skip
     assert {token.name: token.limits for token in file.tokens()}["d"] == {"streams": 3}
 
