@@ -14,12 +14,13 @@ import msgspec
 
 
 class Request(NamedTuple):
-    """The one request that a load repeats."""
+    """The one request that a load repeats. By TLS, no certificate is refused."""
 
     path: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
     method: str = "POST"
+    by_tls: bool = False
 
     def encoded(self, host: str) -> bytes:
         """The request on the wire."""

@@ -11,6 +11,7 @@ import asyncio
 import math
 import os
 import random
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,7 @@ class OwnGenerator:
                 command = [sys.executable, "-m", "bench.own_generator", str(port)]
                 command += [str(request_path), str(share)]
                 command += [str(number) for number in pace[1:]]
+                command += ["--by-tls"] if request.by_tls else []
                 process = subprocess.Popen(command, stdout=subprocess.PIPE)
                 os.sched_setaffinity(process.pid, {cpu})
                 processes.append(process)
@@ -153,8 +155,13 @@ class _Client(asyncio.Protocol):
 class _Run:
     """One process's share of a load."""
 
-    def __init__(self, port: int, request: bytes, pace: Pace) -> None:
+    def __init__(self, port: int, request: bytes, pace: Pace, by_tls: bool = False) -> None:
         self.request = request
+        self._tls = None
+        if by_tls:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.check_hostname = False
+            self._tls.verify_mode = ssl.CERT_NONE
         self.pause_range_ms = pace.pause_range_ms
         self.rng = random.Random(os.getpid())
         self.loop: asyncio.AbstractEventLoop
@@ -205,7 +212,7 @@ class _Run:
 
     async def _open(self) -> _Client:
         _, client = await self.loop.create_connection(
-            lambda: _Client(self), "127.0.0.1", self._port
+            lambda: _Client(self), "127.0.0.1", self._port, ssl=self._tls
         )
         return client
 
@@ -219,9 +226,11 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("pause_ms", type=float)
     parser.add_argument("pause_spread", type=float)
+    parser.add_argument("--by-tls", action="store_true")
     given = parser.parse_args()
     pace = Pace(given.connections, given.seconds, given.pause_ms, given.pause_spread)
-    counts = uvloop.run(_Run(given.port, given.request_path.read_bytes(), pace).run())
+    run = _Run(given.port, given.request_path.read_bytes(), pace, given.by_tls)
+    counts = uvloop.run(run.run())
     sys.stdout.buffer.write(msgspec.json.encode(counts))
 
 

@@ -3,9 +3,9 @@
 Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body; ``ceiling/SIZE``
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
 with the shards, ``delivery/WHAT`` what comes after the commit, ``subscriptions/WHAT`` what
-consumers share, ``push/WHAT`` what is POSTed, ``governor/WHAT`` what pressure does, and
-``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run one after the
-other, because machines drift.
+consumers share, ``push/WHAT`` what is POSTed, ``governor/WHAT`` what pressure does, ``access/SIZE``
+what tokens and TLS cost, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are
+compared run one after the other, because machines drift.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ GOVERNED = {
     "governor/memory": 160,
     "governor/cost": 100,
 }
+ACCESS = "access"
 SCALE = "scale"
 SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
@@ -154,6 +155,8 @@ class Case(NamedTuple):
             return 3 + times.puts * 0.15
         if self.kind == "ceiling":
             return 1 + times.ceiling_s
+        if self.kind == ACCESS:
+            return 3 * START_STOP_S + 3 * 6 * times.ceiling_s
         loads_s = self.saturated_s(times)
         if self.has_light_loads:
             loads_s += times.light_s + times.half_s + 1
@@ -180,6 +183,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
+    cases += [Case(ACCESS, size_named(name)) for name in PEER_SIZES]
     kinds = [SCALE, *DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 

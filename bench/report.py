@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench import delivery_report, governor_report, push_report, subscription_report
+from bench import access, delivery_report, governor_report, push_report, subscription_report
 from bench.figures import GIB, MIB, NONE, Target, cpu_s_per_gib, mib_per_s, number, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
 from bench.results import (
@@ -55,6 +55,8 @@ def text(results: Results) -> str:
         sections.append(_section("s2-lite on a local directory, one core", *_others(results.peers)))
     if results.scale:
         sections.append(_section("CPU in ms by the number of shards", *_scale(results.scale)))
+    if results.access:
+        sections.append(_section("Tokens and TLS, on one core", *access.table(results.access)))
     for title, (heads, rows) in delivery_report.sections(results.delivery):
         sections.append(_section(title, heads, rows))
     for title, (heads, rows) in subscription_report.sections(results.subscriptions):
@@ -88,6 +90,7 @@ def targets(results: Results) -> list[Target]:
         *_row_targets(results),
         *_compaction_targets(results),
         *_scale_targets(results),
+        *access.targets(results.access),
         *delivery_report.targets(results.delivery),
         *subscription_report.targets(results.subscriptions),
         *push_report.targets(results.push),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bench.access import AccessResult
 from bench.delivery_results import DeliveryResults
 from bench.governor_results import GovernorResults
 from bench.load import Load
@@ -129,6 +130,7 @@ class Results(msgspec.Struct):
     put_cost: PutCost | None = None
     compactions: list[CompactionResult] = []
     scale: list[ScaleResult] = []
+    access: list[AccessResult] = []
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
     subscriptions: SubscriptionResults = msgspec.field(default_factory=SubscriptionResults)
     push: PushResults = msgspec.field(default_factory=PushResults)

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import bodies, plan, put_cost, scale
+from bench import access, bodies, plan, put_cost, scale
 from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
 from bench.governor import GovernorBench
@@ -109,6 +109,13 @@ class Runner:
             daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
             governed = self._results.governor
             GovernorBench(self._generator, self._work, daemon_cpus, cpus, governed).run(case.kind)
+        elif case.kind == plan.ACCESS:
+            assert case.size is not None
+            daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
+            turn_s = self._times.ceiling_s
+            self._results.access += access.measure(
+                self._generator, case.size, self._work, daemon_cpus, cpus, turn_s
+            )
         elif case.kind == plan.SCALE:
             self._results.scale = scale.measure(self._work)
         else:

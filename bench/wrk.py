@@ -112,7 +112,7 @@ class Wrk:
             process = subprocess.Popen(
                 [self._binary, f"-t{threads}", f"-c{pace.connections}", f"-d{seconds}s",
                  "--timeout", f"{ANSWER_TIMEOUT_S}s", "-s", str(script_path),
-                 f"http://127.0.0.1:{port}{request.path}"],
+                 f"{'https' if request.by_tls else 'http'}://127.0.0.1:{port}{request.path}"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
