@@ -1,6 +1,6 @@
 """What tokens and TLS cost: the same requests in clear text, with a token, and with both by TLS.
 
-Two daemons serve in turn on the same CPU, one without tokens, and one with tokens and TLS beside
+Two daemons serve in turn on the same CPU, one without tokens, and one with tokens, TLS and
 clear text. What counts is the CPU of the daemon for an acknowledged request, as a median of the
 turns: machines drift, and a client of TLS takes more CPU than the daemon.
 """
@@ -28,7 +28,7 @@ from tools import minio
 TOPIC = "bench"
 TURNS = 5
 CLEAR, TOKEN, TLS = "clear text", "with a token", "with a token, by TLS"
-CPU_RATIO_MIN = 0.97  # row N9
+CPU_RATIO_MIN = 0.97
 LIMITS = {"requests": 1e9, "bytes_in": 1e15}  # that nobody reaches, so each request is counted
 
 
@@ -117,7 +117,7 @@ def table(results: list[AccessResult]) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def targets(results: list[AccessResult]) -> Iterator[Target]:
-    """Row N9. The rate follows from the CPU of a daemon that has a core for itself."""
+    """The rate follows from the CPU of a daemon that has a core for itself."""
     found = {each.what: each for each in results if each.size == "1KiB"}
     if CLEAR in found and TOKEN in found:
         yield Target("1 KiB: CPU in clear text over CPU with a token", CPU_RATIO_MIN,
