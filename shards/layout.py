@@ -320,10 +320,10 @@ HOLD_LINES = 512
 # the others are of tokens, of which a file has about 10,000 (daemon/access/token_file.py).
 LIMIT_SLOTS = 16_384
 X_USED = 0  # of each rate, as nanoseconds
-RATES_MAX = 4
+RATES_MAX = 5
 X_BASES = X_USED + RATES_MAX  # of each rate: shards/boards/limits.py
 X_COUNTS = X_BASES + RATES_MAX  # what there is now
-COUNTS_MAX = 8
+COUNTS_MAX = 6
 LIMIT_WORDS = 2 * LINE_WORDS
 PAGE_BYTES = 4096
 

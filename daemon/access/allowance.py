@@ -53,7 +53,8 @@ class Allowance:
     """Of the bearers of one token, on one shard. The limits of the daemon count too."""
 
     __slots__ = (
-        "_bytes_in", "_bytes_out", "_connections", "_objects", "_requests", "_settings", "_streams",
+        "_bytes_in", "_bytes_out", "_connections", "_keys", "_objects", "_requests", "_settings",
+        "_streams",
     )  # fmt: skip
 
     def __init__(self, *limits: _Limits) -> None:
@@ -67,6 +68,7 @@ class Allowance:
         self._connections, self._streams = counts("connections"), counts("streams")
         self._requests, self._settings = those("requests"), those("settings")
         self._bytes_in, self._bytes_out = those("bytes_in"), those("bytes_out")
+        self._keys = those("dedupe_entries")
 
     def take(self, connection: Carried, body_bytes: int, *, is_setting: bool = False) -> None:
         """A request comes in. Raises ApiError 429."""
@@ -105,6 +107,20 @@ class Allowance:
                     return _refusal(name, limited, wait_ns)
                 limited.rate.give_back(units)
         raise AssertionError(refusing)
+
+    def take_key(self) -> None:
+        """A request with an idempotency key is to be stored. Raises ApiError 429."""
+        for place, limited in enumerate(self._keys):
+            wait_ns = limited.rate.take(1)
+            if wait_ns:
+                for other in self._keys[:place]:
+                    other.rate.give_back(1)
+                raise _refusal("dedupe_entries", limited, wait_ns)
+
+    def give_key_back(self) -> None:
+        """It was not stored after all."""
+        for limited in self._keys:
+            limited.rate.give_back(1)
 
     def _take_connection(self, connection: Carried) -> None:
         if connection.allowance is not None:

@@ -32,6 +32,7 @@ LIMITS = (
     Limit("bytes_out", "bytes of bodies of answers and of streams", is_rate=True, is_bytes=True,
           word=2),
     Limit("settings", "requests that change something other than records", is_rate=True, word=3),
+    Limit("dedupe_entries", "requests with an idempotency key", is_rate=True, word=4),
     Limit("connections", "connections", word=0),
     Limit("streams", "streams", word=1),
     Limit("topics", "topics"),

@@ -345,9 +345,14 @@ class Producer:
             or advance is not None
             else b""
         )
+        allowance = None if asked.idempotency_key is None else request.head.rights.allowance
+        if allowance is not None:
+            allowance.take_key()
         try:
             position = self._ring.append(request.arrival_ns, arrival_ms, conditions, parts)
         except RingFull:
+            if allowance is not None:
+                allowance.give_key_back()
             if asked.disable_backpressure or self._queue_ms(request.head) is not None:
                 raise
             raise self.admission.ring_full() from None

@@ -31,6 +31,7 @@ TOKENS: dict[str, dict[str, float]] = {
     "few": {"connections": 3},
     "operator": {"settings": 3},
     "counted": {},
+    "keyed": {"dedupe_entries": 5},
 }
 
 
@@ -255,6 +256,25 @@ def test_what_a_token_is_for_is_counted_whoever_made_it(world: World) -> None:
         assert wire.ask(asked("DELETE", "/v0/routers/one", world.tokens["maker"])).status == 200
         assert wire.ask(asked("DELETE", "/v0/topics/made-2", world.tokens["maker"])).status == 200
         assert put("/v0/topics/made-3").status == 201
+
+
+def test_idempotency_keys_of_a_token_are_limited_over_all_shards(world: World) -> None:
+    token = world.tokens["keyed"]
+    body = b'{"records":[{"data":1}],"idempotency_key":"k"}'
+    keyed = asked("POST", "/v0/topics/keyed", token, body)
+    found = run(world, keyed, 10)
+    assert 5 <= found.accepted <= 5 * (found.seconds + 1) * 1.05
+    assert {answer.status for answer in found.refused} == {429}
+    error = found.refused[0].json["error"]
+    assert error["detail"]["limit"] == "dedupe_entries"
+    assert "limited to 5/s requests with an idempotency key" in error["message"]
+    by_body = asked("POST", "/v0/topics/keyed", token, RECORDS[:-1] + b',"dedupe":"body"}')
+    assert run(world, by_body, 1).refused[0].json["error"]["detail"]["limit"] == "dedupe_entries"
+    with Wire(world.daemon.port) as wire:
+        plain = asked("POST", "/v0/topics/keyed", token, RECORDS)
+        assert [wire.ask(plain).status for _ in range(10)] == [200] * 10, "without a key"
+        whole = asked("POST", "/v0/topics/keyed", world.tokens["friend"], body)
+        assert [wire.ask(whole).status for _ in range(10)] == [200] * 10, "another token"
 
 
 def traffic(world: World, token: str) -> list[int]:
