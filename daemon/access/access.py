@@ -80,10 +80,7 @@ class Access:
         self._before = read_before
         if path is not None:
             self._seen = signature(path, follow_link=False)
-            content = read_tokens(path)
-            if read_before is not None:
-                read_before.check(content.generation)
-            self._take(content)
+            self._take(_first(path, read_before))
 
     def of(self, headers: Mapping[str, str], client_names: Sequence[str] = ()) -> Rights:
         """The rights of a request with these headers, or without a token in them those of the
@@ -209,7 +206,7 @@ class Access:
         self.version += 1
         self._generation = content.generation
         if self._before is not None:
-            self._before.keep(content.generation)
+            self._before.keep(content)
         self._known = {
             token.id: known
             if (known := before.get(token.id)) is not None and known.token == token
@@ -255,12 +252,26 @@ class Access:
         return bool(over)
 
 
-def read_before(config: Config, *, writes: bool) -> ReadBefore | None:
+def read_before(config: Config, *, writes: bool, stands_in: bool = False) -> ReadBefore | None:
     """What the data directory remembers of the file of tokens; None without one."""
     if config.auth_file is None:
         return None
     kept = Path(config.data_dir) / "tokens-read.json"
-    return ReadBefore(kept, Path(config.auth_file), writes=writes)
+    return ReadBefore(kept, Path(config.auth_file), writes=writes, stands_in=stands_in)
+
+
+def _first(path: Path, before: ReadBefore | None) -> Tokens:
+    try:
+        content = read_tokens(path)
+        if before is not None:
+            before.check(content.generation)
+    except TokenFileError as error:
+        kept = None if before is None else before.stand_in
+        if kept is None:
+            raise
+        log.error("the tokens that were read before stay in force: %s", error)
+        return kept
+    return content
 
 
 def _two_tokens() -> ApiError:

@@ -173,27 +173,42 @@ def _check_status(path: Path, status: os.stat_result) -> None:
 
 
 class ReadBefore:
-    """Which generation of the file was read last, in the data directory: after a restart an older
-    file that was put back is known. All shards read it, and one ``writes`` it."""
+    """What was read of the file last, in the data directory: after a restart an older file that was
+    put back is known. All shards read it, and one ``writes`` it. Where it ``stands_in``, a shard
+    that starts again goes on with it while the file cannot be used."""
 
-    def __init__(self, path: Path, auth_file: Path, *, writes: bool = True) -> None:
+    def __init__(
+        self, path: Path, auth_file: Path, *, writes: bool = True, stands_in: bool = False
+    ) -> None:
         self.path = path
+        self._stands_in = stands_in
         self._writes = writes
         self._auth_file = str(auth_file)
 
     @property
     def generation(self) -> int:
         """0 if this file was never read. Raises TokenFileError."""
+        kept = self._kept()
+        return 0 if kept is None else kept.generation
+
+    @property
+    def stand_in(self) -> Tokens | None:
+        """What was read last, if it may be used while the file cannot be: by a shard that starts
+        again. Raises TokenFileError."""
+        kept = self._kept()
+        return None if kept is None or not self._stands_in else kept.content
+
+    def _kept(self) -> _Kept | None:
         try:
             kept = msgspec.json.decode(self.path.read_bytes(), type=_Kept)
         except FileNotFoundError:
-            return 0
+            return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TokenFileError(
                 f"{self.path} cannot be read: {error}; delete it if the tokens in"
                 f" {self._auth_file} are those that should be in force"
             ) from None
-        return kept.generation if kept.auth_file == self._auth_file else 0
+        return kept if kept.auth_file == self._auth_file else None
 
     def check(self, generation: int) -> None:
         """Raises TokenFileError for an older file than was read before."""
@@ -205,11 +220,12 @@ class ReadBefore:
                 f" one back, or delete {self.path} if this one should be in force"
             )
 
-    def keep(self, generation: int) -> None:
-        """Remembers a generation. What cannot be written is logged."""
+    def keep(self, content: Tokens) -> None:
+        """Remembers what was read. What cannot be written is logged."""
         try:
-            if self._writes and self.generation != generation:
-                kept = _Kept(self._auth_file, generation)
+            before = self._kept()
+            if self._writes and (before is None or before.content != content):
+                kept = _Kept(self._auth_file, content.generation, content)
                 replace_private(self.path, msgspec.json.encode(kept))
         except (OSError, TokenFileError) as error:
             log.error("which tokens were read last cannot be remembered: %s", error)
@@ -218,6 +234,7 @@ class ReadBefore:
 class _Kept(Struct):
     auth_file: str
     generation: int
+    content: Tokens | None = None
 
 
 class TokenFile:

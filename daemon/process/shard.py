@@ -114,7 +114,7 @@ class Shard:
             allowances=Allowances(self.segment, self.shard, opened.config.limits),
             audit=opened.audit if self.shard == 0 else None,
             tally_of=self._token_counts.tally_of,
-            read_before=read_before(opened.config, writes=self.shard == 0),
+            read_before=read_before(opened.config, writes=self.shard == 0, stands_in=True),
         )
         self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
         self._tls_listener = (

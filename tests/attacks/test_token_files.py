@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,29 @@ def test_a_process_that_holds_the_files_lock_stops_no_producer(tmp_path: Path) -
             assert not made
         asking.join()
         assert len(made) == 1
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_killed_while_the_file_is_damaged_goes_on_with_the_same_tokens(
+    tmp_path: Path,
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    tokens = {name: file.issue(name, list(Scope))[1] for name in ("all", "leaver")}
+    with running(tmp_path / "data", settings={"auth_file": file.path}) as daemon:
+        world = World(daemon, file, tokens)
+        file.revoke("leaver")
+        wait_until(lambda: world.ask("GET", "/v0/topics", "leaver").status == 401, "its end")
+        file.path.write_bytes(b"{")
+        (shard,) = world.ask("GET", "/v0/status", "all").json["shards"]
+        os.kill(shard["pid"], signal.SIGKILL)
+
+        def is_another() -> bool:
+            with contextlib.suppress(OSError, AssertionError):
+                answer = world.ask("GET", "/v0/status", "all")
+                return answer.status == 200 and answer.json["shards"][0]["pid"] != shard["pid"]
+            return False
+
+        wait_until(is_another, "a shard that serves")
+        world.good("POST", "/v0/topics/t", RECORDS)
+        assert world.ask("GET", "/v0/topics", "leaver").status == 401
+        assert "the tokens that were read before stay in force" in daemon.text
