@@ -93,8 +93,9 @@ def test_a_request_is_written_between_reserved_and_head(
         assert fences.seen == [(True, False, False), (True, True, False)]
 
 
-def test_a_reader_of_a_ring_takes_no_byte_before_it_has_seen_head(
-    segment: Segment, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("of_chain", [False, True], ids=["ring", "chain"])
+def test_a_reader_takes_no_byte_before_it_has_seen_head_or_what_names_it(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch, of_chain: bool
 ) -> None:
     writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
     position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
@@ -102,19 +103,10 @@ def test_a_reader_of_a_ring_takes_no_byte_before_it_has_seen_head(
     segment.ring(0)[: writer.head] = bytes(writer.head)
     fences = Fences(monkeypatch, ring)
     fences.acts = [lambda: segment.ring(0).__setitem__(slice(0, len(late)), late)]
-    assert [found.position for found in reader.requests(0, reader.head)] == [position]
-
-
-def test_a_reader_of_a_chain_takes_no_part_before_it_has_seen_what_names_it(
-    segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer, reader = RingWriter(segment, 0), RingReader(segment, 0)
-    position = writer.append(1, 1, b"", [Part(1, 0, 1, b"payload!", 1, 1)])
-    late = bytes(segment.ring(0)[: writer.head])
-    segment.ring(0)[: writer.head] = bytes(writer.head)
-    fences = Fences(monkeypatch, ring)
-    fences.acts = [lambda: segment.ring(0).__setitem__(slice(0, len(late)), late)]
-    assert reader.chain(1, 0, position, position + frame.HEADER_BYTES, 1) is not None
+    if of_chain:
+        assert reader.chain(1, 0, position, position + frame.HEADER_BYTES, 1) is not None
+    else:
+        assert [found.position for found in reader.requests(0, reader.head)] == [position]
 
 
 def test_a_read_of_the_tail_checks_reserved_after_its_copy(

@@ -222,30 +222,24 @@ def seqs(told: Any) -> list[int]:
     return [each["seq"] for each in told["messages"]]
 
 
-def test_messages_of_a_key_that_come_together_are_worked_on_one_after_the_other(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("together", "settings"),
+    [
+        ([message(1, key="a"), message(2, key="a"), message(3, key="a")], {}),
+        ([message(1, node="n"), message(2, key="n", node="m"), message(3, node="n")],
+         {"key_fallback": "node"}),
+    ],
+    ids=["key", "node"],
+)  # fmt: skip
+def test_messages_of_a_key_or_a_node_that_counts_as_one_are_worked_on_one_after_the_other(
+    tmp_path: Path, together: list[dict[str, Any]], settings: dict[str, str]
 ) -> None:
     met, seen = fifo(tmp_path), tmp_path / "seen"
     command = (
         f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; 9) echo > {met};; esac;"
         f" echo $HEADGATE_SEQ >> {seen}"
     )
-    together = [message(1, key="a"), message(2, key="a"), message(3, key="a"), message(9)]
-    script = Consumed(polls(*together))
-    assert consume(script, "--exec", command, "--parallel", "4", "-n", "4").exit_code == 0
-    assert [each for each in seen.read_text().split() if each != "9"] == ["1", "2", "3"]
-
-
-def test_messages_of_a_node_that_counts_as_their_key_are_worked_on_one_after_the_other(
-    tmp_path: Path,
-) -> None:
-    met, seen = fifo(tmp_path), tmp_path / "seen"
-    command = (
-        f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; 9) echo > {met};; esac;"
-        f" echo $HEADGATE_SEQ >> {seen}"
-    )
-    together = [message(1, node="n"), message(2, key="n", node="m"), message(3, node="n")]
-    script = Consumed(polls(*together, message(9)), key_fallback="node")
+    script = Consumed(polls(*together, message(9)), **settings)
     assert consume(script, "--exec", command, "--parallel", "4", "-n", "4").exit_code == 0
     assert [each for each in seen.read_text().split() if each != "9"] == ["1", "2", "3"]
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -220,18 +221,21 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def test_a_retry_that_is_killed_behind_its_commit_is_made_up_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def killed_at(world: World, module: ModuleType, function: str) -> None:
+    """A retry whose process ends there."""
     world.flip()
 
     def killed(*_: Any) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(lake_tables, "switch", killed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, function, killed)
         with pytest.raises(Killed):
             world.retry()
+
+
+def test_a_retry_that_is_killed_behind_its_commit_is_made_up_for(world: World) -> None:
+    killed_at(world, lake_tables, "switch")
     assert pyiceberg_rows(world.lake, TABLE) == EVERYTHING and world.ledger.read(
         ledger_quarantine.rows
     )
@@ -239,18 +243,8 @@ def test_a_retry_that_is_killed_behind_its_commit_is_made_up_for(
     world.check_is_back()
 
 
-def test_a_retry_that_is_killed_before_its_commit_has_done_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.flip()
-
-    def killed(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(quarantine, "commit_table", killed)
-        with pytest.raises(Killed):
-            world.retry()
+def test_a_retry_that_is_killed_before_its_commit_has_done_nothing(world: World) -> None:
+    killed_at(world, quarantine, "commit_table")
     assert len(pyiceberg_rows(world.lake, TABLE)) == 3
     assert [one.outcome for one in world.retry()] == ["restored", "restored"]
     world.check_is_back()

@@ -280,17 +280,23 @@ class Pauses:
         self._end.release()
 
 
+async def flushing(place: Place, book: ProgressBook) -> tuple[CursorFlush, Pauses]:
+    """A flush in its first pause."""
+    pauses = Pauses()
+    flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
+                        pauses.sleep_s)  # fmt: skip
+    flush.add_progress(book)
+    flush.start()
+    await pauses.next()
+    return flush, pauses
+
+
 def test_who_hurries_does_not_wait_for_the_end_of_the_pause(place: Place) -> None:
     generation = subscribed(place)
     book = ProgressBook()
 
     async def run() -> None:
-        pauses = Pauses()
-        flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
-                            pauses.sleep_s)  # fmt: skip
-        flush.add_progress(book)
-        flush.start()
-        await pauses.next()
+        flush, pauses = await flushing(place, book)
         book.rounds = [[floor_of(generation, 1)]]
         flush.hurry()
         await pauses.next()
@@ -306,12 +312,7 @@ def test_a_flush_that_failed_is_not_repeated_in_a_hurry(place: Place) -> None:
     book = ProgressBook()
 
     async def run() -> None:
-        pauses = Pauses()
-        flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
-                            pauses.sleep_s)  # fmt: skip
-        flush.add_progress(book)
-        flush.start()
-        await pauses.next()
+        flush, pauses = await flushing(place, book)
         place.fails = True
         book.rounds = [[floor_of(generation, 1)]]
         flush.hurry()
