@@ -232,7 +232,7 @@ def seqs(told: Any) -> list[int]:
     ids=["key", "node"],
 )  # fmt: skip
 def test_messages_of_a_key_or_a_node_that_counts_as_one_are_worked_on_one_after_the_other(
-    tmp_path: Path, together: list[dict[str, Any]], settings: dict[str, str]
+    tmp_path: Path, together: list[dict[str, Any]], settings: dict[str, Any]
 ) -> None:
     met, seen = fifo(tmp_path), tmp_path / "seen"
     command = (

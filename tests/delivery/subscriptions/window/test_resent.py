@@ -20,6 +20,8 @@ from ledger.types import TopicConfig
 from tests.delivery import lakes
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.owning import Owner, S, data, messages, record, run
+from tests.delivery.watch.watching import Client
+from uploader.l0.records import Record
 
 
 async def refusal(owner: Owner, made: Subscription, seq: int, partition: int = 0) -> str:
@@ -32,15 +34,21 @@ async def refused(owner: Owner, asked: Resend) -> str:
     return found.value.code
 
 
+async def finished(owner: Owner, made: Subscription, *records: Record) -> Client:
+    """The consumer "c" of a subscription, which has acknowledged these records."""
+    client = await owner.consume(made, "c")
+    owner.produce(*records)
+    await owner.rest()
+    await owner.take_all(made, client)
+    return client
+
+
 @pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
 @pytest.mark.parametrize("key", ["k", None])
 def test_a_finished_message_is_delivered_once_more(node: Node, mode: str, key: str | None) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(mode=mode, backoff_ms=(1_000, 1_000))
-        client = await owner.consume(made, "c")
-        owner.produce(*(record(n, key) for n in range(1, 6)))
-        await owner.rest()
-        await owner.take_all(made, client)
+        client = await finished(owner, made, *(record(n, key) for n in range(1, 6)))
         sent = await owner.ask(Resend(made.subscription_id, (0, 3)))
         assert sent == {"partition": 0, "seq": 3, "key": key, "finished": False}
         await owner.rest()
@@ -103,10 +111,7 @@ def test_a_message_is_resent_to_a_sender_of_runs(batch_max: int) -> None:
 def test_a_resent_message_is_the_last_of_its_key_and_waits_for_those_before_it(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create()
-        client = await owner.consume(made, "c")
-        owner.produce(record(1, "k"))
-        await owner.rest()
-        await owner.take_all(made, client)
+        client = await finished(owner, made, record(1, "k"))
         owner.produce(record(2, "k"), record(3, "k"))
         await owner.rest()
         await owner.ask(Resend(made.subscription_id, (0, 1)))
@@ -126,10 +131,7 @@ def test_a_resent_message_is_the_last_of_its_key_and_waits_for_those_before_it(n
 def test_a_resent_message_that_fails_too_often_is_given_up_by_the_policy(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create(redeliveries_max=0, poison="drop")
-        client = await owner.consume(made, "c")
-        owner.produce(record(1, "k"), record(2, "k"))
-        await owner.rest()
-        await owner.take_all(made, client)
+        client = await finished(owner, made, record(1, "k"), record(2, "k"))
         await owner.ask(Resend(made.subscription_id, (0, 1)))
         await owner.rest()
         await owner.nack(made, "c", messages(client)[-1])
@@ -148,10 +150,7 @@ def test_what_is_resent_is_as_finished_for_a_successor_and_after_a_seek_as_befor
 
     async def first(owner: Owner) -> None:
         made.append(owner.create())
-        client = await owner.consume(made[0], "c")
-        owner.produce(record(1, "k"), record(2, "k"))
-        await owner.rest()
-        await owner.take_all(made[0], client)
+        client = await finished(owner, made[0], record(1, "k"), record(2, "k"))
         await owner.ask(Resend(made[0].subscription_id, (0, 1)))
         await owner.rest()
         await owner.ask(Seek(made[0].subscription_id, {0: 2}))
@@ -200,10 +199,7 @@ def test_what_cannot_be_resent_is_refused(node: Node, monkeypatch: pytest.Monkey
 def test_a_record_that_retention_removed_is_not_resent(node: Node) -> None:
     async def first(owner: Owner) -> None:
         made = owner.create()
-        client = await owner.consume(made, "c")
-        owner.produce(*(record(n) for n in range(1, 6)))
-        await owner.rest()
-        await owner.take_all(made, client)
+        await finished(owner, made, *(record(n) for n in range(1, 6)))
 
     async def second(owner: Owner) -> None:
         (running,) = owner.subscriptions._running.values()
@@ -232,10 +228,7 @@ def test_a_resent_message_that_retention_removes_is_finished_and_known_to_be_gon
     async def use(owner: Owner) -> None:
         owner.outbox.full_partitions = {0}
         made = owner.create(mode=mode, backoff_ms=(60_000, 60_000), consumer_max=1, **policy)
-        client = await owner.consume(made, "c")
-        owner.produce(*(record(n, key) for n in range(1, 6)))
-        await owner.rest()
-        await owner.take_all(made, client)
+        client = await finished(owner, made, *(record(n, key) for n in range(1, 6)))
         first = Resend(made.subscription_id, (0, 1), "first")
         second = Resend(made.subscription_id, (0, 2), "second")
         if state == "waits":
@@ -311,10 +304,7 @@ def test_a_request_that_is_repeated_with_its_id_tells_what_has_become_of_the_mes
 
     async def first(owner: Owner) -> None:
         made.append(owner.create())
-        client = await owner.consume(made[0], "c")
-        owner.produce(record(1, "k"), record(2, "k"))
-        await owner.rest()
-        await owner.take_all(made[0], client)
+        client = await finished(owner, made[0], record(1, "k"), record(2, "k"))
         assert not await resent(owner, made[0], 1, "a")
         assert not await resent(owner, made[0], 1, "a") and data(client) == [1, 2, 1]
         with pytest.raises(OwnerRefused) as refused:
@@ -356,10 +346,7 @@ def test_as_many_resent_messages_are_known_by_their_ids_as_there_is_room_for(
 def test_a_record_in_quarantine_is_resent_once_it_has_come_back(node: Node) -> None:
     async def first(owner: Owner) -> None:
         made = owner.create()
-        client = await owner.consume(made, "c")
-        owner.produce(*(record(n) for n in range(1, 4)))
-        await owner.rest()
-        await owner.take_all(made, client)
+        await finished(owner, made, *(record(n) for n in range(1, 4)))
 
     async def second(owner: Owner) -> None:
         (running,) = owner.subscriptions._running.values()
@@ -385,10 +372,7 @@ def test_a_record_in_quarantine_is_resent_once_it_has_come_back(node: Node) -> N
 def test_an_offset_of_a_topic_that_was_created_again_is_refused(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create()
-        client = await owner.consume(made, "c")
-        owner.produce(record(1, "k"))
-        await owner.rest()
-        await owner.take_all(made, client)
+        client = await finished(owner, made, record(1, "k"))
         topic_id = node.topic.topic_id
         with pytest.raises(OwnerRefused) as refused:
             await owner.ask(Resend(made.subscription_id, (0, 1), "", topic_id - 1))
@@ -404,10 +388,7 @@ def test_an_offset_of_a_topic_that_was_created_again_is_refused(node: Node) -> N
 def test_messages_that_are_resent_count_for_the_memory_of_their_shard(node: Node) -> None:
     async def use(owner: Owner) -> None:
         made = owner.create()
-        client = await owner.consume(made, "c")
-        owner.produce(record(1, "a"))
-        await owner.rest()
-        await owner.take_all(made, client)
+        await finished(owner, made, record(1, "a"))
         owner.subscriptions.budgets.look_ahead.note(0, 1 << 40)  # of all others
         asked = Resend(made.subscription_id, (0, 1))
         with pytest.raises(OwnerRefused, match="used up their memory") as found:
@@ -439,10 +420,7 @@ def test_a_message_in_a_damaged_file_of_the_lake_is_refused_with_the_name_of_the
 ) -> None:
     async def first(owner: Owner) -> None:
         made = owner.create()
-        client = await owner.consume(made, "c")
-        owner.produce(record(1), record(2))
-        await owner.rest()
-        await owner.take_all(made, client)
+        await finished(owner, made, record(1), record(2))
 
     async def second(owner: Owner) -> None:
         (running,) = owner.subscriptions._running.values()
