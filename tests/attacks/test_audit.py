@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -158,6 +159,14 @@ def test_refusals_starts_and_tokens_have_lines(audited: Audited) -> None:
             call(socket, method, target, body)
         (local,) = [line for line in audited.lines() if line.get("path") == target]
         assert (local["who"], local["from"]) == (None, "admin.sock")
+
+
+def test_a_reload_has_a_line(audited: Audited) -> None:
+    audited.world.daemon.process.send_signal(signal.SIGHUP)
+    (line,) = wait_until(
+        lambda: [line for line in audited.lines() if line["event"] == "reloaded"], "its line"
+    )
+    assert (line["process"], line["changed"]) == ("supervisor", [])
 
 
 def test_no_secret_is_in_the_log(audited: Audited) -> None:

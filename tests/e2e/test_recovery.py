@@ -194,7 +194,10 @@ def test_after_a_clean_stop_nothing_is_unlisted_and_all_offsets_are_the_same(
 @pytest.mark.slow
 def test_cursors_are_recovered_as_far_as_their_records(tmp_path: Path) -> None:
     """Made, moved, set and moved again, mostly after the last entry; then everything is gone."""
-    options = {"store": f"file://{tmp_path}/store"}
+    audit = tmp_path / "audit.log"
+    options: dict[str, Any] = {
+        "store": f"file://{tmp_path}/store", "settings": {"audit_log": audit},
+    }  # fmt: skip
     with running(tmp_path / "data", shards=2, **options) as daemon:
 
         def step(n: int, expected: int) -> int:
@@ -210,6 +213,8 @@ def test_cursors_are_recovered_as_far_as_their_records(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data")
     report = recovered(tmp_path / "data", options, take_over=True)
     assert report.records_may_be_doubled == 0
+    line = json.loads(audit.read_bytes().splitlines()[-1])
+    assert (line["event"], line["take_over"], line["user"]) == ("recovered", True, os.geteuid())
     with running(tmp_path / "data", **options) as daemon:
         cursor = daemon.get("/v0/cursors/c").json
         assert cursor["positions"] == [{"partition": 0, "seq": 25}]

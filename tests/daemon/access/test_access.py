@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from daemon.access import access as module
 from daemon.access.access import Access
+from daemon.access.audit import AuditLog
 from daemon.access.rights import EVERYTHING, Rights
 from daemon.access.token_file import Scope, TokenFile, TokenFileError
 from daemon.schemas.errors import ApiError
@@ -29,7 +33,14 @@ class World:
         self.file = TokenFile(self.path, lambda: self.now_ms)
         _, self.token = self.file.issue("shop", [Scope.PRODUCE], ["orders*", "stock"])
         monkeypatch.setattr(module, "LOOK_NS", 0)
-        self.access = Access(self.path, lambda: self.now_ms)
+        self.audit_path = folder / "audit.log"
+        self.audit = AuditLog(str(self.audit_path), "shard 0", 1, [0], 0)
+        self.access = Access(self.path, lambda: self.now_ms, audit=self.audit)
+
+    def noted(self, event: str) -> list[Any]:
+        """The lines of the audit log of an event."""
+        lines = [json.loads(line) for line in self.audit_path.read_bytes().splitlines()]
+        return [line for line in lines if line["event"] == event]
 
     def refused(self, headers: dict[str, str]) -> ApiError:
         with pytest.raises(ApiError) as caught:
@@ -38,8 +49,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(tmp_path, monkeypatch)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World(tmp_path, monkeypatch)
+    yield made
+    made.audit.close()
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -129,6 +142,7 @@ def test_an_expired_token_ends_by_itself(world: World) -> None:
     with pytest.raises(ApiError, match="it has expired"):
         rights.check_live()
     assert not world.access.look(), "told once"
+    assert [line["who"] for line in world.noted("token_expired")] == ["brief"]
 
 
 @pytest.mark.parametrize("spoil", ["torn", "gone", "others", "older"])
@@ -152,6 +166,8 @@ def test_a_file_that_cannot_be_used_leaves_the_tokens_in_force_and_is_logged_onc
         assert not world.access.look() and not world.access.look()
     assert len(caplog.records) == 1
     assert "the tokens that were read before stay in force" in caplog.text
+    (line,) = world.noted("tokens_unusable")
+    assert line["problem"] and line["problem"] in caplog.text
     assert rights.live and world.access.of(bearer(second)) is rights
 
 
