@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +98,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     )[1]
     tokens["revoked"] = file.issue("gone", list(Scope))[1]
     file.revoke("gone")
+    long_ago = TokenFile(file.path, lambda: 1_700_000_000_000)
+    tokens["expired"] = long_ago.issue("old", list(Scope), expires_in=timedelta(days=1))[1]
     settings = {"auth_file": file.path, "admin_over_tcp": "true"}
     with running(tmp_path_factory.mktemp("data"), settings=settings) as daemon:
         made = World(daemon, file, tokens)
@@ -131,7 +134,7 @@ def test_no_route_does_anything_without_a_token_that_allows_it(world: World, rou
     target, body = target_of(route), body_of(route)
     wrong = world.tokens["all"][:-1] + ("0" if world.tokens["all"][-1] != "0" else "1")
     for spelled in (target, escaped(target), f"http://127.0.0.1{target}"):
-        for token in (None, wrong, "revoked", "hg_x", "x" * 3000):
+        for token in (None, wrong, "revoked", "expired", "hg_x", "x" * 3000):
             answer = world.ask(route.method, spelled, token, body=body)
             assert (answer.status, answer.code) == (401, "unauthenticated"), (spelled, token)
             assert answer.headers["www-authenticate"].startswith("Bearer")
