@@ -41,6 +41,8 @@ class AlarmKind(IntEnum):
     SENSOR_BROKEN = 8
     SENSOR_STALE = 9
     MEMORY_SHORT = 10
+    TOKENS_UNUSABLE = 11
+    CERTIFICATE_UNUSABLE = 12
 
 
 class Alarm(Struct, frozen=True):

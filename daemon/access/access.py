@@ -78,9 +78,10 @@ class Access:
         self.version = 0  # changes with what ``why_gone`` says
         self._look_at_ns = 0
         self._before = read_before
+        self.problem = ""  # why the file cannot be used; what was read before is in force
         if path is not None:
             self._seen = signature(path, follow_link=False)
-            self._take(_first(path, read_before))
+            self._take(self._first(path, read_before))
 
     def of(self, headers: Mapping[str, str], client_names: Sequence[str] = ()) -> Rights:
         """The rights of a request with these headers, or without a token in them those of the
@@ -194,11 +195,29 @@ class Access:
                         " was read before: an older file was put back"
                     )
                 ended = self._take(content)
+                self.problem = ""
                 log.info("%s was read again: %d tokens", path, len(self._known))
             except TokenFileError as error:
-                log.error("the tokens that were read before stay in force: %s", error)
-                self._note("tokens_unusable", problem=str(error))
+                self._keep(error)
+                self._note("tokens_unusable", problem=self.problem)
         return self._end_expired() or ended
+
+    def _first(self, path: Path, before: ReadBefore | None) -> Tokens:
+        try:
+            content = read_tokens(path)
+            if before is not None:
+                before.check(content.generation)
+        except TokenFileError as error:
+            kept = None if before is None else before.stand_in
+            if kept is None:
+                raise
+            self._keep(error)
+            return kept
+        return content
+
+    def _keep(self, error: TokenFileError) -> None:
+        self.problem = str(error)
+        log.error("the tokens that were read before stay in force: %s", error)
 
     def _take(self, content: Tokens) -> bool:
         """The tokens that are in force from now on. Returns whether one is not, or has changed."""
@@ -258,20 +277,6 @@ def read_before(config: Config, *, writes: bool, stands_in: bool = False) -> Rea
         return None
     kept = Path(config.data_dir) / "tokens-read.json"
     return ReadBefore(kept, Path(config.auth_file), writes=writes, stands_in=stands_in)
-
-
-def _first(path: Path, before: ReadBefore | None) -> Tokens:
-    try:
-        content = read_tokens(path)
-        if before is not None:
-            before.check(content.generation)
-    except TokenFileError as error:
-        kept = None if before is None else before.stand_in
-        if kept is None:
-            raise
-        log.error("the tokens that were read before stay in force: %s", error)
-        return kept
-    return content
 
 
 def _two_tokens() -> ApiError:

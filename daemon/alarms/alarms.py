@@ -65,6 +65,12 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     # the supervisor's governor, which takes both for full pressure
     AlarmKind.SENSOR_BROKEN: Meaning("sensor_broken", "sensors without a value", None),
     AlarmKind.SENSOR_STALE: Meaning("sensor_stale", "sensors without news", None),
+    # each shard; what was read before stays in force
+    AlarmKind.TOKENS_UNUSABLE: Meaning("tokens_unusable", "changes of tokens have no effect", None),
+    # the supervisor; likewise
+    AlarmKind.CERTIFICATE_UNUSABLE: Meaning(
+        "certificate_unusable", "the new certificate is not shown", None
+    ),
 }
 
 

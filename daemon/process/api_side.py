@@ -33,6 +33,8 @@ from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
 from daemon.tls.certificate import Certificate, CertificateError, Pair, files_of
 from delivery.push.secrets import SecretsFile
+from shards.alarms import AlarmKind
+from shards.clock import monotonic_ns
 
 
 class ApiSide:
@@ -47,6 +49,8 @@ class ApiSide:
         tls_pair: Pair | None,
     ) -> None:
         config, segment, ledger = opened.config, opened.segment, opened.ledger
+        self._access, self._alarms = access, opened.alarms
+        self._told = ""  # why the tokens cannot be read
         self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
         self._guard = guard_of(config)
         self.server = server = Server()
@@ -94,6 +98,12 @@ class ApiSide:
         certificate for the handshakes to come."""
         if self.api.follow_tokens():
             self.server.end_revoked()
+        problem = self._access.problem
+        if problem != self._told:
+            self._told = problem
+            self._alarms.clear(AlarmKind.TOKENS_UNUSABLE)
+            if problem:
+                self._alarms.raise_(AlarmKind.TOKENS_UNUSABLE, problem, monotonic_ns())
         if self._certificate is not None:
             with contextlib.suppress(CertificateError):  # the supervisor says so
                 if self._certificate.look():

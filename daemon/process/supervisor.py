@@ -256,8 +256,11 @@ class Supervisor:
         try:
             if self._certificate.look(now=now):
                 log.info("the certificate was read again: %s", self._certificate.in_force)
+            if self._certificate.is_current:
+                self._alarms.clear(AlarmKind.CERTIFICATE_UNUSABLE)
         except CertificateError as error:
             log.error("the certificate that was read before stays in force: %s", error)
+            self._alarms.raise_(AlarmKind.CERTIFICATE_UNUSABLE, str(error), monotonic_ns())
 
     def _reload(self) -> None:
         self._follow_certificate(now=True)

@@ -101,6 +101,11 @@ class Certificate:
         else:
             self.in_force = checked(pair, files, check_time=False)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether what was last in the files is in force."""
+        return self._refused is None
+
     def look(self, *, now: bool = False) -> bool:
         """Follows the files; ``now``: without waiting for the next look. Returns whether another
         pair is in force. Raises CertificateError for files that cannot be used, once until they
@@ -111,7 +116,10 @@ class Certificate:
         self._look_at_ns = now_ns + LOOK_NS
         seen = self._files.signature()
         before, self._seen = self._seen, seen
-        if seen == self._taken or (seen != before and not now):
+        if seen == self._taken:
+            self._refused = None
+            return False
+        if seen != before and not now:
             return False
         try:
             read = self._read()

@@ -253,10 +253,12 @@ def test_a_bad_pair_leaves_the_old_one_in_force_and_says_so_once(own: Secured) -
         wait_until(partial(says, own, RELOADED, reloads), "the reload")
         assert shown_by(own) == before, how
         assert own.daemon.text.count(KEPT) == said + 1, how
+    assert "tls_" in own.daemon.alarm("certificate_unusable")["message"]
     kill_shards(own.daemon, 0)
     assert shown_by(own) == before, "a successor has the pair in force, whatever the files are"
     authority.issue()
     wait_until(lambda: shown_by(own) != before, "the next good pair")
+    wait_until(lambda: not own.daemon.status()["alarms"], "the end of the alarm")
 
 
 def test_a_daemon_does_not_start_with_a_bad_pair(tmp_path: Path) -> None:

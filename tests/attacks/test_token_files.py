@@ -103,3 +103,19 @@ def test_a_shard_that_is_killed_while_the_file_is_damaged_goes_on_with_the_same_
         world.good("POST", "/v0/topics/t", RECORDS)
         assert world.ask("GET", "/v0/topics", "leaver").status == 401
         assert "the tokens that were read before stay in force" in daemon.text
+
+        def problems() -> list[str]:
+            answer = world.ask("GET", "/v0/status", "all")
+            if answer.status == 401:
+                return ["the token is not known yet"]
+            alarms = answer.json["alarms"]
+            return [each["message"] for each in alarms if each["alarm"] == "tokens_unusable"]
+
+        (problem,) = wait_until(problems, "the alarm of the successor")
+        assert str(file.path) in problem and problem.startswith("changes of tokens have no effect")
+        file.path.unlink()
+        later = TokenFile(file.path)
+        for number in range(4):  # a generation above that of the file that is gone
+            later.issue(f"later{number}", list(Scope))
+        tokens["all"] = later.issue("all", list(Scope))[1]
+        wait_until(lambda: not problems(), "the end of the alarm")

@@ -50,7 +50,7 @@ def test_another_shard_finds_the_token_that_asked(world: World) -> None:
 
 def test_a_ticket_is_over_after_its_time_and_with_its_token(world: World) -> None:
     world.now_ms += LIFETIME_MS
-    with pytest.raises(ApiError, match="POST /v0/tickets") as caught:
+    with pytest.raises(ApiError, match="ask for another one") as caught:
         world.open()
     assert caught.value.status == 401
     world.now_ms -= 1
