@@ -9,19 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from daemon.access.token_file import Scope
+from tests.attacks.conftest import Guard
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.wire import request
 
 FILES = 700  # leave a shard 92 connections, 69 of one address, and 23 reserved ones
-LONG_POLL = request("POST", "/v0/topics/secrets/diff", b'{"from_seq":1,"wait_ms":60000}')
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def small(guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon that may open few files."""
     few = ("sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", sys.executable, "-m", "cli", "serve")
-    with running(tmp_path_factory.mktemp("data"), command=few) as daemon:
+    with running(tmp_path_factory.mktemp("data"), command=few, **guard.options()) as daemon:
         assert daemon.produce("secrets", 1).status == 200
         yield daemon
 
@@ -44,10 +45,11 @@ def connected(daemon: Daemon, address: str) -> socket.socket:
 
 
 def status(daemon: Daemon, path: str, address: str) -> int:
-    """The status of a GET from an address; 0 if the connection ends without an answer."""
+    """The status of its owner's GET from an address; 0 if the connection ends without an answer."""
+    fields = {"Authorization": f"Bearer {daemon.token}"} if daemon.token else {}
     with connected(daemon, address) as sock:
         try:
-            sock.sendall(request("GET", path))
+            sock.sendall(request("GET", path, **fields))
             return int(sock.recv(65536)[9:12] or 0)
         except ConnectionError:
             return 0
@@ -59,14 +61,18 @@ def connections(daemon: Daemon) -> int:
 
 
 def test_busy_connections_of_one_address_leave_room_for_others_and_for_probes(
-    small: Daemon,
+    small: Daemon, guard: Guard
 ) -> None:
+    poll = request(
+        "POST", "/v0/topics/secrets/diff", b'{"from_seq":1,"wait_ms":60000}',
+        **guard.fields(Scope.READ),
+    )  # fmt: skip
     with Crowd(small) as crowd:
-        crowd.add(69, LONG_POLL)
+        crowd.add(69, poll)
         wait_until(lambda: status(small, "/v0/topics", HERE) == 503, "its share to be full")
         for path in ("/livez", "/readyz", "/metrics", "/v0/status"):
             assert status(small, path, HERE) == 200
-        crowd.add(100, LONG_POLL)
+        crowd.add(100, poll)
         assert status(small, "/readyz", HERE) == 200
         assert status(small, "/v0/topics", ELSEWHERE) == 200
 

@@ -20,10 +20,12 @@ from compaction.access.operations import NOW
 from compaction.access.via_daemon import ViaDaemon
 from compaction.run.java import find_java
 from compaction.run.run import new_run
+from daemon.access.token_file import Scope
 from ledger import topics
 from ledger.errors import SwitchRefused
 from ledger.lake import catalog, lake_files, lake_tables, runs
 from ledger.lake.types import LakeTable, NewFile, TableSwitch
+from tests.attacks.conftest import Guard
 from tests.e2e.daemon import ROOT, Daemon, running
 
 CODE = """import os
@@ -40,9 +42,21 @@ OPERATIONS: dict[str, Callable[[str, str], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("attacked") / "data") as daemon:
+def daemon(guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    data = tmp_path_factory.mktemp("attacked") / "data"
+    with running(data, **guard.options(admin_over_tcp="true")) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def access(daemon: Daemon, guard: Guard, monkeypatch: pytest.MonkeyPatch) -> ViaDaemon:
+    """The attacker's: by TCP with a stolen token of the compaction, if there are tokens."""
+    if not guard.has_tokens:
+        return ViaDaemon(socket_address(str(daemon.data)))
+    with pytest.raises(DaemonRefused, match="401"):
+        ViaDaemon(daemon.url)
+    monkeypatch.setenv("HEADGATE_TOKEN", guard.stolen(Scope.COMPACT))
+    return ViaDaemon(daemon.url)
 
 
 def lake(daemon: Daemon) -> str:
@@ -55,8 +69,9 @@ def lake(daemon: Daemon) -> str:
     ["file:///tmp/x.metadata.json", "{lake}/../x.metadata.json", "{lake}", "{lake}-2/x", "/tmp/x",
      "s3://bucket/x", "http://127.0.0.1:1/x", ""],
 )  # fmt: skip
-def test_a_pointer_never_leaves_the_lake(daemon: Daemon, operation: str, location: str) -> None:
-    access = ViaDaemon(socket_address(str(daemon.data)))
+def test_a_pointer_never_leaves_the_lake(
+    daemon: Daemon, access: ViaDaemon, operation: str, location: str
+) -> None:
     good = f"{lake(daemon)}/victim-1/metadata/1.metadata.json"
     assert access.catalog(catalog.add, "headgate", "victim", good)
     bad = location.replace("{lake}", lake(daemon))
@@ -84,11 +99,10 @@ FILES: dict[str, Callable[[str, str], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("location", OUTSIDE)
 def test_no_file_that_readers_and_collections_use_is_outside_the_lake(
-    daemon: Daemon, kind: str, location: str
+    daemon: Daemon, access: ViaDaemon, kind: str, location: str
 ) -> None:
     """A reader would read it, and a collection would remove it."""
     assert daemon.json("PUT", "/v0/topics/victim").status in (200, 201)
-    access = ViaDaemon(socket_address(str(daemon.data)))
     topic = access.read(topics.page)[0]
     good, bad = f"{lake(daemon)}/victim-1/data/x", location.replace("{lake}", lake(daemon))
     switch = TableSwitch(topic.topic_id, "headgate.victim", good, {})
@@ -105,8 +119,9 @@ def test_no_file_that_readers_and_collections_use_is_outside_the_lake(
 
 
 @pytest.mark.parametrize("location", OUTSIDE)
-def test_a_table_is_not_moved_out_of_the_lake(daemon: Daemon, location: str) -> None:
-    access = ViaDaemon(socket_address(str(daemon.data)))
+def test_a_table_is_not_moved_out_of_the_lake(
+    daemon: Daemon, access: ViaDaemon, location: str
+) -> None:
     table = LakeTable(1, "headgate.victim", f"{lake(daemon)}/victim-1/metadata/1.json", 1)
     with pytest.raises(SwitchRefused, match="is not below"):
         access.write(lake_tables.move, table, location.replace("{lake}", lake(daemon)))
@@ -117,23 +132,25 @@ def test_a_table_is_not_moved_out_of_the_lake(daemon: Daemon, location: str) -> 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["py-io-impl", "write.py-location-provider.impl"])
 def test_a_tables_property_runs_nothing_and_other_topics_are_compacted(
-    tmp_path: Path, name: str
+    tmp_path: Path, guard: Guard, name: str
 ) -> None:
     (tmp_path / "planted.py").write_text(CODE)
     called = tmp_path / "called"
     environ = {
         **os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "CALLED": str(called),
         "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(find_java().home),
+        "HEADGATE_TOKEN": guard.stolen(Scope.COMPACT),
     }  # fmt: skip
 
     def compact(daemon: Daemon) -> tuple[int, dict[str, list[dict[str, str]]]]:
+        where = ("--url", daemon.url) if guard.has_tokens else ("--data", str(daemon.data))
         done = subprocess.run(
-            [sys.executable, "-m", "cli", "compact", "--data", str(daemon.data), "-o", "json"],
+            [sys.executable, "-m", "cli", "compact", *where, "-o", "json"],
             cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         return done.returncode, json.loads(done.stdout)
 
-    with running(tmp_path / "data") as daemon:
+    with running(tmp_path / "data", **guard.options(admin_over_tcp="true")) as daemon:
         for topic in ("orders", "payments"):
             assert daemon.produce(topic, 1).status == 200
         assert compact(daemon)[0] == 0

@@ -3,13 +3,12 @@ names that were made to lead to this machine, pages of other origins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from compaction.access.http_calls import call, socket_address
-from daemon.access.token_file import Scope, TokenFile
-from tests.e2e.daemon import Answer, Daemon, running
+from tests.e2e.daemon import Answer, Daemon
 from tests.e2e.subscribing import Subscription
 from tests.e2e.wire import Wire
 
@@ -17,22 +16,6 @@ RECORDS = b'{"records":[{"data":"planted"}]}'
 JSON = "Content-Type: application/json"
 PAGE = ("Origin: https://evil.example", "Sec-Fetch-Site: cross-site")
 LINK = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document")
-
-
-@pytest.fixture(scope="module", params=["open", "tokens"])
-def victim(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Daemon]:
-    """A daemon with topic ``secrets`` of one record, without tokens and with them."""
-    settings: dict[str, object] = {}
-    token = ""
-    if request.param == "tokens":
-        file = TokenFile(tmp_path_factory.mktemp("auth") / "tokens.json")
-        token, settings["auth_file"] = file.issue("victim", list(Scope))[1], file.path
-    data = tmp_path_factory.mktemp("data")
-    with running(data, settings=settings, token=token) as daemon:
-        assert daemon.produce("secrets", "the record").status == 200
-        yield daemon
 
 
 def asked(
