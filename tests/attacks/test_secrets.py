@@ -16,12 +16,14 @@ from daemon.access.token_file import Scope, TokenFile
 from daemon.process.inherit import decode
 from tests.e2e.daemon import Daemon, running, stream, wait_until
 from tests.e2e.processes import kill_shards, shard_pids
+from tests.e2e.secured import Authority
 from tools.receiver.behavior import Behavior
 from tools.receiver.process import ReceiverProcess
 
 pytestmark = pytest.mark.slow
 
 SUBSCRIPTION = "/v0/topics/t/subscriptions/pushed"
+CATALOG = "canary-of-a-catalogs-password"
 HEADER = "canary-of-an-own-header"
 SIGNING = "whsec_" + base64.b64encode(b"canary-of-a-signing-secret-32-by").decode()
 # Files that are for secrets, and that only the daemon's user may read.
@@ -70,9 +72,14 @@ def test_secrets_are_nowhere_but_in_their_files(tmp_path: Path) -> None:
     tokens = [file.issue(name, list(Scope))[1] for name in ("all", "leaver")]
     options = {"auth_file": file.path, "push_allow": "127.0.0.1", "log_level": "debug",
                "admin_over_tcp": "true", "cors_origins": "*"}  # fmt: skip
+    authority = Authority(tmp_path / "tls")
+    config = tmp_path / "headgate.toml"
+    config.write_text(f'catalog_uri = "postgresql://me:{CATALOG}@127.0.0.1:1/lake"\n')
+    config.chmod(0o600)
     data, store = tmp_path / "data", tmp_path / "store"
     with ReceiverProcess() as receiver, running(
-        data, shards=2, settings=options, token=tokens[0], store=f"file://{store}"
+        data, shards=2, settings={**options, **authority.settings}, token=tokens[0],
+        store=f"file://{store}", config_file=config,
     ) as daemon:  # fmt: skip
         receiver.behave("t", Behavior(status=500))
         push = {
@@ -88,7 +95,8 @@ def test_secrets_are_nowhere_but_in_their_files(tmp_path: Path) -> None:
         }
         secrets = [text.rpartition("_")[2] for text in tokens]
         canaries = [
-            *secrets, HEADER, SIGNING.removeprefix("whsec_"), "canary-of-a-signing", key,
+            *secrets, HEADER, SIGNING.removeprefix("whsec_"), "canary-of-a-signing", key, CATALOG,
+            *authority.key.read_text().splitlines()[1:-1],
             *(base64.b64encode(text.encode()).decode() for text in (*secrets, HEADER)),
         ]  # fmt: skip
         seen = [*said_by(daemon, tokens[0])]
