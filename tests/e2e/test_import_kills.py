@@ -348,13 +348,12 @@ def test_the_lag_of_a_killed_import_stays_in_the_scaling_signal_until_another_ru
         )  # fmt: skip
 
     # Each line has 100 bytes, so the records that are stored say what is left.
-    path, line_bytes = tmp_path / "lines", 100
-    path.write_text("".join(f'"{n:0{line_bytes - 3}}"\n' for n in range(200_000)))
+    path, line_bytes, lines = tmp_path / "lines", 100, 200_000
+    path.write_text("".join(f'"{n:0{line_bytes - 3}}"\n' for n in range(lines)))
     size = path.stat().st_size
     assert daemon.json("PUT", "/v0/topics/t", {}).status == 201
     assert imports() == []
     assert kill_after(daemon, run("--batch", "100"), records=1_000), "it ended before it was killed"
-    # What was on its way when it was killed may still be stored.
     wait_until(
         lambda: imports()[0]["lag_bytes"] == size - line_bytes * stored(daemon), "the lag to settle"
     )
@@ -362,5 +361,7 @@ def test_the_lag_of_a_killed_import_stays_in_the_scaling_signal_until_another_ru
     assert 0 < left["lag_bytes"] <= size - 1_000 * line_bytes
     assert (left["topic"], left["sources"], left["unknown"]) == ("t", 1, 0)
     assert 0 <= left["told_age_ms"] < 3_600_000
-    assert finished(run())["totals"]["records"] == left["lag_bytes"] // line_bytes
+    # What was on its way when it was killed may have been stored since.
+    assert 0 < finished(run())["totals"]["records"] <= left["lag_bytes"] // line_bytes
+    assert stored(daemon) == lines
     assert imports() == []

@@ -359,10 +359,10 @@ class _Maker:
             framed = False
         if rng.random() < 0.03:
             lines = [line if rng.random() < 0.9 else rng.choice(_FIELDS) for line in lines]
-            framed = False
+            framed, allowed = False, True  # one of two tokens may be gone
         head = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
         if rng.random() < 0.05:
-            head, framed = self.damaged(head), False
+            head, framed, allowed = self.damaged(head), False, True
         return Sent(head + payload, framed=framed, allowed=allowed)
 
     def authorized(self) -> tuple[list[str], bool]:
