@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commands.figures import figure_lines
 from commands.output import (
     Cell,
     count_text,
@@ -20,6 +21,7 @@ from delivery.subscriptions.schemas import (
     RepairedMessages,
     ResentMessage,
 )
+from shards.boards.figures import SubscriptionCounts
 
 
 def list_text(found: list[SubscriptionSummary]) -> str:
@@ -64,21 +66,7 @@ def show_text(state: SubscriptionStatus) -> str:
     if state.blocked_letters:
         lines.append(f"  blocked letters: {state.blocked_letters}")
     lines += push_lines(state)
-    counts = {
-        "lag": state.lag, "in flight": state.in_flight, "waiting": state.waiting,
-        "blocked keys": state.blocked_keys,
-    }  # fmt: skip
-    totals = {
-        "delivered": state.delivered, "acknowledged": state.acknowledged,
-        "redelivered": state.redelivered, "refused": state.refused, "dropped": state.dropped,
-        "skipped": state.skipped, "dead letters": state.dead_lettered, "evicted": state.evicted,
-        "unmatched": state.unmatched,
-    }  # fmt: skip
-    lines += [
-        "  " + ", ".join(f"{name} {count_text(n)}" for name, n in some.items())
-        for some in (counts, totals)
-    ]
-    lines.append(f"  oldest unacknowledged {_age_text(state.oldest_unacknowledged_ms)}")
+    lines += figure_lines(state, "  ", SubscriptionCounts.__struct_fields__)
     lines += [
         f"  missing: {gap.gap_from} to {gap.gap_to} of partition {gap.partition} ({gap.reason})"
         for gap in state.gaps

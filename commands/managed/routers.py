@@ -17,10 +17,12 @@ from msgspec.structs import asdict
 
 from commands.client.http import Client, Refused, decoded
 from commands.client.pages import pages
+from commands.figures import figure_lines
 from commands.output import count_text, show, table
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, yes_option
 from delivery.routers.schemas import RouterPage, RouterStatus
+from shards.boards.figures import RouterCounts
 
 
 @click.group()
@@ -217,12 +219,8 @@ def _show_text(status: RouterStatus) -> str:
     lines = [f"router {status.router}", f"  {status.source} -> {status.dest}"]
     if filters := _filter_text(status):
         lines.append(f"  only {filters}")
-    copied, filtered, skipped = map(count_text, (status.copied, status.filtered, status.skipped))
-    counts = (
-        f"  since the daemon started: copied {copied}, left out {filtered},"
-        f" gone before they were copied {skipped}"
-    )
-    lines += [f"  {state}", counts, ""]
+    counts = figure_lines(status, "  ", RouterCounts.__struct_fields__)
+    lines += [f"  {state}", *counts, ""]
     rows = [
         [
             str(each.partition), str(each.position), str(each.head_seq),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from commands.figures import figure_lines, rate_text
 from commands.output import Cell, count_text, duration_text, printable, table
 from daemon.schemas.push import PushResumed
 from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
@@ -50,17 +51,8 @@ def push_lines(state: SubscriptionStatus) -> list[str]:
     lines = [f"  pushed to {config.endpoint}", f"    {', '.join(how)}"]
     if told is None:
         return [*lines, "    nobody sends yet"]
-    lines.append(
-        f"    {told.mode}, rate {rate_text(told.rate)}/s, attempts {count_text(told.attempts)},"
-        f" failures {count_text(told.failures)}, records {count_text(told.records)}"
-    )
-    lines.append(
-        f"    latency p50 {duration_text(told.p50_ms)}, p99 {duration_text(told.p99_ms)},"
-        f" under way {count_text(told.in_flight)}"
-    )
-    ended = [f"{name} {count_text(count)}" for name, count in told.outcomes.items()]
-    if ended:
-        lines.append(f"    ended: {', '.join(ended)}")
+    shown = [name for name in told.__struct_fields__ if name != "held_until_ms"]
+    lines += figure_lines(told, "    ", shown)
     if told.held_until_ms is not None:
         lines.append(f"    the receiver asked for a pause: {_until_text(told.held_until_ms)}")
     return lines
@@ -104,13 +96,6 @@ def resumed_text(shown: PushResumed) -> str:
 
 def _headers(mark: str, headers: Iterable[PushHeader]) -> list[str]:
     return [f"{mark}{each.name}: {each.value}" for each in headers]
-
-
-def rate_text(rate: float | None) -> str:
-    """``0.0167``, ``12.5``, ``1,234``."""
-    if rate is None:
-        return "-"
-    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
 
 
 def _until_text(epoch_ms: int | None) -> str:

@@ -56,9 +56,9 @@ def test_show_tells_where_to_how_fast_and_how_well() -> None:
     assert (
         "  pushed to https://example.com/hook\n"
         "    binary, at most 20/s, headers authorization, signed with 2 secrets\n"
-        "    slow, rate 0.0167/s, attempts 1,200, failures 3, records 7\n"
-        "    latency p50 4 ms, p99 1.0 s, under way 1\n"
-        "    ended: delivered 1, server_error 3\n"
+        "    mode slow, rate max 20, granted 8, rate 0.0167, use 0.5, senders 1, in flight 1,"
+        " attempts 1,200,\n"
+        "    records 7, failures 3, p50 4 ms, p99 1.0 s, outcomes: delivered 1 server_error 3\n"
         "    the receiver asked for a pause: in 30.0 s\n"
     ) in shown.stdout
     assert (

@@ -70,7 +70,7 @@ def test_routers_show_prints_the_state_with_its_reason_and_the_positions() -> No
         "  orders -> copies\n"
         "  only node n?\n"
         "  held: it is full\n"
-        "  since the daemon started: copied 1,200, left out 3, gone before they were copied 0\n"
+        "  copied 1,200, filtered 3\n"
         "\n"
         "partition  position  head seq  lag\n"
         "        0         8        10    2\n"
