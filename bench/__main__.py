@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from bench import plan, report
+from bench.hot import HotResult
 from bench.load import Generator, GeneratorError
 from bench.own_generator import OwnGenerator
 from bench.processes import ROOT, ServerError, s2_lite_binary
@@ -28,6 +29,12 @@ from tools.minio import MinioError
 RESULTS = ROOT / "bench" / "results"
 # A saturated case of 64 KiB bodies, its half load, and as much again for the files of MinIO.
 DISK_FREE_MIN_BYTES = 12 << 30
+
+
+class _Kept(msgspec.Struct):
+    """What is read of an earlier run."""
+
+    hot: list[HotResult] = []
 
 
 def main() -> int:
@@ -44,7 +51,7 @@ def main() -> int:
     generator: Generator = OwnGenerator()
     if not given.own_generator:
         generator = find() or generator
-    results = Results(_machine(generator.name), _now_text())
+    results = Results(_machine(generator.name), _now_text(), hot_before=_hot_before())
     limit_s = given.limit_s or (plan.QUICK_LIMIT_S if given.quick else plan.LIMIT_S)
     times = plan.QUICK if given.quick else plan.FULL
     try:
@@ -129,6 +136,15 @@ def _machine(generator: str) -> Machine:
 
 def _now_text() -> str:
     return datetime.fromtimestamp(wall_ms() / 1e3, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _hot_before() -> list[HotResult]:
+    """The steps of a request in the last run that measured them."""
+    for path in sorted(RESULTS.glob("*.json"), reverse=True):
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        if kept.hot:
+            return kept.hot
+    return []
 
 
 def _keep(results: Results) -> Path:

@@ -4,8 +4,9 @@ Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
 with the shards, ``delivery/WHAT`` what comes after the commit, ``subscriptions/WHAT`` what
 consumers share, ``push/WHAT`` what is POSTed, ``governor/WHAT`` what pressure does, ``access/SIZE``
-what tokens and TLS cost, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are
-compared run one after the other, because machines drift.
+what tokens and TLS cost, ``hot/SIZE`` a known request by step in one process, and
+``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run one after the
+other, because machines drift.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ GOVERNED = {
     "governor/cost": 100,
 }
 ACCESS = "access"
+HOT = "hot"
+HOT_S = 20
 SCALE = "scale"
 SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
@@ -151,6 +154,8 @@ class Case(NamedTuple):
             return GOVERNED[self.kind]
         if self.kind == SCALE:
             return SCALE_S
+        if self.kind == HOT:
+            return HOT_S
         if self.kind == "put-cost":
             return 3 + times.puts * 0.15
         if self.kind == "ceiling":
@@ -183,7 +188,7 @@ def full() -> list[Case]:
         for size in SIZES
         for body_format in FORMATS
     ]
-    cases += [Case(ACCESS, size_named(name)) for name in PEER_SIZES]
+    cases += [Case(kind, size_named(name)) for kind in (ACCESS, HOT) for name in PEER_SIZES]
     kinds = [SCALE, *DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 

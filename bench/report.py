@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench import access, delivery_report, governor_report, push_report, subscription_report
+from bench import (
+    access,
+    delivery_report,
+    governor_report,
+    hot,
+    push_report,
+    subscription_report,
+)
 from bench.figures import GIB, MIB, NONE, Target, cpu_s_per_gib, mib_per_s, number, ratio
 from bench.plan import EMBEDDED, MINIO, STORES
 from bench.results import (
@@ -57,6 +64,13 @@ def text(results: Results) -> str:
         sections.append(_section("CPU in ms by the number of shards", *_scale(results.scale)))
     if results.access:
         sections.append(_section("Tokens and TLS, on one core", *access.table(results.access)))
+    if results.hot:
+        sections.append(
+            _section(
+                "A known request by step, in one process",
+                *hot.table(results.hot, results.hot_before),
+            )
+        )
     for title, (heads, rows) in delivery_report.sections(results.delivery):
         sections.append(_section(title, heads, rows))
     for title, (heads, rows) in subscription_report.sections(results.subscriptions):

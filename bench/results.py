@@ -7,6 +7,7 @@ import msgspec
 from bench.access import AccessResult
 from bench.delivery_results import DeliveryResults
 from bench.governor_results import GovernorResults
+from bench.hot import HotResult
 from bench.load import Load
 from bench.push_results import PushResults
 from bench.put_cost import PutCost
@@ -131,6 +132,8 @@ class Results(msgspec.Struct):
     compactions: list[CompactionResult] = []
     scale: list[ScaleResult] = []
     access: list[AccessResult] = []
+    hot: list[HotResult] = []
+    hot_before: list[HotResult] = []  # of the last run that was kept
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
     subscriptions: SubscriptionResults = msgspec.field(default_factory=SubscriptionResults)
     push: PushResults = msgspec.field(default_factory=PushResults)

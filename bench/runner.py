@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import access, bodies, plan, put_cost, scale
+from bench import access, bodies, hot, plan, put_cost, scale
 from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
 from bench.governor import GovernorBench
@@ -116,6 +116,9 @@ class Runner:
             self._results.access += access.measure(
                 self._generator, case.size, self._work, daemon_cpus, cpus, turn_s
             )
+        elif case.kind == plan.HOT:
+            assert case.size is not None
+            self._results.hot += hot.measure(case.size, self._work)
         elif case.kind == plan.SCALE:
             self._results.scale = scale.measure(self._work)
         else:
