@@ -67,10 +67,6 @@ class Flow:
         """Nothing more is read, because the source ends or cannot be read."""
         self._has_ended = True
 
-    def go_on(self) -> None:
-        """The source has grown after its end."""
-        self._has_ended = False
-
     def lease(self) -> None:
         """Takes what the budget allows now of the block that was offered."""
         while self._block is not None:

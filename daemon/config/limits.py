@@ -92,8 +92,3 @@ def limit_text(name: str, number: float) -> str:
         if count >= 1 or unit == "h":
             return f"{size_text(round(count)) if limit.is_bytes else f'{count:g}'}/{unit}"
     raise AssertionError(unit)
-
-
-def limits_text(limits: Mapping[str, float]) -> str:
-    """All of them, with commas."""
-    return ",".join(f"{name}={limit_text(name, number)}" for name, number in limits.items())

@@ -37,7 +37,7 @@ from ledger.delivery.subscriptions import Subscription
 from ledger.log import backup
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, SenderWords
+from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, SenderWords, sender_number
 from shards.boards.pushrules import PushRules
 from shards.segment import Segment
 
@@ -216,7 +216,7 @@ class PushSenders:
 
     async def _take(self, settings: SenderSettings) -> None:
         subscription, topic, learned, history = settings
-        number = (self._shard - subscription.subscription_id) % self._shards
+        number = sender_number(subscription.subscription_id, self._shard, self._shards)
         push = subscription.config.push
         is_pushed = push is not None and subscription.deleted_ms is None
         if number == 0:

@@ -155,11 +155,6 @@ class JournaledProgress:
         self._is_held = False  # since the journal was half full
         self._is_awaited = False  # a subscription was told so, or waits for numbers
 
-    @property
-    def is_replayed(self) -> bool:
-        """Whether what a predecessor has left is in the ledger."""
-        return self._is_replayed
-
     async def replay(
         self,
         write: Callable[[Lot], Awaitable[object]],

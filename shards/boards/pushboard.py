@@ -132,9 +132,9 @@ def latency_ms(latencies: Sequence[int], share: float) -> float | None:
     return None if units is None else units * LATENCY_UNIT_NS / 1e6
 
 
-def sender_shards(subscription_id: int, senders: int, shards: int) -> list[int]:
-    """Where the senders of a subscription run, by their number. There is one a shard at most."""
-    return [(subscription_id + number) % shards for number in range(min(senders, shards))]
+def sender_number(subscription_id: int, shard: int, shards: int) -> int:
+    """Which of a subscription's senders would run at a shard. There is one a shard at most."""
+    return (shard - subscription_id) % shards
 
 
 def units_of(rate: float) -> int:

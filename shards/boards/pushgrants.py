@@ -39,11 +39,6 @@ class ShareHeld:
         """What it may be using; at least the last grant."""
         return self.held_units / GRANT_UNITS
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether it may still obey an earlier grant."""
-        return self.held_units != units_granted(self.word)
-
 
 class SlotGrants:
     """The senders of the subscription in a slot."""

@@ -21,7 +21,6 @@ from commands.importing.reading.raw import HEAD_BYTES, RawSource
 
 CHUNK_BYTES = 256 << 10
 PEEK_BYTES = 4 << 10  # all that is read of a packed file that is imported already
-SKIP_BYTES = 1 << 20
 # An RLE block of 4 bytes becomes 128 KiB, so a piece of this size at most 64 MiB.
 _ZSTD_INPUT_BYTES = 2 << 10
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -23,7 +23,6 @@ from delivery.subscriptions.window.batches import Batch
 HEARTBEAT_NS = 15_000_000_000  # of a stream that is silent
 LOST_NS = 3_000_000_000  # a stream that is gone may come back within this time
 BATCH_MESSAGES = 256
-SESSION_BYTES = 2_000  # of a session with its place among the consumers, as measured
 
 
 class Session:

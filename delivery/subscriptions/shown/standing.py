@@ -14,7 +14,7 @@ from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.window.batches import Batch, Place
 from delivery.subscriptions.window.key_queue import QueueState
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import Mode, PushSenderRow
+from shards.boards.pushboard import Mode, PushSenderRow, sender_number
 
 SenderRows = Callable[[Subscription], Sequence[PushSenderRow]]
 KEY_CHARACTERS = 100
@@ -67,7 +67,7 @@ class SubscriptionStanding:
     def _look_at_senders(self, now_ns: int) -> None:
         subscription = self._running.view.subscription
         self._senders = {
-            f"push/{(row.shard - subscription.subscription_id) % self._shards}": row
+            f"push/{sender_number(subscription.subscription_id, row.shard, self._shards)}": row
             for row in self._sender_rows(subscription)
         }
         self._attempts = {name: self._attempts.get(name) or Since() for name in self._senders}

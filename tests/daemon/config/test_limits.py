@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.access.token_file import Scope, TokenFile, TokenFileError, read_tokens
-from daemon.config.limits import BY_NAME, limit_text, limits_text, read_limits
+from daemon.config.limits import BY_NAME, limit_text, read_limits
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,14 @@ from daemon.config.limits import BY_NAME, limit_text, limits_text, read_limits
 )
 def test_limits_are_read_from_text_and_tables(written: object, read: dict[str, float]) -> None:
     assert read_limits(written) == pytest.approx(read)
-    assert read_limits(limits_text(read)) == pytest.approx(read)
+    again = {name: limit_text(name, number) for name, number in read.items()}
+    assert read_limits(again) == pytest.approx(read)
 
 
 def test_a_limit_is_shown_as_it_is_written() -> None:
     for text in ("requests=1000/s", "settings=30/min", "bytes_in=10MiB/s", "topics=7"):
-        assert limits_text(read_limits(text)) == text
+        [(name, number)] = read_limits(text).items()
+        assert f"{name}={limit_text(name, number)}" == text
     assert limit_text("requests", 0.5) == "30/min"
 
 
