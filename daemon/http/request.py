@@ -71,8 +71,8 @@ class Sender:
     """The sending side of a connection: requests without an answer, in the order of arrival."""
 
     __slots__ = (
-        "allowance", "answered_ns", "attention", "is_full", "plain", "queue", "server", "tls",
-        "transport", "unread_bytes",
+        "address", "allowance", "answered_ns", "attention", "is_full", "plain", "queue", "server",
+        "tls", "transport", "unread_bytes",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -81,6 +81,9 @@ class Sender:
     def __init__(self, server: Shared) -> None:
         self.server = server
         self.tls: TlsTransport | None = None  # the transport, if it is one
+        # The client's. A closed transport cannot tell it, and one that was reset before it was
+        # accepted never could: empty then, and for the Unix socket.
+        self.address = ""
         self.allowance: Allowance | None = None  # whose connections it is among
         self.queue: deque[Request] = deque()
         # Answers need no header about the connection.
@@ -238,11 +241,9 @@ class Request(msgspec.Struct, eq=False):
     def asked(self) -> AuditedRequest:
         """What the audit log tells of it."""
         head = self.head
-        peer = self.connection.transport.get_extra_info("peername")
-        address = str(peer[0]) if isinstance(peer, tuple) else ""
         token = head.rights.token
         who = None if token is None else token.name
-        return AuditedRequest(who, address, head.forwarded, head.method, head.path)
+        return AuditedRequest(who, self.connection.address, head.forwarded, head.method, head.path)
 
     def respond(
         self,

@@ -238,8 +238,10 @@ class Server:
         if connection.is_local:
             return None
         peer = connection.transport.get_extra_info("peername")
+        if peer:
+            connection.address = peer[0]
         places = self.places
-        if places.take(connection, peer[0] if peer else "", self.now_ns):
+        if places.take(connection, connection.address, self.now_ns):
             return None
         if not places.reserve(connection):
             connection.transport.abort()

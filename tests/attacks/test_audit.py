@@ -116,6 +116,30 @@ def test_what_changes_nothing_has_no_line(audited: Audited) -> None:
     assert not told, json.dumps(told)
 
 
+def test_who_is_gone_before_it_is_accepted_has_a_line_and_makes_no_error(audited: Audited) -> None:
+    """Nobody can tell its address any more."""
+    world, before = audited.world, len(audited.lines())
+    shards = [psutil.Process(pid) for pid in pids(world)]
+    for shard in shards:
+        shard.suspend()
+    for number in range(20):
+        with Wire(world.daemon.port) as wire:
+            wire.send(request("POST", f"/v0/topics/gone{number}", b'{"records":[{"data":1}]}',
+                              authorization=f"Bearer {world.tokens['all']}"))  # fmt: skip
+            wire.reset()
+    for shard in shards:
+        shard.resume()
+    wait_until(
+        lambda: (
+            "a bug" in world.daemon.text
+            or [line for line in audited.lines()[before:] if "/gone" in line.get("path", "")]
+        ),
+        "a topic of one of them",
+    )
+    world.good("POST", "/v0/topics/mine", b'{"records":[{"data":1}]}')
+    assert "a bug" not in world.daemon.text
+
+
 def test_a_topic_that_is_created_by_writing_to_it_has_a_line(audited: Audited) -> None:
     audited.world.good("POST", "/v0/topics/written", b'{"records":[{"data":1}]}')
     asked, outcome = audited.lines()[-2:]
@@ -170,7 +194,11 @@ def test_a_reload_has_a_line(audited: Audited) -> None:
 
 
 def test_no_secret_is_in_the_log(audited: Audited) -> None:
-    text = audited.path.read_text()
+    token = audited.world.tokens["all"]
+    for sent in ("all", "reader", None):
+        for method, path in (("PUT", f"/v0/topics/{token}"), ("DELETE", f"/v0/routers/{token}")):
+            assert audited.world.ask(method, path, sent).status == 400
+    text = audited.path.read_text() + audited.world.daemon.text
     for token in audited.world.tokens.values():
         assert token not in text and token.rpartition("_")[2] not in text
 

@@ -94,6 +94,7 @@ def run(options: Options) -> Report:
         hunt = _Hunt(daemon, options, tokens[1:], secured)
         hunt.go()
         hunt.judge()
+    (options.folder / "log").write_text(daemon.text)
     with closing(Ledger(data / "ledger" / "ledger.db", nullcontext(), must_exist=True)) as ledger:
         ledger.read(invariants.check)
     return hunt.report
