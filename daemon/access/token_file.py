@@ -43,7 +43,7 @@ TOPICS_MAX = 64
 LOCK_WAIT_S = 10.0
 ID_BYTES = 8
 SECRET_BYTES = 32
-_TOKEN = re.compile(r"hg_([0-9a-f]{16})_([0-9a-f]{64})\Z")
+_TOKEN = re.compile(r"hg_([0-9a-f]{16})_([0-9a-f]{64})")
 _PATTERN = re.compile(r"[A-Za-z0-9._:*?-]{1,255}\Z")
 _CERTIFICATE = re.compile(r"[!-~]{1,255}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*\Z")
@@ -106,8 +106,13 @@ def hash_of(secret: str) -> str:
 
 def split_token(text: str) -> tuple[str, str] | None:
     """Id and secret of a token; None if it is none."""
-    parts = _TOKEN.match(text)
+    parts = _TOKEN.fullmatch(text)
     return None if parts is None else (parts[1], parts[2])
+
+
+def has_token(text: str) -> bool:
+    """Whether a token is anywhere in it, in force or not."""
+    return _TOKEN.search(text) is not None
 
 
 def read_tokens(path: Path) -> Tokens:

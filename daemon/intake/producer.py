@@ -350,14 +350,14 @@ class Producer:
             allowance.take_key()
         try:
             position = self._ring.append(request.arrival_ns, arrival_ms, conditions, parts)
-        except RingFull:
+        except (RingFull, ValueError) as error:
             if allowance is not None:
                 allowance.give_key_back()
+            if isinstance(error, ValueError):
+                raise too_large(f"{error}; send smaller batches") from error
             if asked.disable_backpressure or self._queue_ms(request.head) is not None:
                 raise
             raise self.admission.ring_full() from None
-        except ValueError as error:
-            raise too_large(f"{error}; send smaller batches") from error
         if topic.tracker is not None:
             topic.tracker.published(position, payloads)
         body_bytes = len(request.body)

@@ -21,7 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.access.rights import Rights
+from daemon.access.allowance import Allowances
+from daemon.access.rights import Rights, of_everybody
 from daemon.access.token_file import Scope
 from daemon.http.application import QUEUED
 from daemon.http.head import Head, parse_head
@@ -40,7 +41,7 @@ from shards.boards.namecounts import TopicTally
 from shards.clock import monotonic_ns
 from shards.latency import Stage, counted
 from shards.layout import Layout
-from shards.ring import RingWriter
+from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
 from tests.daemon.http.front import Script
 from tests.daemon.http.memory_transport import connect
@@ -308,6 +309,37 @@ def test_what_is_held_back_is_compared_with_its_rights_again_before_it_is_publis
 
     with topics_in(tmp_path) as topics, closing(Intake(topics)) as intake:
         asyncio.run(go(intake, topics))
+
+
+@pytest.mark.parametrize(
+    ("why", "status"), [(RingFull(1, 0), 429), (ValueError("too large for the ring"), 413)]
+)
+def test_a_key_of_a_request_that_the_ring_refuses_is_given_back(
+    topics: TopicCache, monkeypatch: pytest.MonkeyPatch, why: Exception, status: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise why
+
+    with (
+        closing(Segment.create(Layout(1, RING_BYTES))) as segment,
+        closing(Intake(topics)) as intake,
+    ):
+        allowances = Allowances(segment, 0, {"dedupe_entries": 1 / 60})  # one a minute
+        head = intake.head(10, path="/v0/topics/t?idempotency_key=k")
+        head.rights = of_everybody(allowances)
+
+        def produce() -> None:
+            intake.producer.produce(intake.request(head, b"0123456789"), "t", 0)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RingWriter, "append", refuse)
+            with refused(status):
+                produce()
+        produce()
+        assert intake.publications == 1
+        with pytest.raises(ApiError, match="idempotency key"):
+            produce()
+        assert intake.publications == 1
 
 
 def test_the_first_request_in_each_millisecond_is_a_sample_of_publication(
