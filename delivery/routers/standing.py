@@ -51,7 +51,7 @@ class RouterStanding:
                 self.lag += left
                 first[partition] = position + 1
         self._moved.look(moved, now_ns)
-        if plan.paused or plan.barred:
+        if plan.paused:
             self._fronts.clear()
             self.stands = None
             return
@@ -59,8 +59,8 @@ class RouterStanding:
         def why(front: FirstUnfinished) -> Why:
             if plan.stopped:
                 return Why(f"waits forever: {plan.stopped}")
-            if gated or plan.held:
-                return Why(f"waits: {gated or plan.held}")
+            if held := plan.barred or gated or plan.held:
+                return Why(f"waits: {held}")
             if now_ns - self._held_ns < LOOK_NS + HOLD_NS:
                 return Why(f"waits: {self._held}")
             lane = plan.lanes[front.partition]

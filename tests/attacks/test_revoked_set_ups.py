@@ -31,7 +31,9 @@ class World:
         self.keeper = self.issue("keeper")
         self.options: dict[str, Any] = {
             "shards": 2, "token": self.keeper, **self.store,
-            "settings": {"auth_file": self.file.path, "push_allow": "127.0.0.1"},
+            "settings": {
+                "auth_file": self.file.path, "push_allow": "127.0.0.1", "standstill_after_ms": 1000,
+            },
         }  # fmt: skip
 
     def issue(self, name: str, *scopes: Scope) -> str:
@@ -71,6 +73,14 @@ class World:
         wait_until(
             lambda: daemon.get(PUSHED).json["held"].startswith(why), "the sender to say it waits"
         )
+
+    def stands(self, daemon: Daemon) -> set[str]:
+        """What stands still because of a token."""
+        return {
+            each["kind"]
+            for each in daemon.status()["standing"]
+            if "token revoked: 'leaving'" in each["message"]
+        }
 
     def delivered(self, daemon: Daemon) -> tuple[int, int]:
         return len(daemon.read_all("copies")), self.receiver.counts("t").events
@@ -130,6 +140,8 @@ def test_a_daemon_without_tokens_lets_it_go_on(tmp_path: Path) -> None:
             world.file.revoke("leaving")
             world.wait_held(daemon, "token revoked")
             daemon.produce("t", 1)
+            wait_until(lambda: world.stands(daemon) == {"router", "push"}, "an alarm for both")
+            assert "token revoked: 'leaving'" in daemon.alarm("stands_still")["message"]
             assert world.delivered(daemon) == (0, 0)
         options = {**world.options, "token": "", "settings": {"push_allow": "127.0.0.1"}}
         with running(world.data, **options) as daemon:

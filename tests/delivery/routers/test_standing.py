@@ -37,6 +37,14 @@ def test_a_hold_that_comes_and_goes_is_named_between_two_tries() -> None:
     assert stands(plan, standing, 9 * S + HOLD_NS + LOOK_NS) == f"record 0:1 {UNKNOWN}"
 
 
+def test_a_router_whose_token_is_gone_stands_and_says_so() -> None:
+    plan, standing = RouterPlan(1), RouterStanding()
+    plan.barred = "token revoked: 'leaver'"
+    plan.hold("the destination is full", S)
+    stands(plan, standing, S)
+    assert stands(plan, standing, 9 * S) == "record 0:1 waits: token revoked: 'leaver'"
+
+
 def test_a_router_that_is_paused_does_not_stand() -> None:
     plan, standing = RouterPlan(1), RouterStanding()
     plan.stopped = "its source was deleted"
