@@ -298,9 +298,9 @@ def test_a_reload_in_the_middle_of_a_handshake_does_not_disturb_it(own: Secured)
         assert engine.read().startswith(b"HTTP/1.1 200 ")
 
 
-def goes_on(answered: list[int], before: int, errors: list[object]) -> bool:
-    """Whether another request was answered, or nothing will be any more."""
-    return answered[1] > before or bool(errors)
+def read_again(daemon: Daemon, after: int) -> bool:
+    """Whether a pair was read since the log had this many lines."""
+    return any("the certificate was read again" in line for line in daemon.log[after:])
 
 
 @pytest.mark.parametrize(
@@ -309,51 +309,60 @@ def goes_on(answered: list[int], before: int, errors: list[object]) -> bool:
 def test_reloads_of_certificate_and_tokens_under_load_make_no_error(
     tmp_path: Path, reloads: int
 ) -> None:
+    """The supervisor reads each pair. A shard follows twice a second, with what is there then."""
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.issue("kept", list(Scope))[1]
-    settings = {"auth_file": tokens.path}
-    with secured(tmp_path, settings=settings) as own:
-        errors: list[object] = []
-        answered = [0, 0]
+    with secured(tmp_path, settings={"auth_file": tokens.path}) as own:
+        errors: list[Exception] = []
         ended = threading.Event()
+        shown = {b""}  # to who came
 
-        def load(number: int) -> None:
-            while not ended.is_set():
+        def load(requests: int) -> None:
+            while not (ended.is_set() or errors):
                 try:
                     with own.client() as client:
-                        for _ in range(1 if number else 50):
+                        for _ in range(requests):
                             made = asked(
                                 client, "POST", "/v0/topics/t", RECORD,
                                 authorization=f"Bearer {token}",
                             )  # fmt: skip
                             assert made.status == 200, made
-                            answered[number] += 1
+                        if requests == 1:
+                            assert isinstance(client.sock, ssl.SSLSocket)
+                            shown.add(client.sock.getpeercert(binary_form=True) or b"")
                 except Exception as error:
                     errors.append(error)
-                    return
 
-        threads = [threading.Thread(target=load, args=(number,)) for number in (0, 1)]
+        threads = [threading.Thread(target=load, args=(requests,)) for requests in (1, 50)]
         for thread in threads:
             thread.start()
+        pairs = [own.authority.pair() for _ in range(8)]
+        secret = ""
         try:
             for number in range(reloads):
-                own.authority.issue()
-                tokens.issue(f"other{number}", [Scope.READ])
+                certificate, key = pairs[number % len(pairs)]
+                told = len(own.daemon.log)
+                own.authority.show(certificate, key)
+                _, secret = tokens.issue(f"other{number}", [Scope.READ])
                 if number > 10:
                     tokens.revoke(f"other{number - 10}")
                 os.kill(own.daemon.process.pid, signal.SIGHUP)
-                wait_until(
-                    partial(goes_on, answered, answered[1], errors), "a request on a new line"
-                )
+                wait_until(partial(read_again, own.daemon, told), "the pair to be read")
+                assert not errors
+            first, end, _ = certificate.decode().partition(ssl.PEM_FOOTER)
+            last = ssl.PEM_cert_to_DER_cert(first + end)
+            shown.clear()
+            wait_until(lambda: last in shown or errors, "the last certificate")
+            bearer = f"Bearer {secret}"
+            wait_until(
+                lambda: own.ask("GET", "/v0/topics/t", authorization=bearer).status == 200,
+                "the last token",
+            )
         finally:
             ended.set()
             for thread in threads:
                 thread.join()
         assert not errors
-        # A signal between the two files finds no pair, and that is told; the next look finds one.
-        first, end, _ = own.authority.certificate.read_text().partition(ssl.PEM_FOOTER)
-        shown = ssl.PEM_cert_to_DER_cert(first + end)
-        wait_until(lambda: shown_by(own) == shown, "the last certificate")
 
 
 # -- clients with certificates -------------------------------------------------------------------

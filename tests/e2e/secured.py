@@ -39,7 +39,10 @@ class Authority:
 
     def issue(self, name: str = "localhost", **terms: Any) -> None:
         """Another certificate in the place of the one before."""
-        certificate, key = self.pair(name, **terms)
+        self.show(*self.pair(name, **terms))
+
+    def show(self, certificate: bytes, key: bytes) -> None:
+        """Puts a pair in the place of the one before."""
         replace(self.certificate, certificate)
         replace(self.key, key)
 
