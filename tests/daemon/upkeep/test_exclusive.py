@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +11,12 @@ import msgspec
 import pytest
 
 from compaction.access.ledger_access import NotBackedUp
-from daemon.upkeep.exclusive import EntryWriter
+from compaction.access.operations import NOW
+from daemon.config import Override, load
+from daemon.upkeep.exclusive import EntryWriter, Exclusive
 from daemon.upkeep.owner import LOCK_NAME, this_owner
-from ledger import epochs
+from ledger import epochs, topics
+from ledger.lake import runs
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
@@ -76,6 +81,36 @@ def test_each_entry_has_what_is_new_and_the_last_gives_the_store_back(place: Pla
     assert told[0].mark.epoch_floor == 2
     named = [entry.changes.rows.get("deletions", []) for entry in told if entry.changes]
     assert [[row[1] for row in rows] for rows in named] == [[], [orphan], []]
+
+
+def test_each_kind_of_change_has_a_line_in_the_audit_log(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.log"
+    config = load(None, {}, [Override("data_dir", str(tmp_path)), Override("audit_log", str(path))])
+
+    def lines() -> list[dict[str, object]]:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    access = Exclusive(place.ledger, config)
+    access.read(topics.page)
+    assert not path.exists(), "it changes nothing"
+    for topic in ("a", "b"):
+        access.write(orphans.name, [(key_of(lease(1, epoch=1)), topic)])
+    access.write(runs.begin, "a run", "a test", NOW)
+    told = lines()
+    assert [(line["event"], line["operation"]) for line in told] == [
+        ("command", "space.orphans.name"), ("command", "lake.runs.begin"),
+    ]  # fmt: skip
+    assert {(line["process"], line["user"]) for line in told} == {
+        (f"command {os.getpid()}", os.geteuid())
+    }
+    numbers = [line["n"] for line in told]
+    assert numbers[1] == numbers[0] + 1  # type: ignore[operator]
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    Exclusive(place.ledger, config).write(orphans.name, [(key_of(lease(1, epoch=1)), "c")])
+    assert lines() == told and "no line of command" in caplog.text
 
 
 def test_a_command_whose_log_another_start_sealed_gives_way_and_releases_nothing(
