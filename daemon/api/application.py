@@ -8,7 +8,7 @@ found once and kept with the head (daemon/http/head.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from msgspec import UNSET
 from daemon.access.access import Access
 from daemon.access.audit import AuditLog
 from daemon.access.rights import Rights
-from daemon.access.token_file import split_token
+from daemon.access.token_file import has_token
 from daemon.api.handlers.topics import Created
 from daemon.api.refusals import refusal_of
 from daemon.api.route import Handler, Handlers, Route
@@ -32,7 +32,7 @@ from daemon.http.response import JSON
 from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.producer import Producer
 from daemon.schemas.api import ProduceQuery
-from daemon.schemas.decoding import read_body, read_headers, read_query
+from daemon.schemas.decoding import read_body, read_headers, read_query, refuse_unknown
 from daemon.schemas.errors import ApiError
 from daemon.schemas.names import check_topic_name
 from delivery.reading.waiters import Waiters
@@ -113,9 +113,10 @@ class RouteTable:
                     bound = None
             if any(each.route.is_internal for each in methods.values()):
                 self._check_admin(head)
-            elif self._options and head.method == "OPTIONS":
-                (first, *_) = methods.values()
-                return Found(None, first.route, None, (), None, tuple(methods))
+            routes = [each.route for each in methods.values()] if bound is None else [bound.route]
+            _check_rights(rights, routes, pattern, values)
+            if self._options and head.method == "OPTIONS" and not routes[0].is_internal:
+                return Found(None, routes[0], None, (), None, tuple(methods))
             if bound is None:
                 raise ApiError(
                     405,
@@ -124,13 +125,13 @@ class RouteTable:
                     {"allow": list(methods)},
                 )
             route, handler, decoder = bound
-            if not route.is_open:
-                _check_rights(rights, route, pattern, values)
             if handler is None:
                 read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
                 return Found(values[0], route, None, (), None)
             changes = route.changes(values)
             if route.query is not None:
+                if route.streams:  # without a filter that is misspelled it would send everything
+                    refuse_unknown(head.query, route.query)
                 values = (*values, read_query(head.query, route.query, "field"))
             if route.headers is not None:
                 read = read_headers(head.headers, route.headers)
@@ -173,25 +174,38 @@ class RouteTable:
 
 
 def _refuse_token(head: Head) -> None:
-    """Raises ApiError 400 for a token in the URL, which logs and histories would show."""
-    for name, value in head.query.items():
-        if name.lower() in _TOKEN_PARAMETERS or split_token(value) is not None:
-            raise ApiError(
-                400,
-                "token_in_url",
-                f"the query parameter {name[:80]!r} has a token, which logs would show: send it as"
-                " `Authorization: Bearer TOKEN`, or for a stream send a ticket; revoke the token if"
-                " it was sent over a network",
-                {"parameter": name[:80]},
-            )
+    """Raises ApiError 400 for a token in the URL, which logs and histories would show, ours too."""
+    detail: dict[str, Any] = {}
+    if has_token(head.path):
+        where = "the path"
+    else:
+        for name, value in head.query.items():
+            if has_token(name):
+                where = "the name of a query parameter"
+                break
+            if name.lower() in _TOKEN_PARAMETERS or has_token(value):
+                where, detail = f"the query parameter {name[:80]!r}", {"parameter": name[:80]}
+                break
+        else:
+            return
+    raise ApiError(
+        400,
+        "token_in_url",
+        f"{where} has a token, which logs would show: send it as `Authorization: Bearer TOKEN`, or"
+        " for a stream send a ticket; revoke the token if it was sent over a network",
+        detail,
+    )
 
 
 def _check_rights(
-    rights: Rights, route: Route, pattern: tuple[str, ...], values: tuple[str, ...]
+    rights: Rights, routes: Sequence[Route], pattern: tuple[str, ...], values: tuple[str, ...]
 ) -> None:
-    """Raises ApiError 403 unless this route, and the topic of its path, are among the rights."""
-    rights.check_scope(*route.scopes)
-    if route.concerns_all_topics:
+    """Raises ApiError 403 unless one of these routes of a path, and its topic, are among the
+    rights."""
+    if any(route.is_open for route in routes):
+        return
+    rights.check_scope(*dict.fromkeys(scope for route in routes for scope in route.scopes))
+    if all(route.concerns_all_topics for route in routes):
         rights.check_all_topics()
     if "{topic}" in pattern:
         rights.check_topics(values[0])

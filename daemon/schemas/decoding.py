@@ -86,6 +86,18 @@ def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") 
         ) from error
 
 
+def refuse_unknown(query: dict[str, str], type_: type[Any]) -> None:
+    """Raises ApiError 400, whose detail names the ``field``, for a parameter that is not a field of
+    ``type_``."""
+    known = _fields(cast(Hashable, type_))
+    for name in query:
+        if name not in known:
+            shown = name[:_SHOWN_CHARACTERS_MAX]
+            raise invalid(
+                f"there is no query parameter {shown!r}; this takes {', '.join(known)}", field=shown
+            )
+
+
 def read_headers(headers: dict[str, str], type_: type[T]) -> T:
     """The headers that are fields of ``type_``, whose names may have any case; ``headers`` has
     lower-case names. Raises ApiError 400, whose detail names the header as ``header``."""

@@ -1,8 +1,9 @@
-"""The file of tokens as others leave it: missing, gone, or locked. Nothing else stands still."""
+"""The file of tokens as others leave it: missing, gone, locked, or an older one."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 import cli
 from compaction.access.http_calls import call, socket_address
 from daemon.access.token_file import Scope, TokenFile
-from tests.attacks.test_tokens import RECORDS, World, ended
+from tests.attacks.test_tokens import RECORDS, World
 from tests.e2e.daemon import Daemon, running, wait_until
 from uploader.stores.disk import locked
 
@@ -119,3 +120,52 @@ def test_a_shard_that_is_killed_while_the_file_is_damaged_goes_on_with_the_same_
             later.issue(f"later{number}", list(Scope))
         tokens["all"] = later.issue("all", list(Scope))[1]
         wait_until(lambda: not problems(), "the end of the alarm")
+
+
+def test_an_older_file_that_is_put_back_while_the_daemon_is_down_is_refused(
+    tmp_path: Path,
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    tokens = {name: file.issue(name, list(Scope))[1] for name in ("keeper", "leaver")}
+    older = file.path.read_bytes()
+    options: Any = {"settings": {"auth_file": file.path}}
+    with running(tmp_path / "data", **options) as daemon:
+        world = World(daemon, file, tokens)
+        file.revoke("leaver")
+        wait_until(lambda: world.ask("GET", "/v0/topics", "leaver").status == 401, "its end")
+        kept = tmp_path / "data" / "tokens-read.json"
+        wait_until(lambda: json.loads(kept.read_bytes())["generation"] == 3, "it to be remembered")
+        daemon.kill_everything()
+    newest = file.path.read_bytes()
+    file.path.write_bytes(older)
+    refused = ended(Daemon(tmp_path / "data", **options), 1)
+    assert "has the generation 2, and 3 was read before" in refused and str(kept) in refused
+    file.path.write_bytes(newest)
+    with running(tmp_path / "data", **options) as daemon:
+        assert World(daemon, file, tokens).ask("GET", "/v0/topics", "leaver").status == 401
+
+
+def test_an_open_daemon_says_so_as_long_as_it_is(tmp_path: Path) -> None:
+    with running(tmp_path / "data", settings={"insecure_open": "true"}) as daemon:
+        alarm = daemon.alarm("insecure_open")
+        assert not alarm["not_ready"]
+        assert "whoever reaches the daemon may do everything" in alarm["message"]
+        assert (
+            'headgate_alarm_active{alarm="insecure_open"} 1' in daemon.get("/metrics").body.decode()
+        )
+        assert "insecure_open is on: whoever reaches" in daemon.text
+
+
+def ended(daemon: Daemon, code: int) -> str:
+    """The log of a daemon that does not start."""
+    daemon.start()
+    assert daemon.process.wait() == code
+    daemon._reader.join()
+    assert daemon.process.stderr is not None
+    daemon.process.stderr.close()
+    return daemon.text
+
+
+def test_a_port_that_others_reach_is_not_opened_without_tokens(tmp_path: Path) -> None:
+    text = ended(Daemon(tmp_path / "data", listen="0.0.0.0:0"), 2)
+    assert "without an auth_file" in text and "insecure_open = true" in text

@@ -36,6 +36,8 @@ BODIES = {
     "/v0/plans": b'{"topics":["secrets"]}',
     "/v0/tickets": b'{"target":"/v0/topics/secrets/watch"}',
 }
+# That no route of a path may have. OPTIONS is answered where there are ``cors_origins``.
+OTHER_METHODS = ("HEAD", "OPTIONS", "PATCH")
 CLOSED = [route for route in ROUTES if not route.is_open]
 NAMES = [f"{route.method} {route.path}" for route in CLOSED]
 
@@ -100,7 +102,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     file.revoke("gone")
     long_ago = TokenFile(file.path, lambda: 1_700_000_000_000)
     tokens["expired"] = long_ago.issue("old", list(Scope), expires_in=timedelta(days=1))[1]
-    settings = {"auth_file": file.path, "admin_over_tcp": "true"}
+    settings = {
+        "auth_file": file.path, "admin_over_tcp": "true", "cors_origins": "https://page.example",
+    }  # fmt: skip
     with running(tmp_path_factory.mktemp("data"), settings=settings) as daemon:
         made = World(daemon, file, tokens)
         made.good("POST", "/v0/topics/secrets", RECORDS)
@@ -142,9 +146,12 @@ def test_no_route_does_anything_without_a_token_that_allows_it(world: World, rou
         for scope in set(Scope) - set(route.scopes):
             answer = world.ask(route.method, spelled, scope, body=body)
             assert (answer.status, answer.code) == (403, "forbidden"), (spelled, scope)
-    for method in ("HEAD", "OPTIONS"):
-        answer = world.ask(method, target, None)
-        assert answer.status == 401, (method, answer)
+    useful = {scope for each in ROUTES if each.path == route.path for scope in each.scopes}
+    for method in OTHER_METHODS:
+        for token in (None, wrong, "revoked", "expired"):
+            assert world.ask(method, target, token).status == 401, (method, token)
+        for scope in set(Scope) - useful:
+            assert world.ask(method, target, scope).status == 403, (method, scope)
     for field in ("Authorization: Bearer x", f"Authorization: Bearer {world.tokens['all']}"):
         answer = world.ask(route.method, target, "all", field, body=body)
         assert answer.status == 400, "two tokens"
@@ -166,6 +173,11 @@ def test_a_token_of_other_topics_learns_nothing_of_a_topic_not_even_that_it_exis
     missing = world.ask(route.method, target.replace("secrets", "nothing"), "elsewhere", body=body)
     assert (there.status, there.code) == (403, "forbidden")
     assert there.body == missing.body.replace(b"nothing", b"secrets")
+    if all(each in OF_A_TOPIC for each in CLOSED if each.path == route.path):
+        for method in OTHER_METHODS:
+            for name in ("secrets", "nothing"):
+                answer = world.ask(method, target.replace("secrets", name), "elsewhere")
+                assert answer.status == 403, (method, name)
     assert world.state() == before
 
 
@@ -300,6 +312,14 @@ def test_a_token_in_a_url_is_refused_by_name_and_not_shown(world: World) -> None
                 answer = world.ask("GET", f"{path}?{name}={token}", sent)
                 assert (answer.status, answer.code) == (400, "token_in_url"), (name, path)
                 assert token not in answer.body.decode()
+    for path in (f"/v0/topics/{token}", f"/v0/topics/mine/diff/x{token}.y", f"/{token}",
+                 f"/v0/topics/{token.replace('_', '%5f')}", f"/livez?{token}=1"):  # fmt: skip
+        for method, body in (("PUT", b""), ("POST", RECORDS), ("GET", b"")):
+            for sent in ("all", "elsewhere", None):
+                answer = world.ask(method, path, sent, body=body)
+                assert (answer.status, answer.code) == (400, "token_in_url"), (method, path)
+                assert token not in answer.body.decode()
+    assert token not in world.daemon.text
     for user in (f"x:{token}", token):
         answer = world.ask("GET", f"http://{user}@127.0.0.1/v0/status", "all")
         assert (answer.status, answer.code) == (400, "bad_request")
@@ -540,52 +560,3 @@ def test_a_revoked_token_gets_and_stores_nothing_more(tmp_path: Path, shards: in
         world.good("POST", "/v0/topics/t", RECORDS, token="keeper")
         for topic, count in (("t", 1), ("u", stored)):
             assert world.ask("POST", f"/v0/topics/{topic}/diff", "keeper").json["head_seq"] == count
-
-
-def test_an_older_file_that_is_put_back_while_the_daemon_is_down_is_refused(
-    tmp_path: Path,
-) -> None:
-    file = TokenFile(tmp_path / "tokens.json")
-    tokens = {name: file.issue(name, list(Scope))[1] for name in ("keeper", "leaver")}
-    older = file.path.read_bytes()
-    options: Any = {"settings": {"auth_file": file.path}}
-    with running(tmp_path / "data", **options) as daemon:
-        world = World(daemon, file, tokens)
-        file.revoke("leaver")
-        wait_until(lambda: world.ask("GET", "/v0/topics", "leaver").status == 401, "its end")
-        kept = tmp_path / "data" / "tokens-read.json"
-        wait_until(lambda: json.loads(kept.read_bytes())["generation"] == 3, "it to be remembered")
-        daemon.kill_everything()
-    newest = file.path.read_bytes()
-    file.path.write_bytes(older)
-    refused = ended(Daemon(tmp_path / "data", **options), 1)
-    assert "has the generation 2, and 3 was read before" in refused and str(kept) in refused
-    file.path.write_bytes(newest)
-    with running(tmp_path / "data", **options) as daemon:
-        assert World(daemon, file, tokens).ask("GET", "/v0/topics", "leaver").status == 401
-
-
-def test_an_open_daemon_says_so_as_long_as_it_is(tmp_path: Path) -> None:
-    with running(tmp_path / "data", settings={"insecure_open": "true"}) as daemon:
-        alarm = daemon.alarm("insecure_open")
-        assert not alarm["not_ready"]
-        assert "whoever reaches the daemon may do everything" in alarm["message"]
-        assert (
-            'headgate_alarm_active{alarm="insecure_open"} 1' in daemon.get("/metrics").body.decode()
-        )
-        assert "insecure_open is on: whoever reaches" in daemon.text
-
-
-def ended(daemon: Daemon, code: int) -> str:
-    """The log of a daemon that does not start."""
-    daemon.start()
-    assert daemon.process.wait() == code
-    daemon._reader.join()
-    assert daemon.process.stderr is not None
-    daemon.process.stderr.close()
-    return daemon.text
-
-
-def test_a_port_that_others_reach_is_not_opened_without_tokens(tmp_path: Path) -> None:
-    text = ended(Daemon(tmp_path / "data", listen="0.0.0.0:0"), 2)
-    assert "without an auth_file" in text and "insecure_open = true" in text
