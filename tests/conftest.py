@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("headgate")
 # Ends a hang of a test that takes long. On a busy machine a job of Spark alone takes a minute, and
 # a property that fails is made small first.
 LONG_TIMEOUT_S = 600
+ID_PART_CHARACTERS_MAX = 80
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +40,17 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeakCheck(), "leak-check")
     gc.disable()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Short ids for long values. pytest sets the id of the test that runs as a variable of its
+    environment, and Linux starts no process with one of 128 KiB: a daemon that such a test was the
+    first to need was not started, and all tests that share it failed."""
+    if isinstance(val, str | bytes) and len(val) > ID_PART_CHARACTERS_MAX:
+        begin = val[:ID_PART_CHARACTERS_MAX]
+        text = begin if isinstance(begin, str) else begin.decode("latin-1")
+        return f"{text.encode('unicode_escape').decode()}...{len(val)}"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
