@@ -13,7 +13,7 @@ import pytest
 
 from shards.clock import wall_ms
 from tests.e2e.daemon import ROOT, running
-from tests.e2e.lake import diff_rows, produce_some, table_rows
+from tests.e2e.lake import DAY_MS, diff_rows, produce_some, table_rows
 from tests.e2e.orphans import Place
 from tests.e2e.test_compact import JOB_S, locations
 
@@ -45,7 +45,8 @@ def test_files_are_merged_once_they_reach_the_target_together(data: Path) -> Non
     rng = random.Random(1)
     settings = {"gc_grace_ms": 0, "snapshot_keep_ms": 0}
     place = Place(data, {"settings": settings})
-    now_ms = wall_ms()
+    # Noon of yesterday: late in a day, the oldest of the days would have one file, of few records.
+    now_ms = wall_ms() // DAY_MS * DAY_MS - DAY_MS // 2
     with running(data, settings=settings) as daemon:
         assert daemon.json("PUT", "/v0/topics/orders", {"partitions": 3}).status == 201
         for _ in range(3):
