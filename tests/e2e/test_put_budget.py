@@ -71,8 +71,8 @@ def test_the_bill_is_what_an_s3_store_was_asked_for(data: Path, bucket: Bucket) 
             put_class = (found["puts"] + found["lists"]) * 5e-6
             assert found["usd"] == pytest.approx(put_class + found["gets"] * 4e-7)
             assert found["usd_per_gib"] is None, "too little is acknowledged to say"
-            # Lone uploaders repeat nothing.
-            assert found["single_stream"]["puts"] < found["puts"]
+            # While all are one group, what they put is what one stream puts, repeats included.
+            assert found["single_stream"]["puts"] <= found["puts"]
 
 
 @pytest.mark.slow
