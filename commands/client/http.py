@@ -11,6 +11,9 @@ DELETE, a produce with an idempotency key).
 *Patience* is how long a call is repeated. It counts the time of the attempts and the time between
 them. After NOTICE_MS the caller is told what the call waits for. A Client belongs to one thread;
 after a failed connection the next attempt opens another.
+
+Errors of the daemon say what to do with a method and a path, which is right for whoever has sent
+one; here they name the command instead.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import http.client
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -27,12 +31,35 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from commands.client.routes import in_commands
 from commands.output import duration_text
 from compaction.access.authorities import trusting
 from compaction.access.bearer import bearer
 from daemon.schemas.api import ErrorAnswer
 from shards.clock import monotonic_ns
+
+_NAME = r"([^\s/,;)]+)"
+_COMMANDS = [
+    (re.compile(route), command)
+    for route, command in (
+        (r"GET /v0/status", "`headgate status`"),
+        (
+            rf"PUT /v0/topics/{_NAME}/subscriptions/{_NAME}",
+            r"`headgate subscriptions create \1 \2`",
+        ),
+        (rf"PUT /v0/topics/{_NAME}(?!/)", r"`headgate topics create \1`"),
+        (rf"PUT /v0/cursors/{_NAME}", r"`headgate cursors create \1`"),
+        (r"GET \.\.\./keys", "`headgate subscriptions keys`"),
+        (r"POST /v0/watch", "`headgate watch`"),
+    )
+]
+
+
+def in_commands(message: str) -> str:
+    """The message of an error, for who has called a command."""
+    for route, command in _COMMANDS:
+        message = route.sub(command, message)
+    return message
+
 
 NOTICE_MS = 2_000  # a terminal that stays silent for longer looks stuck
 TIMEOUT_MIN_S = 0.1  # of the last attempt, when little patience is left

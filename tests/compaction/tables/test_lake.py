@@ -7,7 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from compaction.tables.commit import TableCommit, commit_table, commit_tables, switch_of
+from compaction.tables.commit import (
+    OneLookTransaction,
+    TableCommit,
+    commit_table,
+    commit_tables,
+    switch_of,
+)
 from compaction.tables.errors import (
     ForeignTable,
     LakeError,
@@ -19,7 +25,6 @@ from compaction.tables.errors import (
 )
 from compaction.tables.lake import UNUSABLE_MAX, Lake
 from compaction.tables.prepare import prepare_tables
-from compaction.tables.transaction import OneLookTransaction
 from ledger.lake.types import Hole
 from ledger.table_names import TABLE_NAME_MAX
 from tests.compaction.lakes import (
