@@ -31,7 +31,11 @@ T = TypeVar("T")
 
 
 class CursorNotCached(Exception):
-    """The cursor must be loaded before a request that advances it is published."""
+    """The cursor of ``asked`` must be loaded before a request that advances it is published."""
+
+    def __init__(self, asked: AdvanceRequest) -> None:
+        super().__init__(asked)
+        self.asked = asked
 
 
 class CursorCache:
@@ -54,7 +58,7 @@ class CursorCache:
             self._version = version
         place = self._places.get((asked.cursor, asked.partition))
         if place is None:
-            raise CursorNotCached
+            raise CursorNotCached(asked)
         return Advance(
             place.cursor_id, asked.partition, asked.expected, asked.next,
             False, asked.cursor, place.set_change, place.set_seq,

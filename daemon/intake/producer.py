@@ -225,10 +225,8 @@ class Producer:
                 else:
                     await self._publish_capped(request, topic, topic.tracker)
                 return
-            except CursorNotCached:
-                asked = self._parse(request, wall_ms(), topic.topic.config).advance
-                assert asked is not None
-                await self._cursors.load(asked)  # again, if cursors change meanwhile
+            except CursorNotCached as missing:
+                await self._cursors.load(missing.asked)  # again, if cursors change meanwhile
             except RingFull:
                 await asyncio.sleep(RING_LOOK_S)
 
