@@ -22,8 +22,8 @@ from daemon.http.limits import HttpLimits
 from daemon.http.places import ConnectionPlaces
 from daemon.http.request import Sender
 from daemon.http.stream import Streams
+from daemon.http.timeouts import Wheel
 from daemon.http.unsent import Unsent
-from daemon.http.wheel import Wheel
 from daemon.schemas.errors import ApiError
 from daemon.tls.certificate import CheckedPair
 from daemon.tls.transport import Tls, TlsTransport

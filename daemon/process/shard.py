@@ -30,7 +30,7 @@ import uvloop
 from daemon.access.access import Access, read_before
 from daemon.access.allowance import Allowances
 from daemon.governor.board import pressure_of
-from daemon.governor.freed_memory import FreedMemory, be_killed_first
+from daemon.governor.memory import FreedMemory, be_killed_first
 from daemon.governor.shard_sensors import ShardSensors
 from daemon.intake.drained import is_drained
 from daemon.intake.pending import ExpiredRequests

@@ -4,10 +4,9 @@ Pure: bytes in, values or an ApiError out. docs/http-api.md says what a body may
 docs/producers.md what agents send, and ``uploader/l0/records.py`` how a payload is laid out.
 """
 
-from daemon.intake.formats.body_key import body_key
 from daemon.intake.formats.compression import decompress
 from daemon.intake.formats.limits import BodyLimits
-from daemon.intake.formats.parse import parse
+from daemon.intake.formats.parse import body_key, parse
 from daemon.intake.formats.payloads import Payload, Produce, payloads
 
 __all__ = ["BodyLimits", "Payload", "Produce", "body_key", "decompress", "parse", "payloads"]

@@ -1,15 +1,27 @@
-"""The memory sensor: a limit of the kernel, or else the machine."""
+"""The memory sensor: a limit of the kernel, or else the machine; and freed memory
+goes back to the kernel while memory is short."""
 
 from __future__ import annotations
 
 import math
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from daemon.governor.cgroup import CgroupMemory
-from daemon.governor.memory import MachineMemory, MemorySensor, allocated_bytes, machine_memory
+from daemon.governor.memory import (
+    EVERY_NS,
+    KILLED_FIRST,
+    PRESSURE_MIN,
+    FreedMemory,
+    MachineMemory,
+    MemorySensor,
+    allocated_bytes,
+    be_killed_first,
+    machine_memory,
+)
 from tests.daemon.governor.cgroups import MIB, FakeMachine
 
 
@@ -79,3 +91,42 @@ def test_shared_pages_and_files_are_not_allocated_by_the_process(tmp_path: Path)
     statm = tmp_path / "statm"
     statm.write_text("10000 3000 1000 5 0 2500 0\n")
     assert allocated_bytes(statm) == 2000 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_it_is_given_back_once_a_second_and_only_under_pressure() -> None:
+    asked: list[int] = []
+    pressure = [0.0]
+
+    def trim(keep_bytes: int) -> int:
+        asked.append(keep_bytes)
+        return 1
+
+    freed = FreedMemory(lambda: pressure[0], trim)
+    freed.look(1)
+    assert not asked
+    pressure[0] = PRESSURE_MIN
+    for now_ns in (2, 3, EVERY_NS, EVERY_NS + 2, EVERY_NS + 3):
+        freed.look(now_ns)
+    assert asked == [0, 0]
+
+
+def test_a_process_that_is_to_be_killed_earlier_stays_so(tmp_path: Path) -> None:
+    adjustment = tmp_path / "oom_score_adj"
+    for before, after in ((0, KILLED_FIRST), (-900, KILLED_FIRST), (1000, 1000)):
+        adjustment.write_text(f"{before}\n")
+        be_killed_first(adjustment)
+        assert int(adjustment.read_text()) == after
+    be_killed_first(tmp_path / "no such file")
+
+
+def test_what_bodies_took_is_not_kept() -> None:
+    rng = random.Random(1)
+    before = allocated_bytes()
+    for _ in range(10):  # of all sizes, with small pieces in between that stay
+        bodies = [bytes(rng.randrange(200_000, MIB)) for _ in range(60)]
+        kept = [bytes(3000) for _ in range(100)]
+        del bodies
+    grown = allocated_bytes() - before
+    FreedMemory(lambda: 1.0).look(1)
+    assert allocated_bytes() - before < max(grown // 2, 4 * MIB)
+    assert kept

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from daemon.governor.costs.counterfactual import LoneUploader
+from daemon.governor.costs.bill import LoneUploader
 from daemon.governor.costs.put_budget import BudgetTerms
 from daemon.simulation.load import LoadCurve, LoadPiece, constant
 from daemon.simulation.model import (
