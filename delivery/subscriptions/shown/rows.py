@@ -3,13 +3,21 @@
 A row is written at a heartbeat if it may have changed, few at a time; all are due once a second,
 because ages grow. One that another subscription has written over is written again. What a
 subscription stands still at is looked for once a second, since that looks at all its partitions.
+
+How long ago the oldest unfinished record was stored:
+
+    the first unfinished offset of each partition -> when its object was made, from the ledger, for
+    all offsets of the extent -> remembered until the partition has passed that extent
+
+WANTED_MAX offsets are looked up at a time, about 20 us each in the ledger's thread; those of other
+partitions follow with the next look. What is remembered is one entry per partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
@@ -18,9 +26,10 @@ from delivery.standstill import LOOK_NS, Standstill
 from delivery.subscriptions.requests import TryPush
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.shown.inspection import row_of
-from delivery.subscriptions.shown.record_ages import RecordAges
 from delivery.subscriptions.shown.standing import SenderRows, SubscriptionStanding
+from ledger import reads
 from ledger.delivery.subscriptions import Subscription
+from ledger.errors import LedgerError
 from shards.boards.pushboard import PushSenderRow
 from shards.boards.rowboard import Board, SubscriptionRow
 
@@ -124,3 +133,63 @@ class OwnedRows:
         self._told.pop(subscription.subscription_id, None)
         self.ages.forget(subscription.subscription_id)
         self._board.free(subscription.slot, subscription.subscription_id)
+
+
+WANTED_MAX = 256
+
+
+class _Stored(NamedTuple):
+    ms: int
+    last_offset: int
+
+
+class RecordAges:
+    """The ages of a shard's records that subscriptions have not finished."""
+
+    def __init__(self, ledger: LedgerThread) -> None:
+        self._ledger = ledger
+        self._stored: dict[int, dict[int, _Stored]] = {}  # by subscription and partition
+        self._is_loading = False
+        self._wanted: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ``load`` has something to do that it does not do yet."""
+        return bool(self._wanted) and not self._is_loading
+
+    def oldest_ms(
+        self, subscription_id: int, topic_id: int, first: Mapping[int, int], wall_ms: int
+    ) -> int:
+        """The age of the oldest record; ``first`` has the first unfinished offset of each partition
+        that has one. 0: there is none, or it is not known yet."""
+        known = self._stored.get(subscription_id, {})
+        kept: dict[int, _Stored] = {}
+        for partition, offset in first.items():
+            stored = known.get(partition)
+            if stored is not None and offset <= stored.last_offset:
+                kept[partition] = stored
+            elif len(self._wanted) < WANTED_MAX:
+                self._wanted[subscription_id, partition] = topic_id, partition, offset
+        if kept:
+            self._stored[subscription_id] = kept
+        else:
+            self._stored.pop(subscription_id, None)
+        return max(0, wall_ms - min((stored.ms for stored in kept.values()), default=wall_ms))
+
+    def forget(self, subscription_id: int) -> None:
+        """A subscription ends."""
+        self._stored.pop(subscription_id, None)
+
+    async def load(self) -> None:
+        """Looks up what is wanted. What cannot be read is wanted again."""
+        wanted, self._wanted = self._wanted, {}
+        self._is_loading = True
+        try:
+            found = await self._ledger.read(reads.stored, [*wanted.values()])
+        except LedgerError:
+            return
+        finally:
+            self._is_loading = False
+        for (subscription_id, partition), stored in zip(wanted, found, strict=True):
+            if stored is not None:
+                self._stored.setdefault(subscription_id, {})[partition] = _Stored(*stored)

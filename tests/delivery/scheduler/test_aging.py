@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.scheduler.wheel import SLOTS, TickWheel
+from delivery.scheduler.aging import SLOTS, TickWheel
 
 STEPS = st.lists(
     st.one_of(
