@@ -10,12 +10,15 @@ What holds, in this order:
 - ``earliest_seq`` never falls.
 - ``cap_records`` keeps exactly the newest N records.
 - ``cap_bytes`` and ``ttl_ms`` evict only what is completely outside the limit: steps from the
-oldest on, up to the first that must stay. So at most one step more is kept than the limit says (a
-little more if Parquet files of two days overlap in offsets). - Time is the records' own: a step is
-old if its greatest timestamp is, and those of all steps before it. A record from the future holds
-back everything after it until its time has come.
+  oldest on, up to the first that must stay. So at most one step more is kept than the limit says (a
+  little more if Parquet files of two days overlap in offsets).
+- Time is the records' own: a step is old if its greatest timestamp is, and those of all steps
+  before it. A record from the future holds back everything after it until its time has come.
 
-What subscriptions hold back stays meanwhile (``held.py``).
+A topic may ask that what subscriptions hold back stays: ``retain_for_subscriptions`` is a number of
+bytes. As long as a partition has no more than this, a cap or the time to live evicts nothing of it
+that a reliable subscription has not finished with. Beyond it the oldest records go, finished or
+not: a subscription without consumers fills no store. A trim holds for everybody.
 
 Gaps have no records and are never counted. A hole is counted until it is evicted: its records have
 offsets. ``bytes`` of a partition are those of the steps that hold a readable offset.
@@ -29,16 +32,16 @@ few row updates, however much is evicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from ledger import reads, topics
+from ledger import cursors, reads, topics
+from ledger.delivery import subscriptions
 from ledger.errors import PartitionMissing, TopicMissing, TrimBeyondHead
 from ledger.lake.types import Evicted
-from ledger.space import held
 from ledger.tx import ReadTx, Transactions, WriteTx
 from ledger.types import PartitionState, Topic, TopicConfig
 
@@ -191,7 +194,7 @@ def due_evictions(tx: ReadTx, topic: Topic, now_ms: int | None) -> DueEvictions:
     older_than_ms = None
     if now_ms is not None and limits.ttl_ms is not None:
         older_than_ms = now_ms - limits.ttl_ms
-    kept = held.of_topic(tx, topic.topic_id, topic.config.retain_for_subscriptions)
+    kept = held_of(tx, topic.topic_id, topic.config.retain_for_subscriptions)
     views = [_View(*columns) for columns in tx.execute(_VIEW_SQL, (topic.topic_id,))]
     for view in views:
         if kept is not None and kept.nothing_goes(view.partition, view.earliest_seq, view.bytes):
@@ -393,3 +396,49 @@ def changed_topics(tx: ReadTx, after: tuple[int, int], limit: int = 1_000) -> li
         " ORDER BY changed, topic_id LIMIT ?",
         (*after, limit),
     ).fetchall()
+
+
+class HeldPartitions(Struct, frozen=True):
+    """The first offset of each partition that some subscription has not finished with, and up to
+    how many bytes it is held."""
+
+    unfinished_from: dict[int, int]
+    bytes_max: int
+
+    def nothing_goes(self, partition: int, earliest_seq: int, bytes_held: int) -> bool:
+        """Whether a partition can be left alone, whatever its limits are."""
+        first = self.unfinished_from.get(partition)
+        return first is not None and first <= earliest_seq and bytes_held <= self.bytes_max
+
+    def lowered(
+        self, partition: int, target: int, bytes_held: int, kept_from: Callable[[int], int]
+    ) -> int:
+        """The offset up to which a partition is evicted when its limits say ``target``.
+
+        ``kept_from`` gives the offset from which on all stays if this many bytes are too many.
+        """
+        first = self.unfinished_from.get(partition)
+        if first is None or first >= target:
+            return target
+        spare = bytes_held - self.bytes_max
+        return min(target, max(first, kept_from(spare) if spare > 0 else 1))
+
+
+def held_of(tx: ReadTx, topic_id: int, bytes_max: int | None) -> HeldPartitions | None:
+    """What is held of a topic with this setting; None: nothing."""
+    if bytes_max is None:
+        return None
+    reliable = [each for each in subscriptions.page(tx, topic_id) if each.config.reliable]
+    if not reliable:
+        return None
+    partitions = [state.partition for state in reads.partition_states(tx, topic_id)]
+    floors = [
+        {at.partition: at.seq for at in cursors.positions(tx, each.cursor_id)} for each in reliable
+    ]
+    return HeldPartitions(_lowest(partitions, floors), bytes_max)
+
+
+def _lowest(partitions: Iterable[int], floors: list[dict[int, int]]) -> dict[int, int]:
+    return {
+        partition: 1 + min(each.get(partition, 0) for each in floors) for partition in partitions
+    }
