@@ -5,8 +5,7 @@ counts little.
 
 ``mark``: a commit makes an entry ready. ``fresh``, ``aging``: a turn with nothing to do (take and
 finish) while N entries are ready. Fresh ones wait less than a tick; aging ones wait for
-seconds, at 30 us a turn, so that most cross bands before their turn. ``fifo``: the same with the
-simple ready set.
+seconds, at 30 us a turn, so that most cross bands before their turn.
 
 ``rows``: one heartbeat of a shard with 1,024 watched topics; reading one topic's rows and those
 of a page of 100 topics, with 64 shards and 10,000 watched topics.
@@ -19,7 +18,6 @@ import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
-from delivery.fifo import FifoReadySet
 from delivery.ready import EntryView, Kind, PriorityInputs, ReadySet
 from delivery.scheduler.scheduler import BandedReadySet
 from shards.boards.topicrows import TopicRows, TopicRowsReader
@@ -64,13 +62,12 @@ def median(measure: Callable[[], tuple[float, ...]]) -> list[float]:
 def print_turns() -> None:
     """The table of ready sets."""
     print("CPU in us\n")
-    names = ("ready", "mark", "fresh", "aging", "fifo")
+    names = ("ready", "mark", "fresh", "aging")
     print(" | ".join(f"{name:>8}" for name in names))
     for count in READY:
         mark, fresh = median(lambda: turns_of(BandedReadySet(), count, 30))  # noqa: B023
         _, aging = median(lambda: turns_of(BandedReadySet(), count, 30_000))  # noqa: B023
-        _, fifo = median(lambda: turns_of(FifoReadySet(), count, 30))  # noqa: B023
-        figures = (mark, fresh, aging, fifo)
+        figures = (mark, fresh, aging)
         print(" | ".join([f"{count:>8}", *(f"{figure:>8.2f}" for figure in figures)]))
 
 

@@ -6,8 +6,7 @@ ready set gives it out, the dispatcher has it served and says what it cost and w
 
     mark -> take -> finish(more) -> (the end of its queue) -> take -> finish(no more) -> gone
 
-``fifo.py`` is the simple ready set, ``scheduler/`` the one with bands. Both decide only when work
-is done, never what.
+``scheduler/`` is the ready set. It decides only when work is done, never what.
 """
 
 from __future__ import annotations
@@ -54,10 +53,9 @@ class Turn(NamedTuple):
 
 
 class EntryView(NamedTuple):
-    """An entry that waits, as ``status`` shows it. ``band`` is where its next turn comes from, None
-    if there are no bands."""
+    """An entry that waits, as ``status`` shows it. ``band`` is where its next turn comes from."""
 
-    band: int | None
+    band: int
     enqueued_ns: int
     deferred: bool
 
@@ -90,8 +88,7 @@ class ReadySet(Protocol):
         like a new overload, and bring the next deferral."""
 
     def depths(self) -> list[int]:
-        """How many entries are ready in each band, deferred ones too; without bands, all in
-        the lowest."""
+        """How many entries are ready in each band, deferred ones too."""
 
     def deferred(self) -> int:
         """How many entries are deferred."""

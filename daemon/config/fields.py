@@ -119,7 +119,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_client_ca: str | None
     audit_log: str | None
     trusted_proxies: tuple[str, ...]
-    scheduler: str
     governor: str
     pressure_weights: dict[str, float]
     gate_pause_above: float
@@ -149,13 +148,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tls_host(self) -> str:
-        """Of ``tls_listen``, which is set."""
+        """The host of ``tls_listen``, which is set."""
         assert self.tls_listen is not None
         return self.tls_listen.rpartition(":")[0].strip("[]")
 
     @property
     def tls_port(self) -> int:
-        """Of ``tls_listen``, which is set."""
+        """The port of ``tls_listen``, which is set."""
         assert self.tls_listen is not None
         return int(self.tls_listen.rpartition(":")[2])
 
@@ -399,9 +398,6 @@ FIELDS: tuple[Field, ...] = (
     Field("trusted_proxies", NETWORKS, (), "",
           "addresses and networks of proxies whose `X-Forwarded-For` the audit log believes; in the"
           " environment, with commas"),
-    Field("scheduler", one_of("on", "off"), "on", "",
-          "`on` serves topics by priority and age; `off` in the order of their commits. Records and"
-          " offsets are the same"),
     Field("governor", one_of("on", "off"), "on", "",
           "`on` makes the daemon slower under pressure, in steps, before it refuses anything; `off`"
           " keeps the shortest commit window and delays no push. A full ring or disk refuses"
@@ -456,6 +452,6 @@ KEYS: tuple[str, ...] = tuple(field.name for field in FIELDS)
 FIXED = {
     "push_speedup_tolerance": "0.01", "push_tolerance": "0.05", "push_convergence_factor": "0.2",
     "push_busy_tolerance": "0.1", "push_share_min_per_minute": "1", "push_change_min_percent": "1",
-    "push_use_change_min_percent": "9",
+    "push_use_change_min_percent": "9", "scheduler": "on",
 }  # fmt: skip
 BY_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}

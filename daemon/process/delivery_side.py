@@ -23,7 +23,6 @@ from daemon.process.write_side import WriteSide
 from delivery.changes import ChangesFound, DeliveryChanges, FollowedChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher, Served
-from delivery.fifo import FifoReadySet
 from delivery.ledger_thread import LedgerThread
 from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
@@ -43,7 +42,7 @@ from delivery.reading.objects import L0Reader
 from delivery.reading.partition import PartitionReader
 from delivery.reading.stored import StoredReader
 from delivery.reading.tail import TailReader
-from delivery.ready import Kind, ReadySet, Turn
+from delivery.ready import Kind, Turn
 from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
 from delivery.scheduler.recency import Recency
 from delivery.scheduler.scheduler import BandedReadySet
@@ -110,7 +109,7 @@ class DeliverySide:
         self._shard_at = opened.base
         self._lags = int(self._words[opened.base + at.S_LAGS])  # of watchers of predecessors
         self._latencies = LatencyHistogram(segment, shard, Stage.DELIVERED)
-        self._ready: ReadySet = BandedReadySet() if config.scheduler == "on" else FifoReadySet()
+        self._ready = BandedReadySet()
         self.dispatcher = Dispatcher(
             self._ready, self.priorities.inputs, monotonic_ns,
             LatencyHistogram(segment, shard, Stage.DISPATCHED).observe,

@@ -21,8 +21,8 @@ SETS_PER_CALL = TOPIC_SETS // 8
 
 
 class TopicActivity(NamedTuple):
-    """Of a topic, over all shards: its watchers, those of them that have lagged, and the push that
-    has waited longest, if any: its band, and since when."""
+    """Watchers of a topic on all shards, how many of them have lagged, and of the push that has
+    waited longest, if there is one, its band and since when it waits."""
 
     watchers: int = 0
     lagged: int = 0
@@ -34,10 +34,10 @@ UNWATCHED = TopicActivity()
 
 
 class ReadyPush(Protocol):
-    """The push of a topic that is ready: its band, if it has one, and since when it waits."""
+    """The push of a topic that is ready: its band, and since when it waits."""
 
     @property
-    def band(self) -> int | None:
+    def band(self) -> int:
         """Its band."""
 
     @property
@@ -87,7 +87,7 @@ class TopicRows:
                 topic_id = words[row + at.T_TOPIC_ID]
                 if topic_id:
                     found = waits(topic_id)
-                    if found is None or found.band is None:
+                    if found is None:
                         words[row + at.T_BAND] = 0
                     else:
                         words[row + at.T_ENQUEUED_NS] = found.enqueued_ns

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from delivery.dispatch import SLICE_NS, Dispatcher, Served
-from delivery.fifo import FifoReadySet
 from delivery.ready import Kind, PriorityInputs, Turn
 from delivery.scheduler.scheduler import BandedReadySet
+from tests.delivery.fifo import FifoReadySet
 
 INPUTS = PriorityInputs()
 MS = 1_000_000

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from delivery.dispatch import Dispatcher
-from delivery.fifo import FifoReadySet
 from delivery.ledger_thread import LedgerThread
 from delivery.reading import followed
 from delivery.reading.followed import FollowedPartitions
@@ -33,6 +32,7 @@ from ledger.types import Advance, Commit, Topic, TopicConfig
 from shards.boards.rowboard import RouterRow, router_board
 from shards.clock import monotonic_ns
 from shards.frame import FLAG_WAITS, Part, encode_conditions
+from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import Node, l0_reader, node_in, raise_it, stored_reader
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError

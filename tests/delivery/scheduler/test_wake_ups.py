@@ -11,9 +11,9 @@ import random
 import pytest
 
 from delivery.dispatch import Dispatcher, Served
-from delivery.fifo import FifoReadySet
 from delivery.ready import Kind, PriorityInputs, ReadySet, Turn
 from delivery.scheduler.scheduler import BandedReadySet
+from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import raise_it
 from tests.delivery.test_dispatch import HandLoop
 from tests.long import examples

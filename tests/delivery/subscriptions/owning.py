@@ -16,7 +16,6 @@ from msgspec import Struct
 from delivery.changes import DeliveryChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher
-from delivery.fifo import FifoReadySet
 from delivery.ledger_thread import LedgerThread
 from delivery.pipes.server import Asker
 from delivery.reading.followed import FollowedPartitions
@@ -46,6 +45,7 @@ from shards.boards.pushboard import PushSenderRow
 from shards.boards.rowboard import subscription_board
 from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
+from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
 from tests.delivery.routers.test_runtime import RingOutbox
 from tests.delivery.watch.watching import Client

@@ -290,7 +290,7 @@ def test_what_one_partition_has_is_not_lost_when_the_ring_has_overwritten_anothe
 def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delivery.fifo.BUDGET_BYTES", 2 * hub_module.WRITE_COST_BYTES)
+    monkeypatch.setattr("tests.delivery.fifo.BUDGET_BYTES", 2 * hub_module.WRITE_COST_BYTES)
 
     async def test(made: Watching) -> None:
         clients = [made.watch(Client(), {0: 0}) for _ in range(7)]
@@ -321,7 +321,7 @@ def test_a_turn_pays_for_what_filters_compare_and_ends_in_the_middle_of_the_part
 
     monkeypatch.setattr(Filter, "work", counted)
     monkeypatch.setattr(hub_module.WatchHub, "serve", served)
-    monkeypatch.setattr("delivery.fifo.BUDGET_BYTES", 5_000)
+    monkeypatch.setattr("tests.delivery.fifo.BUDGET_BYTES", 5_000)
 
     async def test(made: Watching) -> None:
         patterns = [f"*{'y' * 140}{number}*" for number in range(6)]

@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.fifo import FifoReadySet
 from delivery.ready import PriorityInputs, ReadySet
 from delivery.scheduler.scheduler import BandedReadySet
 from ledger import topics
 from ledger.types import TopicConfig
 from shards.ring import RingFull
+from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import Node, node_in
 from tests.delivery.watch.watching import Client, Watching, watching
 from tests.long import examples

@@ -27,7 +27,6 @@ import pytest
 from daemon.intake import commit_feed
 from daemon.intake.commit_feed import CommitFeed
 from delivery.dispatch import Dispatcher
-from delivery.fifo import FifoReadySet
 from delivery.filters import Filter
 from delivery.ready import Kind, PriorityInputs, ReadySet
 from delivery.scheduler.scheduler import BandedReadySet
@@ -38,6 +37,7 @@ from shards import layout as at
 from shards.alarms import AlarmBoard
 from shards.commitlog import CommitLog
 from shards.doorbell import Doorbells
+from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import Node, ledger_thread, node_in, raise_it
 from tests.delivery.watch.watching import Watching, watching
 from uploader.l0.records import Record

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 from delivery.dispatch import Dispatcher
-from delivery.fifo import FifoReadySet
 from delivery.filters import Filter
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.followed import FollowedPartitions, Key
@@ -22,6 +21,7 @@ from delivery.streams.formats import NDJSON, Format
 from delivery.watch.hub import WatchHub
 from delivery.watch.tail_encoder import Shape
 from ledger.ledger import Ledger
+from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
 
 

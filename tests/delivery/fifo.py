@@ -1,4 +1,4 @@
-"""The simple ready set: first come, first served, whatever the priority."""
+"""A ready set without bands, for comparison: first come, first served, whatever the priority."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ class FifoReadySet:
     def view(self, key: EntryKey) -> EntryView | None:
         """What ``status`` shows of an entry that waits; None for others."""
         waits = self._waiting.get(key)
-        return None if waits is None else EntryView(None, waits[0], False)
+        return None if waits is None else EntryView(0, waits[0], False)
