@@ -169,11 +169,8 @@ class Producer:
         topic = self._topics.known(name)
         if topic is not None:
             try:
-                if topic.tracker is None:
+                if topic.tracker is None or not self._topics.trackers.is_stale(topic.tracker):
                     self._publish(request, topic)
-                    return
-                if not self._topics.trackers.is_stale(topic.tracker):
-                    self._publish_within_caps(request, topic, topic.tracker)
                     return
             except TopicFull as full:
                 if full.idempotency_key is None:
@@ -216,15 +213,21 @@ class Producer:
         del self._held_back[connection]
 
     async def _publish_loaded(self, request: Request, name: str) -> None:
+        """Publishes a request when all that it needs has been read."""
+        repeats_in = 0  # the topic that has stored it before
         while True:
             request.head.rights.check_live()
             topic = self._topics.known(name) or await self._topic_for(request, name)
+            if topic.tracker is not None and self._topics.trackers.is_stale(topic.tracker):
+                await self._topics.load_tracker(topic.tracker, request.arrival_ns)
             try:
-                if topic.tracker is None:
-                    self._publish(request, topic)
-                else:
-                    await self._publish_capped(request, topic, topic.tracker)
+                self._publish(request, topic, is_repeat=topic.topic_id == repeats_in)
                 return
+            except TopicFull as full:
+                key = full.idempotency_key
+                if key is None or not await self._topics.answered(topic.topic_id, key):
+                    raise
+                repeats_in = topic.topic_id
             except CursorNotCached as missing:
                 await self._cursors.load(missing.asked)  # again, if cursors change meanwhile
             except RingFull:
@@ -262,31 +265,13 @@ class Producer:
             topic, _ = await self._topics.create(name, config)
         return topic
 
-    async def _publish_capped(
-        self, request: Request, topic: TopicEntry, tracker: CapTracker
-    ) -> None:
-        """For a tracker that must be loaded first, or a request that may be a repeat."""
-        if self._topics.trackers.is_stale(tracker):
-            await self._topics.load_tracker(tracker, request.arrival_ns)
-        try:
-            self._publish_within_caps(request, topic, tracker)
-        except TopicFull as full:
-            key = full.idempotency_key
-            if key is None or not await self._topics.answered(topic.topic_id, key):
-                raise
-            # It was stored before: the commit gives the first answer again, and stores no record.
-            self._publish(request, topic)
-
-    def _publish_within_caps(
-        self, request: Request, topic: TopicEntry, tracker: CapTracker
-    ) -> None:
-        """Raises TopicFull. Starts loading the tracker again if it is old."""
-        if request.arrival_ns - tracker.loaded_ns > RELOAD_NS:
-            tracker.loaded_ns = request.arrival_ns
-            task = asyncio.get_running_loop().create_task(self._reload(tracker, request.arrival_ns))
+    def _load_again(self, tracker: CapTracker, now_ns: int) -> None:
+        """Starts loading the tracker again if it is old."""
+        if now_ns - tracker.loaded_ns > RELOAD_NS:
+            tracker.loaded_ns = now_ns
+            task = asyncio.get_running_loop().create_task(self._reload(tracker, now_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._publish(request, topic, tracker)
 
     async def _reload(self, tracker: CapTracker, now_ns: int) -> None:
         try:
@@ -307,10 +292,10 @@ class Producer:
             head.rights.check_topics(asked.advance.cursor)
         return asked
 
-    def _publish(
-        self, request: Request, topic: TopicEntry, tracker: CapTracker | None = None
-    ) -> None:
-        """Raises ApiError, CursorNotCached, and RingFull for a request that waits for space."""
+    def _publish(self, request: Request, topic: TopicEntry, *, is_repeat: bool = False) -> None:
+        """``is_repeat``: it was stored before, so no cap matters: the commit gives the first
+        answer again, and stores no record. Raises ApiError, TopicFull among them, CursorNotCached,
+        and RingFull for a request that waits for space."""
         arrival_ms = wall_ms()
         asked = self._parse(request, arrival_ms, topic.topic.config)
         topic_id = topic.topic_id
@@ -321,7 +306,9 @@ class Producer:
             if timeout_ns <= 0:  # the body says so, which was not read before
                 raise self.admission.overdue(timeout_ms)
         payloads = bodies.payloads(asked, topic.partitions, topic.take_partition)
-        if tracker is not None:
+        tracker = topic.tracker
+        if tracker is not None and not is_repeat:
+            self._load_again(tracker, request.arrival_ns)
             try:
                 tracker.check(payloads)
             except TopicFull as full:
@@ -356,8 +343,8 @@ class Producer:
             if asked.disable_backpressure or self._queue_ms(request.head) is not None:
                 raise
             raise self.admission.ring_full() from None
-        if topic.tracker is not None:
-            topic.tracker.published(position, payloads)
+        if tracker is not None:
+            tracker.published(position, payloads)
         body_bytes = len(request.body)
         # It is in the ring now. Kept until the answer, it would be there twice, within no limit.
         request.body = b""
