@@ -3,7 +3,7 @@ for what senders of push subscriptions have queued.
 
 A subscription reads ahead until its consumers have enough, and one key with a million messages
 makes that a million. What it takes is noted whenever it grows, and when it is served. Above the
-limit nothing is read ahead, but LITTLE_MESSAGES for each subscription besides what is blocked. Keys
+limit only LITTLE_MESSAGES are read ahead for each subscription, and what is blocked. Keys
 of blocked messages may be long, so there is a second limit: above that each has LITTLE_MESSAGES of
 any kind within LITTLE_BYTES, or LEAST_MESSAGES however long their keys are. Messages that are sent
 or blocked have a limit of their own, above which each subscription may have LITTLE_SENT of them. So
@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from delivery.subscriptions.window.batches import SHORT_REASON, text_bytes
-from delivery.subscriptions.window.deliveries import BLOCKED_BYTES
+from delivery.subscriptions.window.batches import SHORT_REASON
+from delivery.subscriptions.window.deliveries import BLOCKED_BYTES, SubscriptionWindow
 from delivery.subscriptions.window.exclusive import ExclusiveWindow
-from delivery.subscriptions.window.key_queue import QUEUE_BYTES
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
+from delivery.subscriptions.window.members import QUEUE_BYTES, text_bytes
 from delivery.subscriptions.window.unreliable import UnreliableWindow
-from delivery.subscriptions.window.windows import SubscriptionWindow
 from ledger.delivery.progress import ROW_OFFSETS
 
 LOOK_AHEAD_BYTES_MAX = 64 << 20
@@ -106,7 +105,7 @@ class QueuedBudget(SharedBudget):
 
 
 class Budgets:
-    """Those of a shard for what subscriptions have at their owner."""
+    """The budgets of a shard for what subscriptions have at their owner."""
 
     def __init__(self) -> None:
         self.look_ahead = LookAheadBudget()

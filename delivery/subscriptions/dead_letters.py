@@ -27,7 +27,7 @@ from delivery.reading.lake import Item
 from delivery.routers.frames import parts_of
 from delivery.routers.outbox import DestinationFull, FrameTooLong, Outbox, RingShareUsed
 from delivery.subscriptions.window.batches import DeadLetter
-from delivery.subscriptions.window.windows import SubscriptionWindow
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from ledger.delivery.subscriptions import SubscriptionView
 from ledger.types import Advance, Topic
 from shards.frame import Part

@@ -18,7 +18,7 @@ from delivery.subscriptions.blocks import MISSING, Blocks, Wanted
 from delivery.subscriptions.dead_letters import DeadLetters
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.window.batches import DeadLetter
-from delivery.subscriptions.window.windows import SubscriptionWindow
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from ledger.delivery import progress
 from ledger.errors import LedgerError
 from ledger.types import Topic
@@ -50,7 +50,7 @@ class DeadLetterMover:
         self._learning: set[int] = set()  # topics
 
     def letters(self, running: RunningSubscription) -> DeadLetters:
-        """Those of a subscription."""
+        """The dead letters of a subscription."""
         return DeadLetters(
             self._outbox, partial(self._find, running), partial(self._settled, running)
         )

@@ -37,8 +37,8 @@ from delivery.subscriptions.journaled import JournaledProgress, TrackedProgress
 from delivery.subscriptions.requests import Acknowledge, MessageRef, Nack
 from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
 from delivery.subscriptions.window.batches import Batch, Outcome, Place
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import policy_of
-from delivery.subscriptions.window.windows import SubscriptionWindow
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import (
     PartitionGrowth,
@@ -47,7 +47,7 @@ from ledger.delivery.subscriptions import (
 )
 from shards.boards.rowboard import SubscriptionRow
 
-WRITE_BYTES = 64 << 10  # of a batch, but of those that are POSTed so; one larger record comes alone
+WRITE_BYTES = 64 << 10  # of a batch, unless it is POSTed as one; a larger record is alone
 WRITE_COST_BYTES = 4 << 10
 MESSAGE_BYTES = 100  # of a message without its data
 ADMITTED_COST_BYTES = 40  # of a message: it takes as long as encoding this
@@ -173,7 +173,7 @@ class RunningSubscription:
         return sum(self.lag_of(partition) for partition in self.window.look_aheads)
 
     def lag_of(self, partition: int) -> int:
-        """Those of a partition."""
+        """Records of a partition that are not finished."""
         return self._unseen(partition) + self.window.look_aheads[partition].unfinished
 
     def _unseen(self, partition: int) -> int:
@@ -198,7 +198,7 @@ class RunningSubscription:
 
     @property
     def drainable_lag(self) -> int:
-        """Those of them that more consumers would help with, or more senders."""
+        """Records that more consumers, or more senders, would help with."""
         window, config = self.window, self.view.subscription.config
         if config.push is not None and (
             window.is_failing or not self._tools.wants_senders(self.view.subscription)

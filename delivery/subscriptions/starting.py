@@ -13,8 +13,9 @@ from delivery.ledger_thread import LedgerThread
 from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.journaled import first_epoch
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import policy_of
-from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
+from delivery.subscriptions.window.windows import window_for
 from ledger.delivery import progress
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import SubscriptionConfig, SubscriptionView

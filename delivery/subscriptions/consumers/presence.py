@@ -27,8 +27,8 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
 )
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.members import PATTERNS_SIZE_MAX, TooManyPatterns
-from delivery.subscriptions.window.windows import SubscriptionWindow
 from ledger.delivery.subscriptions import CONSUMERS_MAX, SubscriptionView
 
 log = logging.getLogger("headgate.subscriptions")
@@ -61,7 +61,7 @@ class Consumers:
         return len(self.by_name)
 
     def in_turn(self) -> list[Session]:
-        """Those that may have room; another one is first each time."""
+        """The sessions that may have room; another one is first each time."""
         with_room = self._with_room
         found = list(with_room)
         if found:

@@ -22,7 +22,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from delivery.subscriptions.window.batches import Blocked
-from delivery.subscriptions.window.key_queue import KeyQueue, QueueState
+from delivery.subscriptions.window.members import KeyQueue, QueueState
 from shards.boards.rowboard import RowPhase, SubscriptionRow
 
 BLOCKED_SHOWN = 100

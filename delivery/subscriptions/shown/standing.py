@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from delivery.standstill import UNKNOWN, FirstUnfinished, Fronts, Since, Standstill, Why
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.window.batches import Batch, Place
-from delivery.subscriptions.window.key_queue import QueueState
+from delivery.subscriptions.window.members import QueueState
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushSenderRow, sender_number
 

@@ -12,26 +12,16 @@ the consumer's failure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from delivery.subscriptions.window.key_queue import KeyQueue
-    from delivery.subscriptions.window.look_ahead import LookAhead
-    from delivery.subscriptions.window.members import Member
+from delivery.subscriptions.window.look_ahead import LookAhead
+from delivery.subscriptions.window.members import KeyQueue, Member, text_bytes
 
 Place = tuple[int, int]
 """A message: its partition and its offset."""
 
 REFUSALS_MAX = 100  # named in one outcome
-SHORT_REASON = 40  # characters; a reason that takes no more than these may is nothing besides
-
-
-def text_bytes(text: str | None) -> int:
-    """What a text takes at most, the same each time: one that is not of ASCII grows by its UTF-8
-    when it is encoded."""
-    if text is None:
-        return 0
-    return 49 + len(text) if text.isascii() else 80 + 8 * len(text)
+SHORT_REASON = 40  # characters; a reason that takes no more than these may take counts nothing
 
 
 SHORT_REASON_BYTES = text_bytes("\u00ff" * SHORT_REASON)

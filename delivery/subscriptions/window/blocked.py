@@ -27,8 +27,8 @@ from delivery.subscriptions.window.batches import Blocked, DeadLetter, Place, Se
 
 
 class Rests:
-    """Those of one subscription; ``uncounted`` of them rest only because the way to a receiver
-    failed."""
+    """The messages of one window that rest; ``uncounted`` of them rest only because the way to a
+    receiver failed."""
 
     def __init__(self) -> None:
         self.by_place: dict[Place, Blocked] = {}
@@ -55,7 +55,7 @@ class Rests:
         return blocked
 
     def take_due(self, now_ns: int) -> Iterator[Blocked]:
-        """Those whose rest is over."""
+        """Takes the messages whose rest is over."""
         while self._heap and self._heap[0][0] <= now_ns:
             _, number, place = heapq.heappop(self._heap)
             found = self.by_place.get(place)
@@ -103,7 +103,7 @@ class Rests:
 
 
 class StuckMessages(dict[Place, Blocked]):
-    """Those of one window; changed by these methods only."""
+    """The stuck messages of one window; only these methods change them."""
 
     reasons_bytes = 0  # of long ones
 
@@ -132,8 +132,8 @@ class StuckMessages(dict[Place, Blocked]):
 
 
 class WaitingLetters:
-    """Those of one window, the next one to send first; ``is_new``: some came since the owner sent
-    what it could."""
+    """The letters of one window, the next one to send first; ``is_new``: some came since the owner
+    sent what it could."""
 
     def __init__(self) -> None:
         self.waiting: dict[Place, DeadLetter] = {}

@@ -33,10 +33,9 @@ from delivery.subscriptions.window.batches import (
     WindowCounts,
 )  # fmt: skip
 from delivery.subscriptions.window.blocked import Rests, StuckMessages, WaitingLetters, why_held
-from delivery.subscriptions.window.key_queue import KeyQueue
 from delivery.subscriptions.window.look_ahead import LookAhead, Tally
 from delivery.subscriptions.window.loose import LooseMessages
-from delivery.subscriptions.window.members import Member, Members
+from delivery.subscriptions.window.members import KeyQueue, Member, Members
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.resent import ResentMessages
 
@@ -46,8 +45,8 @@ BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 50 MB
 BLOCKED_BYTES = 1_000
 
 
-class Deliveries(ABC):
-    """One subscription's messages and members, without the order of its mode."""
+class SubscriptionWindow(ABC):
+    """One subscription's messages and members, without its mode (``windows.py``: how to use it)."""
 
     is_reliable = True
 
@@ -93,7 +92,7 @@ class Deliveries(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """What the messages take, but for what they take because they are sent or blocked."""
+        """What the messages take, except what they take because they are sent or blocked."""
         return self._tally.bytes + self.resent.bytes
 
     @property
@@ -142,9 +141,9 @@ class Deliveries(ABC):
     def _again(self, message: SentMessage) -> None:
         """A message that was sent or blocked may be sent now."""
 
-    @abstractmethod
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
-        """A message that was sent is blocked."""
+        """A message that was sent is blocked, and what waits for it."""
+        return
 
     def _take_back_after(self, message: SentMessage) -> None:
         """A message that was sent has failed: those that must not be dealt with before it come
@@ -155,9 +154,9 @@ class Deliveries(ABC):
         """Retention removed messages; those that wait in their keys' queues are left to find."""
         return
 
-    @abstractmethod
     def _members_changed(self, gone: Member | None) -> None:
-        """Who owns what has to be found again."""
+        """Who owns what has to be found again, if anybody owns something."""
+        return
 
     # Messages come in
 

@@ -1,7 +1,7 @@
 """What a key-shared subscription that is pushed may send: runs of a key's messages, to one sender.
 
-As ``window.py``, but for this: a sender may have several messages of a key, the next ones in their
-order (``run_max``), so that one POST can carry them. A sender deals with them in their order.
+As ``key_shared.py``, except that a sender may have several messages of a key, the next ones in
+their order (``run_max``), so that one POST can carry them. A sender deals with them in their order.
 
 * All messages of a key that are *out* are with one member. The key is SENT as long as there are.
 * When one of them comes back, or fails, those after it come back too.
@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delivery.subscriptions.window.batches import SentMessage, new_message
-from delivery.subscriptions.window.key_queue import KeyQueue, QueueState
 from delivery.subscriptions.window.key_shared import DeliveryWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Member
+from delivery.subscriptions.window.members import KeyQueue, Member, QueueState
 from delivery.subscriptions.window.policy import WindowPolicy
 
 

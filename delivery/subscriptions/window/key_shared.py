@@ -23,17 +23,16 @@ from collections.abc import Sequence
 from itertools import chain
 
 from delivery.subscriptions.window.batches import SentMessage, new_message
-from delivery.subscriptions.window.deliveries import Deliveries
-from delivery.subscriptions.window.key_queue import KeyQueue, QueueState
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Member
+from delivery.subscriptions.window.members import KeyQueue, Member, QueueState
 from delivery.subscriptions.window.policy import WindowPolicy
 
 MOVES_AT_ONCE = 500  # about 1 ms; a key that is compared with many patterns counts as several
 MATCHED_NOW = 4  # a key that counts for more waits for ``settle``
 
 
-class DeliveryWindow(Deliveries):
+class DeliveryWindow(SubscriptionWindow):
     """One key-shared subscription's messages and members."""
 
     def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:

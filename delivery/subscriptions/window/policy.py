@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct
 
+from ledger.delivery.subscription_rules import Poison, Unmatched
 from ledger.delivery.subscriptions import SubscriptionConfig
 
 NEVER_NS = 1 << 62
@@ -22,9 +21,9 @@ class WindowPolicy(Struct, frozen=True):
     redeliveries_max: int = 5
     backoff_min_ns: int = 1 * _S
     backoff_max_ns: int = 60 * _S
-    poison: Literal["block", "drop", "dead_letter"] = "block"
+    poison: Poison = "block"
     run_max: int = 1  # messages of a key that one member may have
-    unmatched: Literal["hold", "skip"] = "hold"
+    unmatched: Unmatched = "hold"
 
     def rest_ns(self, failures: int, asked_ns: int = 0) -> int:
         """How long a message rests after that many failures, from 1, whether they count or not:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from delivery.subscriptions.window.batches import Place, text_bytes
+from delivery.subscriptions.window.batches import Place
 from delivery.subscriptions.window.look_ahead import LookAhead
+from delivery.subscriptions.window.members import text_bytes
 
 RESENT_MAX = 1_000  # of a subscription, unfinished
 REMEMBERED_MAX = 1_000  # that are finished again and have an id
@@ -41,7 +42,7 @@ class Resent(NamedTuple):
 
 
 class ResentMessages:
-    """Those of one window."""
+    """The messages of one window that are sent once more."""
 
     def __init__(self) -> None:
         self._last: dict[Place, Resent] = {}
@@ -54,7 +55,7 @@ class ResentMessages:
         return found is not None and not found.is_finished
 
     def look_aheads(self, partition: int | None = None) -> list[LookAhead]:
-        """Those of the messages that are not finished, of one partition or all."""
+        """The look-aheads of those that are not finished, of one partition or all."""
         return [
             each.look_ahead for place, each in self._last.items()
             if partition in (None, place[0]) and not each.is_finished

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delivery.subscriptions.window.batches import SentMessage
-from delivery.subscriptions.window.deliveries import Deliveries
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
 from delivery.subscriptions.window.members import Member
 
 
-class SharedWindow(Deliveries):
+class SharedWindow(SubscriptionWindow):
     """One shared subscription's messages and members."""
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
@@ -26,9 +26,6 @@ class SharedWindow(Deliveries):
     def join(self, name: str, patterns: Sequence[str] = ()) -> None:
         """A consumer is present; patterns that it had in another mode mean nothing."""
         super().join(name)
-
-    def _members_changed(self, gone: Member | None) -> None:
-        pass  # nobody owns anything
 
     def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         return self.loose.pick(min(left, self.loose.part_of(len(self.members.by_name))))
@@ -41,6 +38,3 @@ class SharedWindow(Deliveries):
 
     def _again(self, message: SentMessage) -> None:
         self.loose.again(message.look_ahead, message.offset)
-
-    def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
-        pass  # nothing waits for it

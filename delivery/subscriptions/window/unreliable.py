@@ -19,59 +19,32 @@ from math import inf
 from delivery.subscriptions.window.batches import (
     REFUSALS_MAX,
     Batch,
-    Blocked,
     Outcome,
     Place,
     RefusedPlace,
     SentMessage,
-    WindowCounts,
-)  # fmt: skip
-from delivery.subscriptions.window.blocked import WaitingLetters
-from delivery.subscriptions.window.key_queue import KeyQueue
+)
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Member, Members
+from delivery.subscriptions.window.members import Member
 from delivery.subscriptions.window.policy import WindowPolicy
-from delivery.subscriptions.window.resent import ResentMessages
 
 WAITING_BYTES = 120
 
 
-class UnreliableWindow:
-    """One subscription's members, and the few messages that wait for them."""
+class UnreliableWindow(SubscriptionWindow):
+    """One subscription's members, and the few messages that wait for them. ``batches`` are taken
+    and not written yet; ``in_flight`` is always 0, and nothing is ever ``stuck`` or ``resting``."""
 
     is_reliable = False
 
     def __init__(self, policy: WindowPolicy, epoch: int = 0, mode: str = "key_shared") -> None:
-        self.policy = policy
-        self.epoch = epoch
-        self.members = Members()
-        self.look_aheads: dict[int, LookAhead] = {}
-        self.resent = ResentMessages()  # there are none
-        self.counts = WindowCounts()
-        self.batches: dict[int, Batch] = {}  # taken, and not written yet
-        self.stuck: dict[Place, Blocked] = {}
-        self.resting: dict[Place, Blocked] = {}
-        self.dead_letters = WaitingLetters()
+        super().__init__(policy, epoch)
         self._mode = mode
         self._waiting: dict[Member, deque[SentMessage]] = {}
         self._for_any: deque[SentMessage] = deque()
         self.waiting_max: float = inf  # the owner's: what memory there is
         self._kept = 0  # messages that wait or are taken
-
-    @property
-    def in_flight(self) -> int:
-        """Nothing is tracked."""
-        return 0
-
-    @property
-    def is_failing(self) -> bool:
-        """Nothing rests."""
-        return False
-
-    @property
-    def unfinished(self) -> int:
-        """Nothing is tracked."""
-        return 0
 
     @property
     def drainable(self) -> int:
@@ -83,44 +56,12 @@ class UnreliableWindow:
         """What the messages take that wait, or are not written yet."""
         return self._kept * WAITING_BYTES
 
-    @property
-    def held_count(self) -> int:
-        """Nothing is tracked."""
-        return 0
-
-    @property
-    def sent_bytes(self) -> int:
-        """Nothing is tracked."""
-        return 0
-
-    def oldest_sent_ns(self) -> int | None:
-        """Nothing is tracked."""
-        return None
-
-    @property
-    def why_held(self) -> str:
-        """Nothing is held."""
-        return ""
-
-    def longest_key(self) -> tuple[str, int] | None:
-        """No key waits."""
-        return None
-
     def is_active(self, name: str) -> bool:
         """Whether a member may get messages; of an exclusive subscription the first one."""
         members = self.members.by_name
         return name in members and (self._mode != "exclusive" or name == next(iter(members)))
 
-    def queue_of(self, key: str) -> KeyQueue | None:
-        """No key waits."""
-        return None
-
     # Messages come in
-
-    def open(self, partition: int, floor: int) -> LookAhead:
-        """Begins a partition after ``floor``."""
-        look_ahead = self.look_aheads[partition] = LookAhead(partition, floor)
-        return look_ahead
 
     def admit_again(self, look_ahead: LookAhead, key: str | None) -> None:
         """Nothing is sent once more."""
@@ -175,10 +116,6 @@ class UnreliableWindow:
         else:
             self.counts.dropped += 1
 
-    def pass_over(self, partition: int, count: int) -> None:
-        """The next offsets of a partition hold nothing."""
-        self.look_aheads[partition].add_done(count)
-
     def evict(self, partition: int, before: int) -> None:
         """Nothing is tracked: whoever reads a message that is gone calls ``missing``."""
 
@@ -211,15 +148,6 @@ class UnreliableWindow:
         """How many more messages a member may have: what it can be sent."""
         return self.policy.member_max
 
-    def settle(self) -> int:
-        """No key waits for an owner."""
-        return 0
-
-    @property
-    def is_full(self) -> bool:
-        """What nobody can take is dropped."""
-        return False
-
     def takers(self) -> list[str]:
         """The members that messages wait for."""
         found = [member.name for member, waiting in self._waiting.items() if waiting]
@@ -235,19 +163,23 @@ class UnreliableWindow:
     def take(self, name: str, count: int, now_ns: int) -> Batch | None:
         """The next batch of a member; None if there is nothing for it now."""
         member = self.members.by_name[name]
-        mine = self._waiting[member]
-        messages: list[SentMessage | None] = []
-        while mine and len(messages) < count:
-            messages.append(mine.popleft())
-        if self._for_any and not member.patterns and self.is_active(name):
-            part = min(-(-len(self._for_any) // self._takers), count - len(messages))
-            messages += [self._for_any.popleft() for _ in range(part)]
+        messages = self._pick(member, count)
         if not messages:
             return None
         self.epoch += 1
         batch = self.batches[self.epoch] = Batch(self.epoch, member, messages)
         member.batches.add(self.epoch)
         return batch
+
+    def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
+        mine = self._waiting[member]
+        messages: list[SentMessage | None] = []
+        while mine and len(messages) < left:
+            messages.append(mine.popleft())
+        if self._for_any and not member.patterns and self.is_active(member.name):
+            part = min(-(-len(self._for_any) // self._takers), left - len(messages))
+            messages += [self._for_any.popleft() for _ in range(part)]
+        return messages
 
     def _written(self, epoch: int) -> int:
         batch = self.batches.pop(epoch, None)
@@ -270,16 +202,16 @@ class UnreliableWindow:
         batch = self.batches.get(epoch)
         if batch is None:
             return
-        taken = self._take_out(epoch, messages)
+        taken = self._pull_out(epoch, messages)
         self._waiting[batch.member].extendleft(reversed(taken))
 
     def missing(self, epoch: int, messages: Iterable[Place]) -> None:
         """Messages of a batch turned out to be removed by retention."""
-        gone = len(self._take_out(epoch, messages))
+        gone = len(self._pull_out(epoch, messages))
         self.counts.evicted += gone
         self._kept -= gone
 
-    def _take_out(self, epoch: int, messages: Iterable[Place]) -> list[SentMessage]:
+    def _pull_out(self, epoch: int, messages: Iterable[Place]) -> list[SentMessage]:
         batch = self.batches.get(epoch)
         if batch is None:
             return []
@@ -324,37 +256,11 @@ class UnreliableWindow:
         refused = self.ack(name, epoch, now_ns, unknown)
         return refused._replace(accepted=len(named) - len(unknown))
 
-    def is_finished(self, partition: int, offset: int) -> bool:
-        """Whether a message was admitted."""
-        look_ahead = self.look_aheads.get(partition)
-        return look_ahead is not None and look_ahead.is_finished(offset)
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        return  # it was finished when it was admitted
 
-    def take_news(self) -> dict[int, list[int]]:
-        """Nothing has to be made durable: floors say all."""
-        return {}
-
-    def not_moved(self, place: Place) -> None:
-        """No message is moved away."""
-
-    def tick(self, now_ns: int) -> list[str]:
-        """Nothing is ever due."""
-        return []
-
-    def next_due_ns(self) -> int | None:
-        """Nothing is ever due."""
-        return None
-
-    def set_policy(self, policy: WindowPolicy) -> None:
-        """Changes the settings; a lower limit holds for what comes next."""
-        self.policy = policy
-
-    def retry(self, partition: int, offset: int) -> bool:
-        """Nothing is blocked."""
-        return False
-
-    def moved(self, partition: int, offset: int) -> bool:
-        """Nothing is blocked."""
-        return False
+    def _again(self, message: SentMessage) -> None:
+        return  # nothing is sent again
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from delivery.subscriptions.window.deliveries import Deliveries
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.exclusive import ExclusiveWindow
 from delivery.subscriptions.window.key_runs import KeyRunsWindow
 from delivery.subscriptions.window.key_shared import DeliveryWindow
@@ -22,10 +22,7 @@ from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.shared import SharedWindow
 from delivery.subscriptions.window.unreliable import UnreliableWindow
 
-SubscriptionWindow = Deliveries | UnreliableWindow
-"""One subscription's messages and members. ``deliveries.py`` documents the methods."""
-
-_Made = Callable[[WindowPolicy, int], Deliveries]
+_Made = Callable[[WindowPolicy, int], SubscriptionWindow]
 _OF_MODES: dict[str, _Made] = {
     "key_shared": DeliveryWindow,
     "shared": SharedWindow,

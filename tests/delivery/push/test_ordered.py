@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 
 from delivery.push.queue import PushQueue, Unit
 from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import WindowPolicy
-from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
+from delivery.subscriptions.window.windows import window_for
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules
 from tests.delivery.push.test_queue import Message

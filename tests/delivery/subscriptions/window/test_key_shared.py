@@ -6,11 +6,11 @@ import tracemalloc
 
 import pytest
 
-from delivery.subscriptions.window.deliveries import Deliveries
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.hash_ring import HashRing
-from delivery.subscriptions.window.key_queue import QueueState
 from delivery.subscriptions.window.key_shared import MATCHED_NOW, MOVES_AT_ONCE, DeliveryWindow
 from delivery.subscriptions.window.look_ahead import MESSAGES_MAX
+from delivery.subscriptions.window.members import QueueState
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.shared import SharedWindow
 
@@ -457,7 +457,7 @@ def test_what_keys_take_is_counted_however_long_they_are(text: str) -> None:
 @pytest.mark.parametrize("redeliveries_max", [0, 9], ids=["stuck", "resting"])
 @pytest.mark.parametrize("window_type", [DeliveryWindow, SharedWindow])
 def test_what_is_sent_or_blocked_takes_no_more_than_is_counted(
-    window_type: type[Deliveries], redeliveries_max: int, characters: int
+    window_type: type[SubscriptionWindow], redeliveries_max: int, characters: int
 ) -> None:
     """Each message is in a batch of its own, and has a reason of its own."""
     count = 2_000

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import WindowPolicy
-from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
+from delivery.subscriptions.window.windows import window_for
 
 S = 1_000_000_000
 

@@ -15,8 +15,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )  # fmt: skip
 
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import WindowPolicy
-from delivery.subscriptions.window.windows import SubscriptionWindow, window_for
+from delivery.subscriptions.window.windows import window_for
 from ledger.delivery.progress import ROW_OFFSETS
 from tests.delivery.subscriptions.obvious import (
     ObviousSubscription,
