@@ -6,9 +6,10 @@ between two decisions, 30 s. In each, attempts that succeeded and that failed ar
     normal     at most 1 % failed: climb, 20 % of the gap to the maximum
                at most 5 %: stay
                more: decrease, 20 % of the rate, down to the slow rate
-               more than half: slow
-    slow       an attempt a minute. All succeeded: normal. More than half failed: heartbeat
-    heartbeat  an attempt a minute. All succeeded: slow
+    slow       an attempt a minute
+    heartbeat  an attempt a minute
+
+MODES has the changes from one to another.
 
 What is added to it, because with a receiver far below the maximum 20 % of the gap always
 oversteps: a decrease, or a fall to slow, measures how much the receiver takes (rate x what
@@ -42,12 +43,30 @@ The rate is never above the maximum, and 0 is a maximum. Attempts count, retries
 from __future__ import annotations
 
 import math
+from enum import Enum, auto
 
 from msgspec import Struct
 
 from delivery.push.rates.pacer import NEVER_NS, Pacer
 from ledger.delivery.push_rates import LearnedRate
 from shards.boards.pushboard import Mode
+
+
+class Failed(Enum):
+    """How much of a period failed."""
+
+    NONE = auto()
+    SOME = auto()
+    MOST = auto()  # more than half
+
+
+# The mode after a period, by the mode in it and by what failed; in all other cases it stays.
+MODES = {
+    (Mode.NORMAL, Failed.MOST): Mode.SLOW,
+    (Mode.SLOW, Failed.NONE): Mode.NORMAL,
+    (Mode.SLOW, Failed.MOST): Mode.HEARTBEAT,
+    (Mode.HEARTBEAT, Failed.NONE): Mode.SLOW,
+}
 
 USE_UNKNOWN = -1.0
 NEAR = 0.98  # of the ceiling: climbing on would take periods for less than a probe
@@ -331,18 +350,14 @@ class Limiter:
         settings = self._settings
         answers = self._succeeded + self._failed
         failures = self._failed / answers
-        if self._mode is Mode.HEARTBEAT:
-            if not self._failed:
-                self._mode = Mode.SLOW
-        elif self._mode is Mode.SLOW:
-            if not self._failed:
-                self._mode = Mode.NORMAL
+        before, failed = self._mode, _failed(failures)
+        if before is not Mode.NORMAL or answers > 1:
+            self._mode = MODES.get((before, failed), before)
+        if before is not Mode.NORMAL:
+            if self._mode is Mode.NORMAL:
                 self._climb(is_busy=False)
-            elif failures > 0.5:
-                self._mode = Mode.HEARTBEAT
-        elif failures > 0.5 and answers > 1:
+        elif self._mode is Mode.SLOW:
             self._learn_ceiling(failures, now_ns)
-            self._mode = Mode.SLOW
             self._fell_ns = now_ns
             self._learned = settings.slow_rate
         elif failures > settings.tolerance:
@@ -506,6 +521,12 @@ class Limiter:
             assert self.rate <= 1 / min(
                 self._settings.slow_delay_s, self._settings.heartbeat_delay_s
             )
+
+
+def _failed(failures: float) -> Failed:
+    if not failures:
+        return Failed.NONE
+    return Failed.MOST if failures > 0.5 else Failed.SOME
 
 
 __all__ = ["NEVER_NS", "USE_UNKNOWN", "Limiter", "LimiterSettings", "Mode"]
