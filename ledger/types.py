@@ -297,6 +297,7 @@ ROUTERS_MAX = 1_024  # each has one too, and a copy of its source's records
 INTEGER_MAX = (1 << 63) - 1
 
 Dedupe = Literal["none", "body"]
+Discard = Literal["old", "reject"]
 Offset = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
 
@@ -345,7 +346,7 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[Limit, Meta(description="how long records are kept; null: no limit")] | None
     ) = None
     discard: Annotated[
-        Literal["old", "reject"],
+        Discard,
         Meta(description="at a cap: evict the oldest records, or refuse new ones"),
     ] = "old"
     dedupe: Annotated[

@@ -155,7 +155,7 @@ class _Listing:
         self._noted: dict[tuple[int, OriginName], LetterProgress] = {}
 
     def letters(self, heads: dict[int, int], from_ts: int | None) -> Iterator[ListedLetter]:
-        """Those that match, partition by partition."""
+        """The letters that match, partition by partition."""
         for partition, head in heads.items():
             for _, letter in self._reader.read(partition, 0, head, from_ts):
                 self.others += letter is None

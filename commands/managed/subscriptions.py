@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
@@ -52,7 +52,13 @@ from delivery.subscriptions.schemas import (
     Sought,
 )
 from ledger.delivery.push_settings import PushTarget
-from ledger.delivery.subscription_rules import SubscriptionRules
+from ledger.delivery.subscription_rules import (
+    KeyFallback,
+    Mode,
+    Poison,
+    SubscriptionRules,
+    Unmatched,
+)
 from shards.clock import wall_ms
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -72,7 +78,7 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> list[int
 
 
 _SETTING_OPTIONS = (
-    click.option("--mode", type=click.Choice(["key_shared", "shared", "exclusive"]),
+    click.option("--mode", type=click.Choice(get_args(Mode)),
                  help="Who gets what: by key (the default), anybody, or one at a time."),
     click.option("--reliable/--not-reliable", default=None,
                  help="Not reliable: no acknowledgments; what is not taken is dropped."),
@@ -82,16 +88,16 @@ _SETTING_OPTIONS = (
                  help="How often a message is sent again."),
     click.option("--backoff-ms", callback=_range, metavar="FIRST,LONGEST",
                  help="Pauses before a message is sent again."),
-    click.option("--poison", type=click.Choice(["block", "drop", "dead_letter"]),
+    click.option("--poison", type=click.Choice(get_args(Poison)),
                  help="What becomes of a message that was sent too often."),
     click.option("--dead-letter-topic", metavar=f"TOPIC|{UNSET}", help="Where dead letters go."),
     click.option("--window-max", type=click.IntRange(1), metavar="N",
                  help="Most messages that all consumers have at a time."),
     click.option("--consumer-max", type=click.IntRange(1), metavar="N",
                  help="Most messages that one consumer has at a time."),
-    click.option("--unmatched", type=click.Choice(["hold", "skip"]),
+    click.option("--unmatched", type=click.Choice(get_args(Unmatched)),
                  help="What becomes of a key that no consumer's filter matches."),
-    click.option("--key-fallback", type=click.Choice(["none", "node"]),
+    click.option("--key-fallback", type=click.Choice(get_args(KeyFallback)),
                  help="What counts as the key of a message that has none."),
     click.option("--paused/--not-paused", default=None, help="Send nothing while it is paused."),
 )  # fmt: skip

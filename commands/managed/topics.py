@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
@@ -25,6 +25,7 @@ from commands.output import bytes_text, count_text, duration_text, show, table
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
 from daemon.schemas.api import TopicConfig, TopicState, Trimmed, TrimRequest
+from ledger.types import Dedupe, Discard
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = "N|none"
@@ -62,9 +63,9 @@ _SETTING_OPTIONS = (
                  help="Most bytes that each partition keeps, plus one extent at most."),
     click.option("--ttl-ms", callback=_optional_count, metavar=COUNT,
                  help="How long records are kept, by their own timestamps."),
-    click.option("--discard", type=click.Choice(["old", "reject"]),
+    click.option("--discard", type=click.Choice(get_args(Discard)),
                  help="At a cap: evict the oldest records, or refuse new ones."),
-    click.option("--dedupe", type=click.Choice(["none", "body"]),
+    click.option("--dedupe", type=click.Choice(get_args(Dedupe)),
                  help="With body, a body that was sent before is not stored again."),
 )  # fmt: skip
 

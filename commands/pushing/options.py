@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from commands.shell.options import within
-from ledger.delivery.push_settings import RATE_MAX, RATE_MIN, PushTarget
+from ledger.delivery.push_settings import RATE_MAX, RATE_MIN, PushFormat, PushTarget
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NO_RECEIVER = "none"  # the value that ends the push
@@ -45,7 +45,7 @@ _OPTIONS = (
                  help="Most POSTs that a sender has under way at a time."),
     click.option("--push-timeout-ms", type=click.IntRange(1), metavar="N",
                  help="How long a POST may take."),
-    click.option("--push-format", type=click.Choice(["binary", "structured", "batch"]),
+    click.option("--push-format", type=click.Choice(get_args(PushFormat)),
                  help="How records are CloudEvents."),
     click.option("--push-batch-max", type=click.IntRange(1), metavar="N",
                  help="Most records in a POST of --push-format batch."),
