@@ -213,7 +213,7 @@ def bounds(config: Config) -> dict[str, int]:
             + push_sender.QUEUED_BYTES_MAX
         ),
         "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
-        # One more answer is there before it is counted, twice while its head is put before it.
+        # An answer exists before it is counted, and twice while its head is put before it.
         "answers": shards
         * (
             limits.connections_max * limits.write_buffer_high_bytes

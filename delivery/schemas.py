@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from ledger.types import INTEGER_MAX, Offset
 
 LIMIT_MAX = 1_000
-BYTES_MAX = 8 << 20  # the records of an answer; one larger record comes alone
+BYTES_MAX = 8 << 20  # the records of an answer; a larger record is alone in its answer
 WAIT_MS_MAX = 30_000
 
 

@@ -23,7 +23,7 @@ class TokensInForce(Protocol):
 
 
 class NoTokens:
-    """Of a daemon without tokens: nothing waits."""
+    """A daemon without tokens: nothing waits."""
 
     version = 0
 

@@ -224,12 +224,12 @@ def objects_by_key(tx: ReadTx, after_key: str = "", limit: int = 1_000) -> list[
 
 
 def committed_keys(tx: ReadTx, keys: list[str]) -> set[str]:
-    """Those of the keys whose objects are committed."""
+    """The keys whose objects are committed."""
     return those_in(tx, "objects", "key", keys)
 
 
 def those_in(tx: ReadTx, table: str, column: str, values: Sequence[str]) -> set[str]:
-    """Those of the values that a column of a table has."""
+    """The values that a column of a table has."""
     found: set[str] = set()
     left = iter(values)
     while some := list(islice(left, VALUES_AT_ONCE)):

@@ -431,84 +431,84 @@ class Layout(Struct, frozen=True):
     # The index of the first word of a row.
 
     def shard(self, shard: int) -> int:
-        """Of a shard's lines."""
+        """Where a shard's lines begin."""
         return GLOBAL_WORDS + shard * SHARD_WORDS
 
     def group(self, group: int) -> int:
-        """Of a group's slot."""
+        """Where a group's slot begins."""
         return GLOBAL_WORDS + self.shards * SHARD_WORDS + group * GROUP_WORDS
 
     def lease(self, shard: int, slot: int) -> int:
-        """Of a lease slot."""
+        """Where a lease slot begins."""
         return _regions(self)["leases"] + (shard * self.lease_slots + slot) * self.lease_words
 
     def alarm(self, process: int, kind: int) -> int:
-        """Of an alarm's row; the supervisor is process ``shards``."""
+        """Where an alarm's row begins; the supervisor is process ``shards``."""
         return _regions(self)["alarms"] + (process * ALARM_KINDS_MAX + kind) * ALARM_WORDS
 
     def router(self, slot: int) -> int:
-        """Of a router's row."""
+        """Where a router's row begins."""
         return _regions(self)["routers"] + slot * BOARD_ROW_WORDS
 
     def subscription(self, slot: int) -> int:
-        """Of a subscription's row."""
+        """Where a subscription's row begins."""
         return _regions(self)["subscriptions"] + slot * BOARD_ROW_WORDS
 
     def offer(self, slot: int) -> int:
-        """Of what a push subscription offers."""
+        """Where what a push subscription offers begins."""
         return _regions(self)["offers"] + slot * OFFER_WORDS
 
     def latency(self, shard: int, stage: int) -> int:
-        """Of a shard's latency histogram of a stage."""
+        """Where a shard's latency histogram of a stage begins."""
         return _regions(self)["latencies"] + (shard * LATENCY_STAGES_MAX + stage) * LATENCY_WORDS
 
     @property
     def recency(self) -> int:
-        """Of recency."""
+        """Where recency begins."""
         return _regions(self)["recency"]
 
     def topic_row(self, shard: int, row: int) -> int:
-        """Of a topic's row."""
+        """Where a topic's row begins."""
         return _regions(self)["topic rows"] + (shard * TOPIC_ROWS + row) * TOPIC_ROW_WORDS
 
     def name_slot(self, slot: int) -> int:
-        """Of a name's slot: first those of topics, then those of tokens."""
+        """Where a name's slot begins: first those of topics, then those of tokens."""
         return _regions(self)["name slots"] + slot * NAME_SLOT_WORDS
 
     def topic_counts(self, shard: int) -> int:
-        """Of a shard's counts of topics."""
+        """Where a shard's counts of topics begin."""
         return _regions(self)["topic counts"] + shard * _lines(TOPIC_COUNTS * TOPIC_COUNT_WORDS)
 
     def token_counts(self, shard: int) -> int:
-        """Of a shard's counts of tokens."""
+        """Where a shard's counts of tokens begin."""
         return _regions(self)["token counts"] + shard * _lines(TOKEN_COUNTS * TOKEN_COUNT_WORDS)
 
     def commit_slot(self, number: int) -> int:
-        """Of the slot of commit ``number``."""
+        """Where the slot of commit ``number`` begins."""
         return _regions(self)["commit slots"] + (number % self.commit_slots) * SLOT_WORDS
 
     # The same among the sparse words.
 
     def share(self, slot: int, shard: int) -> int:
-        """Of a sender's share."""
+        """Where a sender's share begins."""
         return (slot * self.shards + shard) * SHARE_WORDS
 
     def figures(self, slot: int, shard: int) -> int:
-        """Of a sender's figures."""
+        """Where a sender's figures begin."""
         return _sparse_regions(self)["figures"] + (slot * self.shards + shard) * FIGURES_WORDS
 
     @property
     def push_rules(self) -> int:
-        """Of whom push may call."""
+        """Where the rules of whom push may call begin."""
         return _sparse_regions(self)["push rules"]
 
     @property
     def endpoint_holds(self) -> int:
-        """Of the pauses that receivers asked for."""
+        """Where the pauses that receivers asked for begin."""
         return _sparse_regions(self)["endpoint holds"]
 
     def limit(self, slot: int, shard: int) -> int:
-        """Of what a shard uses of a limit; the lines of all shards are together."""
+        """Where what a shard uses of a limit begins; the lines of all shards are together."""
         first = _sparse_regions(self)["limits"]
         return first + (slot * self.shards + shard) * LIMIT_WORDS
 
@@ -516,21 +516,21 @@ class Layout(Struct, frozen=True):
 
     @property
     def commit_log(self) -> int:
-        """Of the commit log's bytes."""
+        """Where the commit log's bytes begin."""
         return self.words * WORD_BYTES
 
     def ring(self, shard: int) -> int:
-        """Of a shard's ring."""
+        """Where a shard's ring begins."""
         return self.commit_log + self.commit_log_bytes + shard * self.ring_bytes
 
     def journal(self, shard: int) -> int:
-        """Of a shard's journal."""
+        """Where a shard's journal begins."""
         return self.ring(self.shards) + shard * self.journal_bytes
 
     @property
     def sparse(self) -> int:
-        """Of what takes memory only where it was touched: the words of senders and of limits. All
-        before it is allocated at the start."""
+        """Where the sparse words begin, of senders and of limits: they take memory only where they
+        were touched. All before them is allocated at the start."""
         return -(-self.journal(self.shards) // PAGE_BYTES) * PAGE_BYTES
 
     # Sizes.

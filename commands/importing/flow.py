@@ -27,7 +27,7 @@ SETTLE_BYTES = 64 << 20
 
 
 class Limits(NamedTuple):
-    """Of one request."""
+    """The limits of one request."""
 
     bytes: int
     records: int

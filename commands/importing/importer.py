@@ -65,7 +65,7 @@ class Importer:
 
     @property
     def reports(self) -> list[SourceReport]:
-        """Of the sources, in the order in which they were begun."""
+        """The reports of the sources, in the order in which they were begun."""
         return [report for _, report in sorted(self._reports, key=itemgetter(0))]
 
     def stop(self) -> None:

@@ -72,7 +72,7 @@ class CursorNames(NamedTuple):
 
     @classmethod
     def of_a_run(cls) -> CursorNames:
-        """Of a source without an identity: nobody finds them again."""
+        """The names for a source without an identity: nobody finds them again."""
         name = f"import:{secrets.token_hex(16)}"
         return cls(name, f"{name}:dead")
 

@@ -51,7 +51,7 @@ def _completed(kind: inspect.Type, value: Any) -> Any:
 
 
 class ShardRates(Struct, frozen=True):
-    """Of one shard, per second; ``busy`` is the share of a CPU, None if it cannot be known."""
+    """The rates of one shard, per second. ``busy`` is the share of a CPU; None: it is not known."""
 
     busy: float | None
     requests: float

@@ -261,7 +261,7 @@ class ImportSummary(Struct):
 
     @classmethod
     def of(cls, plan: ImportPlan, importer: Importer, seconds: float) -> ImportSummary:
-        """Of an import that has ended."""
+        """The summary of an import that has ended."""
         dead = None if plan.dead_target is None else plan.dead_target.topic
         return cls(plan.target.topic, dead, round(seconds, 3), importer.totals, importer.reports)
 

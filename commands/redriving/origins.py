@@ -199,7 +199,7 @@ class OriginPartition:
         )
 
     def _letters(self) -> Iterator[Letter]:
-        """Those of the origin that are not dealt with; the others are taken on the way."""
+        """The origin's letters that are not dealt with; the others are taken on the way."""
         after, head = self._progress.position, self._head
         for _, letter in self._reader.read(self._partition, after, head):
             is_ours = letter is not None and name_of(letter) == self._origin.name

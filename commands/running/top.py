@@ -46,7 +46,8 @@ class Watched:
         self.problem = ""
 
     def ask(self) -> None:
-        """One more answer. The first one must come: raises Unreachable, Refused, UnknownAnswer."""
+        """Takes the next answer. The first one must come: raises Unreachable, Refused,
+        UnknownAnswer."""
         try:
             self.body = self._client.call("GET", "/v0/status", timeout_s=ANSWER_TIMEOUT_S)
             document = decoded(self._client, self.body, dict[str, Any])
@@ -92,7 +93,7 @@ class Watched:
 
     @property
     def exit_code(self) -> int:
-        """Of a run that ends now."""
+        """The exit code of a run that ends now."""
         if self.problem:
             return UNREACHABLE
         assert self._newest is not None

@@ -107,7 +107,7 @@ def _register(lake: Lake, name: str, location: str) -> None:
 
 
 def _moved(lake: Lake, seen: Sequence[Seen]) -> list[Seen]:
-    """Those whose metadata may have moved."""
+    """The tables whose metadata may have moved."""
     locations = lake.locations()
     moved = []
     for each in seen:

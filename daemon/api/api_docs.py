@@ -2,7 +2,7 @@
 
 ``python -m daemon.api.api_docs docs/http-api.md`` rewrites those of a page; a test compares.
 A part is between a comment that names it and ``<!-- end -->``: ``<!-- routes: /v0/topics -->``
-lists the routes whose path begins so, but for those of a longer prefix on the page,
+lists the routes whose path begins so, except those of a longer prefix on the page,
 ``<!-- struct: TopicState -->`` the fields of one or more types and of those inside them that the
 page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics whose name begins so,
 ``<!-- stages: all -->`` the stages of latency. A page says things once: fields that an earlier type
@@ -76,7 +76,7 @@ def _named(name: str) -> type:
 
 
 def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
-    """The routes of a prefix, but for those of a longer one on the page."""
+    """The routes of a prefix, except those of a longer one on the page."""
     others = tuple(each for each in prefixes if each != prefix and each.startswith(prefix))
     yield "| request | what it does | body and answer | errors | scopes |"
     yield "|---|---|---|---|---|"

@@ -75,7 +75,7 @@ def _read(name: str, value: object) -> float:
 
 
 def check_limit(name: str, number: float) -> None:
-    """Raises ValueError for a limit that there is not, or that is none."""
+    """Raises ValueError for an unknown limit, or for a value that a limit cannot have."""
     if name not in BY_NAME:
         raise ValueError(f"{name!r} is not a limit; the limits are {', '.join(BY_NAME)}")
     if not 0 < number <= VALUE_MAX:

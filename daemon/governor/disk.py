@@ -28,7 +28,7 @@ class DiskSensor:
         self._space_of = space_of
 
     def share(self, pending_bytes: int) -> float:
-        """That of the fullest disk; NaN if one does not say how full it is."""
+        """The share of the fullest disk; NaN if one does not say how full it is."""
         worst = 0.0
         for disk in self._disks:
             space = self._space_of(disk.path)

@@ -44,7 +44,7 @@ class Band(Struct, frozen=True):
 
 
 def gate_band(config: Config) -> Band:
-    """That of all gates."""
+    """The band of all gates."""
     return Band(config.gate_pause_above, config.gate_resume_below)
 
 

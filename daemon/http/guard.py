@@ -92,7 +92,7 @@ class Guard:
 
 
 def guard_of(config: Config) -> Guard:
-    """That of a daemon with this configuration."""
+    """The guard of a daemon with this configuration."""
     hosts = [config.listen_host] if config.tls_listen is None else [
         config.listen_host, config.tls_host
     ]  # fmt: skip

@@ -52,7 +52,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     # From half of it on, answers are shorter; over it, connections are closed. The daemon lowers it
     # where memory is limited.
     answers_unsent_bytes_max: int = 64 * MIB
-    # What connections have received and cannot use yet, but for bodies: beginnings of heads, and
+    # What connections have received and cannot use yet, except bodies: beginnings of heads, and
     # what came after a request that holds its connection back, mostly one read of up to 256 KiB.
     # Over it, those are closed that have kept something for the longest time.
     unread_bytes_max: int = 64 * MIB
@@ -83,7 +83,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 
 
 def http_limits(config: Config) -> HttpLimits:
-    """Those of a shard of this configuration."""
+    """The limits of a shard with this configuration."""
     return HttpLimits(
         body_bytes_max=config.body_bytes_max,
         streams_max=config.streams_max,

@@ -71,7 +71,7 @@ class Service(Shared, Protocol):
 
 
 class Receiver(Sender):
-    """A connection, but for how it begins, is held back and ends."""
+    """A connection, except how it begins, is held back and ends."""
 
     __slots__ = (
         "_application",

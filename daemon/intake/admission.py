@@ -11,7 +11,7 @@ Where the kernel leaves the daemon less memory than that, it also says how much 
 take (G_BODIES_BYTES); the only one on its way may take more.
 
 A request that waits has no promise. Its connection reads nothing more, so its body stays with the
-client, but for what was received with the head. ``admission_queue.py`` says who is next. It waits
+client, except what was received with the head. ``admission_queue.py`` says who is next. It waits
 for ring space and memory only, and at most for its ``ack_timeout_ms``: what it waited is taken off
 the time that it then has until its commit. A failing store, a full disk and a stop refuse it
 immediately.

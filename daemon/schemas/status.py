@@ -189,8 +189,8 @@ class SubscriptionsStatus(SubscriptionCounters, frozen=True, kw_only=True):
 
 
 class PushCounters(Struct, frozen=True, kw_only=True):
-    """Of one push subscription, or of all together. Rates are attempts (POSTs) a second; counts are
-    since the daemon started."""
+    """Figures of one push subscription, or of all together. Rates are attempts (POSTs) a second;
+    counts are since the daemon started."""
 
     rate_max: Annotated[
         float, figure("what the settings allow", "headgate_push_allowed_attempts_per_second")

@@ -317,7 +317,7 @@ def take_unlisted(
 ) -> None:  # fmt: skip
     """Looks through the store and takes what the ledger does not list and may have been committed.
 
-    Fills the report, but for what a rebuild adds. Raises LedgerError, StoreError.
+    Fills the report, except what a rebuild adds. Raises LedgerError, StoreError.
     """
     store = RetryingStore(store, COMMAND, random.Random(store.url), sleep_s)
     floor = ledger.read(epochs.floor)

@@ -78,7 +78,7 @@ class ProgressSource(Protocol):
         ...
 
     def collected(self, ignored: Set[int] | None) -> None:
-        """It was written, but for these subscriptions, which are not there in this generation;
+        """It was written, except for these subscriptions, which are not there in this generation;
         None: nothing was."""
         ...
 

@@ -1,4 +1,4 @@
-"""The test of a receiver: one POST of a record that is none, and the whole exchange to look at.
+"""The test of a receiver: one POST of a record that is in no topic, and the exchange to look at.
 
 An operator wants to see what the receiver says now, and a sender in slow mode would wait for a
 minute. So a test does not wait for the limiter's mode, but it keeps the limit: it begins no earlier
@@ -26,14 +26,14 @@ from delivery.subscriptions.requests import OwnerRefused, TryPush
 from delivery.subscriptions.schemas import PushExchange, PushHeader
 from uploader.l0.records import Record
 
-TURN_S = 5.0  # a test waits for its turn; so long, at most, a sender begins nothing else
+TURN_S = 5.0  # a test waits this long for its turn; its sender begins nothing else meanwhile
 TIMEOUT_MS_MAX = 30_000  # an operator waits for it
 BODY_CHARACTERS_SHOWN = 16 << 10
 _LOOK_S = 0.02
 
 
 async def exchange(sender: PushSender, tools: SenderTools, asked: TryPush) -> PushExchange:
-    """Sends a record that is none. Raises OwnerRefused."""
+    """Sends a record that is in no topic. Raises OwnerRefused."""
     job = sender.job
     name = job.subscription.name
     if job.lacks:

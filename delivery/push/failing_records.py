@@ -40,7 +40,7 @@ class _Tried:
 
 
 class FailingRecords:
-    """Those of one sender."""
+    """The failing records of one sender."""
 
     def __init__(self) -> None:
         self._tried: dict[Place, _Tried] = {}

@@ -9,7 +9,7 @@ before, the next one sends it again, and it is acknowledged without another POST
 what is sent again after it is meant to be delivered again. So is a resent message, whenever it
 comes: whoever remembers it cannot tell which delivery that was.
 
-Bounds: what is with the sender (``window_max``), and REMEMBERED_MAX messages besides.
+Bounds: what is with the sender (``window_max``), and REMEMBERED_MAX messages more.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SenderReports:
         self._telling.cancel()
 
     def _start(self) -> None:
-        """Also after the end of a task, which may have looked before the last ones came."""
+        """Starts a task; also when one has ended, which may have missed the last reports."""
         if not self._telling and not self._is_gone and self._has_more():
             self._telling.start(self._tell())
 

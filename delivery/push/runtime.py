@@ -159,7 +159,7 @@ class PushSenders:
         )
 
     async def test(self, asked: TryPush) -> PushExchange:
-        """Sends a receiver a record that is none. Raises OwnerRefused."""
+        """Sends a receiver a test record, which is in no topic. Raises OwnerRefused."""
         for _ in range(3):  # the settings may be newer than a question that is under way
             sender = self._senders.get(asked.subscription_id)
             if sender is not None and not self._closed:

@@ -63,8 +63,8 @@ QUEUE_MESSAGES = 256
 QUEUE_BYTES = 256 << 10
 QUEUE_BATCHES = 2
 DEFERRING_PART = 0.5  # of the rate, while the daemon defers
-# What all senders of a shard have queued; besides, each one write. A message takes this besides its
-# data, as measured.
+# What all senders of a shard may have queued; each may have one write more. A message takes
+# QUEUED_MESSAGE_BYTES in addition to its data, as measured.
 QUEUED_BYTES_MAX = 32 << 20
 QUEUED_MESSAGE_BYTES = 1_200
 
@@ -101,7 +101,7 @@ class SenderJob(Struct, frozen=True):
 
     @property
     def push(self) -> PushSettings:
-        """And those of its pushing."""
+        """The settings of its pushing."""
         assert self.subscription.config.push is not None
         return self.subscription.config.push
 
@@ -427,7 +427,7 @@ class PushSender:
         if not is_counted and is_current and is_reliable:
             is_counted = self.failing.failed(places, may_be_theirs=verdict.may_be_of_record)
             why += "; other records were delivered meanwhile" if is_counted else ""
-        # Of an unreliable subscription what failed is dropped, and counted so.
+        # What failed of an unreliable subscription is dropped, and counted as dropped.
         failed = self.queue.refused(unit) if is_counted else self.queue.failed(unit)
         reports.give_back(failed, Failing(why, is_counted and is_reliable))
 

@@ -154,9 +154,9 @@ class PartitionReader:
         passes: Callable[[Record], bool],
         is_new: bool = False,
     ) -> RecordPage:
-        """The records after ``cursor`` that pass, at most ``limit`` and ``bytes_max``; one larger
-        record comes alone. ``is_new``: the cursor was at the head, so evictions that this shard
-        has not seen yet do not matter."""
+        """The records after ``cursor`` that pass, at most ``limit`` and ``bytes_max``; a larger
+        record is a page of its own. ``is_new``: the cursor was at the head, so evictions that this
+        shard has not seen yet do not matter."""
         for _ in range(OVERTAKEN_MAX):
             readable = await (self._ranges.before(key) if is_new else self._ranges.of(key))
             from_seq, tombstone = readable.enter(cursor)

@@ -235,7 +235,7 @@ class Blocks:
         self.bytes -= block.bytes
 
     def _evict(self) -> None:
-        """Forgets the blocks that were used least recently, but for one."""
+        """Forgets the blocks that were used least recently, and keeps one."""
         while self.bytes > self._limit_bytes and len(self._by_use) > 1:
             block, key = next(iter(self._by_use.items()))
             self._forget(block)

@@ -59,7 +59,7 @@ class SubscriptionOwner(Protocol):
 
 
 class OwnSubscriptions(Protocol):
-    """Those of this process."""
+    """The subscriptions that this process owns."""
 
     async def ask(self, request: OwnerRequest[A]) -> A:
         """As SubscriptionOwner."""

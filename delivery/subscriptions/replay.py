@@ -112,7 +112,7 @@ def lots(entries: Iterable[JournalEntry]) -> Iterator[Lot]:
 
 
 def add(tx: WriteTx, lot: Lot) -> None:
-    """Adds a lot to what is finished, but for what is below the floors already."""
+    """Adds a lot to what is finished, except what is below the floors already."""
     flushes = []
     for (subscription_id, generation), rows in lot.items():
         there = progress.state_of(tx, subscription_id)

@@ -50,7 +50,8 @@ WRITE_COST_BYTES = 4096  # a write costs about as much as encoding 4 KiB
 HEARTBEAT_NS = 15_000_000_000
 TICKS_PER_ROUND = 50  # each tick looks at this part of the watchers
 PAGE_RECORDS = 1_000
-PAGE_BYTES = 128 << 10  # of a catch-up, without names and escapes; one larger record comes alone
+# Of a catch-up, without names and escapes; a larger record is a page of its own.
+PAGE_BYTES = 128 << 10
 # Pages that are read or encoded simultaneously; the watchers beyond them wait for their turn.
 CATCH_UPS_AT_ONCE = 16
 # Between the look-up of a topic and the start of its stream, it may change; about 1 KB each.

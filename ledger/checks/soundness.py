@@ -96,6 +96,6 @@ def _of_partition(
 
 
 def _lacking(first: int, last: int, bound: int, gaps: OffsetRanges) -> OffsetRange | None:
-    """Those of the offsets that are above ``bound``, which L1 has, and not in a gap."""
+    """The offsets above ``bound``, which L1 has, that are not in a gap."""
     first, last = gaps.next_outside(max(first, bound + 1)), gaps.last_outside(last)
     return (first, last) if first <= last else None

@@ -34,7 +34,7 @@ SenderId = tuple[int, int]
 
 
 def write(tx: WriteTx, rates: Mapping[SenderId, LearnedRate]) -> None:
-    """Writes these down, but for subscriptions that do not live."""
+    """Writes these down, except for subscriptions that were deleted."""
     tx.executemany(
         _WRITE_SQL,
         [(sender, *rate, subscription_id) for (subscription_id, sender), rate in rates.items()],

@@ -24,7 +24,7 @@ class Keyed(Protocol):
 
 
 class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a subscription, but for where it is pushed."""
+    """The settings of a subscription, except where it is pushed."""
 
     mode: Annotated[
         Mode,

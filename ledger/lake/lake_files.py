@@ -80,7 +80,7 @@ def ranges_from(
 
 
 def known(tx: ReadTx, paths: list[str]) -> list[LakeFile]:
-    """Those of the files that the ledger knows, dropped ones too."""
+    """The files that the ledger knows, also dropped ones."""
     sql = f"SELECT {_COLUMNS} FROM lake_files WHERE path = ?"
     rows = [tx.execute(sql, (path,)).fetchone() for path in paths]
     return [LakeFile(*row) for row in rows if row is not None]

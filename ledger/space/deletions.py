@@ -74,7 +74,7 @@ def page(tx: ReadTx, reason: str, after_key: str = "", limit: int = 1_000) -> li
 
 
 def named(tx: ReadTx, keys: list[str]) -> set[str]:
-    """Those of the keys that are named for deletion."""
+    """The keys that are named for deletion."""
     return reads.those_in(tx, "deletions", "key", keys)
 
 

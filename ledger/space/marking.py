@@ -144,7 +144,7 @@ def mark(tx: WriteTx, marks: Marks, now_ms: int) -> None:
 
 
 def unreferenced_among(tx: ReadTx, commits: Iterable[int]) -> list[int]:
-    """Those of the commits whose objects nothing needs, and that are not marked yet."""
+    """The commits whose objects nothing needs, and that are not marked yet."""
     return [
         number
         for number in commits

@@ -73,7 +73,7 @@ def unmarked(tx: ReadTx, after_number: int, limit: int) -> tuple[list[Unreferenc
 
 
 def among(tx: ReadTx, policy: DeletionPolicy, objects: list[Unreferenced]) -> list[Unreferenced]:
-    """Those of the objects that may be deleted now."""
+    """The objects that may be deleted now."""
     values = (policy.unreferenced_to_ms, policy.commits_to)
     found = []
     for one in objects:

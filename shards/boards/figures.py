@@ -166,7 +166,7 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionCounters(SubscriptionCounts, frozen=True, kw_only=True):
-    """Of one subscription, or of all together. Counts are since the daemon started."""
+    """Figures of one subscription, or of all together. Counts are since the daemon started."""
 
     consumers: Annotated[
         int, figure("consumers that are present", "headgate_subscription_consumers")
@@ -200,7 +200,7 @@ class RouterCounts(Struct, frozen=True, kw_only=True):
 
 
 class RouterCounters(RouterCounts, frozen=True, kw_only=True):
-    """Of one router, or of all together. Counts are since the daemon started."""
+    """Figures of one router, or of all together. Counts are since the daemon started."""
 
     lag: Annotated[
         int, figure("offsets of the source that are not dealt with", "headgate_router_lag_records")

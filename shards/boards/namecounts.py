@@ -9,7 +9,7 @@ created again, and a token that is made anew, continues its counts.
 
 Slots are claimed in order: a slot is free if its length is 0, and so are all after it. Each shard
 has its own counts of each slot, which only it writes, with its heartbeat; they outlive its
-restarts, but for what it counted after its last heartbeat. Nothing is counted twice or lost
+restarts, except what it counted after its last heartbeat. Nothing is counted twice or lost
 otherwise: the sum over all places is what was counted.
 """
 

@@ -23,7 +23,7 @@ A slot is given to another subscription as soon as its former one is deleted, wh
 POSTs under way. Ids of subscriptions only grow, so they are the generation of a slot: an offer with
 a lower id than the one that is there is not written. A share and its figures belong to the sender
 that joined last: whoever joined before stores nothing there any more and is granted nothing. Each
-word has one writing process (``shards/layout.py``), but for offers, whose owner may be another
+word has one writing process (``shards/layout.py``), except offers, whose owner may be another
 process than that of the slot's former one: two may store at the same time, so owners offer again
 regularly. This module neither logs nor decides.
 """

@@ -55,7 +55,7 @@ class SlotGrants:
 
     @property
     def senders(self) -> Mapping[int, ShareHeld]:
-        """Those that are there, by shard, as of the last ``look``."""
+        """The senders that are present, by shard, as of the last ``look``."""
         return self._senders
 
     def look(self) -> bool:

@@ -46,7 +46,7 @@ class PushRules:
         self._words[at.G_PUSH_RULES] = number
 
     def read(self, number: int) -> Lists | None:
-        """Those of a number; None if there are later ones by now."""
+        """The lists of a number; None if there are later ones by now."""
         first = (number & 1) * at.PUSH_RULES_BYTES
         start = first + at.WORD_BYTES
         size = int.from_bytes(self._data[first:start], "little")

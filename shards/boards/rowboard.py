@@ -127,7 +127,7 @@ class Board(Generic[Row]):
         return self._those(self._column(at.B_ID))
 
     def standing(self) -> list[Placed[Row]]:
-        """Those that stand still. Costs one column if none does."""
+        """The rows of what stands still. Costs one column if none does."""
         return self._those(self._column(self._word("stands_since_ns")))
 
     def phases(self) -> list[tuple[int, int]]:

@@ -48,7 +48,7 @@ class RawSource(Protocol):
         ...
 
     def version(self) -> FileVersion | None:
-        """Of a file that was not written to since it was opened; otherwise None."""
+        """The version of a file; None if it was written to since it was opened."""
         ...
 
     def read(self, count: int) -> bytes | None:

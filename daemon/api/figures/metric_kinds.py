@@ -131,7 +131,7 @@ class _Place(NamedTuple):
         return _Place((*self.labels, *labels), rows)
 
     def listed(self, name: str, by: tuple[str, ...]) -> _Place:
-        """Those of a list in a field."""
+        """The place for figures of a list in a field."""
 
         def rows(scrape: Scrape) -> Iterable[tuple[tuple[str, ...], Any]]:
             for values, row in self.rows(scrape):

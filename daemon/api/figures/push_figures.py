@@ -37,7 +37,7 @@ async def in_slices(segment: Segment, now_ns: Callable[[], int]) -> list[PushTot
 def push_series(
     found: Iterable[PushTotal], rows: Sequence[Placed[SubscriptionRow]]
 ) -> list[PushSeries]:
-    """Those that have series of their own, after all others together."""
+    """The rows that have series of their own, after all others together."""
     names, own, others = _names(rows), [], []
     for total in found:
         topic, subscription = names.get(total.subscription_id, ("", ""))

@@ -17,7 +17,7 @@ from shards.boards.rowboard import Placed, RouterRow, RowPhase
 
 
 def router_series(rows: Iterable[Placed[RouterRow]]) -> list[RouterRow]:
-    """Those that have series of their own, after all others together."""
+    """The rows that have series of their own, after all others together."""
     own: list[RouterRow] = []
     others: list[RouterRow] = []
     for slot, _, row in rows:

@@ -21,7 +21,7 @@ _SUMS = [*set(SubscriptionCounters.__struct_fields__).difference(_AGES), "consum
 
 
 def series(rows: Iterable[Placed[SubscriptionRow]]) -> list[SubscriptionRow]:
-    """Those that have series of their own, after all others together."""
+    """The rows that have series of their own, after all others together."""
     own: list[SubscriptionRow] = []
     others: list[SubscriptionRow] = []
     for slot, _, row in rows:

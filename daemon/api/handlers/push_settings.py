@@ -92,7 +92,7 @@ def change_of(name: str, asked: Struct, allow: AllowList) -> PushChange:
 
 
 def _check_endpoint(name: str, endpoint: str, allow: AllowList) -> None:
-    """As far as the URL shows it; connections are checked again."""
+    """Refuses what the URL itself shows to be forbidden; connections are checked again."""
     try:
         allow.check(endpoint)
     except BadEndpoint as error:

@@ -145,7 +145,7 @@ class LakeFiles:
         return self._ledger.read(deletions.policy, self._now_ms(), self._settings.gc_grace_ms)
 
     def _among(self, files: Iterable[CollectableFile]) -> list[CollectableFile]:
-        """Those that the ledger does not know, or has dropped long enough ago."""
+        """The files that the ledger does not know, or has dropped long enough ago."""
         found = {file.location: file for file in files}
         policy = self._policy()
         for known in self._ledger.read(lake_files.known, list(found)):

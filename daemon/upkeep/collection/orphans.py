@@ -99,7 +99,7 @@ class OrphanObjects:
         return [one for one in found if one.key in named]
 
     def judge(self, named: list[OrphanObject]) -> list[OrphanObject]:
-        """Those that are still named, and orphans."""
+        """The objects that are still named, and still orphans."""
         live = self._live_leases()
         keys = [one.key for one in named]
         committed = self._ledger.read(reads.committed_keys, keys)

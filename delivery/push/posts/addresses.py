@@ -102,7 +102,7 @@ def is_public(address: IPAddress) -> bool:
 
 class AllowList:
     """``push_allow`` and ``push_deny``, ready to be asked. ``set`` changes them for all who have
-    this object. Raises ValueError for an entry that is none."""
+    this object. Raises ValueError for an entry that cannot be one."""
 
     def __init__(
         self,

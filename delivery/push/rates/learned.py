@@ -14,7 +14,7 @@ from ledger.delivery.push_rates import LearnedRate, SenderId
 
 
 class LearnedRates:
-    """Those of one shard; called in the loop."""
+    """The rates that one shard has learned; called in the loop."""
 
     def __init__(self) -> None:
         self._noted: dict[SenderId, LearnedRate] = {}

@@ -28,7 +28,7 @@ class NotServed(OwnerRefused):
 
 
 class Unserved:
-    """Those of one shard, by id, the next one to look at first."""
+    """The unserved subscriptions of one shard, by id, the next one to look at first."""
 
     def __init__(self, can_pin: Callable[[SubscriptionView], bool]) -> None:
         self._can_pin = can_pin
