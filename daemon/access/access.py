@@ -132,7 +132,7 @@ class Access:
         self, headers: Mapping[str, str], segments: Sequence[str], query: Mapping[str, str]
     ) -> Rights:
         """The rights of a request whose query has a ticket: those of the token that it stands
-        for. Raises ApiError 401, 400 for a token besides it."""
+        for. Raises ApiError 401, or 400 if there is a token too."""
         if self._path is None:
             return self._everybody
         if "authorization" in headers or "x-api-key" in headers:
