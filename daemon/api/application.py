@@ -442,6 +442,7 @@ def _respond(request: Request, body: bytes, status: int = 200, *, content_type: 
         rights.allowance.charge_out(len(body))
     if rights.tally is not None:
         rights.tally.bytes_out += len(body)
+    request.connection.reader = rights
     request.respond(status, body, content_type=content_type)
 
 

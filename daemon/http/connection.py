@@ -284,9 +284,13 @@ class Connection(Receiver, asyncio.Protocol):
         self.transport.resume_reading()
 
     def end_revoked(self) -> None:
-        """Ends a stream and refuses a body on its way if the sender's rights have ended."""
-        if self.stream is not None and not self.stream.rights.live:
-            self.stream.end()
+        """Ends a stream, refuses a body on its way, and drops answers that were not taken, if the
+        sender's rights have ended."""
+        if self.stream is not None:
+            if not self.stream.rights.live:
+                self.stream.revoked()
+        elif not self.reader.live and self.transport.get_write_buffer_size():
+            self.transport.abort()
         elif self._phase == BODY and self._taking is not None:
             try:
                 self._taking.head.rights.check_live()

@@ -20,6 +20,7 @@ import msgspec
 
 from daemon.access.allowance import Allowance
 from daemon.access.audit import AuditedRequest
+from daemon.access.rights import EVERYTHING, Rights
 from daemon.http.cors import Cors
 from daemon.http.head import Head
 from daemon.http.response import (
@@ -71,8 +72,8 @@ class Sender:
     """The sending side of a connection: requests without an answer, in the order of arrival."""
 
     __slots__ = (
-        "address", "allowance", "answered_ns", "attention", "is_full", "plain", "queue", "server",
-        "tls", "transport", "unread_bytes",
+        "address", "allowance", "answered_ns", "attention", "is_full", "plain", "queue", "reader",
+        "server", "tls", "transport", "unread_bytes",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -85,6 +86,7 @@ class Sender:
         # accepted never could: empty then, and for the Unix socket.
         self.address = ""
         self.allowance: Allowance | None = None  # whose connections it is among
+        self.reader: Rights = EVERYTHING  # whose request was answered last, but for produce
         self.queue: deque[Request] = deque()
         # Answers need no header about the connection.
         self.plain = not server.draining

@@ -127,6 +127,17 @@ class Stream:
 
     # -- what the connection calls -------------------------------------------------------------
 
+    def revoked(self) -> None:
+        """Its sender's rights have ended: what the client has not taken does not go to it any more.
+        Its owner is told as if the client had gone."""
+        if self._carrier.transport.get_write_buffer_size():
+            self.abort()
+            return
+        closed_by_peer = self.closed_by_peer
+        self.end()
+        if closed_by_peer is not None:
+            self._guarded(closed_by_peer)
+
     def opened(self, *, writable: bool) -> None:
         """The head was written; ``writable`` if the socket took it."""
         start, self._start = self._start, None

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from daemon.access.access import Access
 from daemon.access.token_file import Scope, TokenFile
 from daemon.api.application import Api
@@ -25,6 +27,7 @@ class Handlers:
         self.let_go = asyncio.Event()
         self.written = 0
         self.opened = 0
+        self.gone: list[Outlet] = []
 
     async def write(self, _: object) -> dict[str, int]:
         self.written += 1
@@ -34,9 +37,14 @@ class Handlers:
         await self.let_go.wait()
         return {}
 
+    async def page(self) -> str:
+        return "a" * 1000
+
     async def stream(self) -> Streaming:
-        def start(_: Outlet) -> None:
+        def start(outlet: Outlet) -> None:
             self.opened += 1
+            outlet.write(b"1\r\na\r\n")
+            outlet.closed_by_peer = lambda: self.gone.append(outlet)
 
         return Streaming("text/event-stream", start)
 
@@ -52,6 +60,7 @@ def route(method: Any, path: str, **more: Any) -> Route:
 ROUTES = (
     route("POST", "/write", body=list[int]),
     route("GET", "/wait"),
+    route("GET", "/page"),
     route("GET", "/stream", streams={"text/event-stream": "events"}),
 )
 
@@ -84,6 +93,42 @@ def test_a_request_whose_rights_have_ended_on_its_way_is_refused(tmp_path: Path)
         first, _, second = bytes(waits_transport.written).partition(b"{}")
         assert first.startswith(b"HTTP/1.1 200 ") and second.startswith(b"HTTP/1.1 401 ")
         assert not handlers.opened
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_taken", [True, False])
+@pytest.mark.parametrize("path", ["/stream", "/page"])
+def test_rights_that_end_take_back_what_was_not_taken_and_the_owner_of_a_stream_is_told(
+    tmp_path: Path, path: str, has_taken: bool
+) -> None:
+    async def run() -> None:
+        file = TokenFile(tmp_path / "tokens.json")
+        tokens = [file.issue(name, [Scope.READ])[1] for name in ("reader", "other")]
+        access = Access(file.path)
+        handlers: Any = Handlers()
+        producer: Any = None
+        server = Server()
+        server.application = Api(ROUTES, handlers, producer, Waiters(), access)
+        server.limits = HttpLimits()
+        made = []
+        for token in tokens:
+            connection, transport = connect(server, 100_000 if has_taken else 5)
+            connection.data_received(
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {token}\r\n\r\n".encode()
+            )
+            made.append((connection, transport))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        access.of({"x-api-key": tokens[0]}).live = False
+        server.end_revoked()
+        (connection, transport), (_, other) = made
+        assert (transport.closed, other.ended) == (not has_taken, False)
+        if path == "/stream":
+            assert transport.ended
+            if not has_taken:
+                connection.connection_lost(None)  # as after each abort
+            assert handlers.opened == 2 and len(handlers.gone) == 1
 
     asyncio.run(run())
 
