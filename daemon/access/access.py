@@ -101,9 +101,14 @@ class Access:
             known = self._of_certificate(client_names)
         else:
             known = self._of_key(key)
-        if _is_over(known.token, self._now_ms()):
+        if self._is_over(known, self._now_ms()):
             raise unauthenticated("the token has expired")
         return self._counted(known)
+
+    @staticmethod
+    def _is_over(known: _Known, now_ms: int) -> bool:
+        """Whether it has expired; also until the next look if the clock was set back since."""
+        return not known.rights.live or _has_expired(known.token, now_ms)
 
     def _counted(self, known: _Known) -> Rights:
         """Its rights. From their first head on, what is done with them is counted."""
@@ -141,7 +146,7 @@ class Access:
         known = self._known.get(
             self._tickets.token_id(query["ticket"], segments, query, now_ms) or ""
         )
-        if known is None or _is_over(known.token, now_ms):
+        if known is None or self._is_over(known, now_ms):
             raise ApiError(
                 401,
                 "unauthenticated",
@@ -258,16 +263,22 @@ class Access:
             self._audit.note(event, **fields)
 
     def _end_expired(self) -> bool:
+        """Returns whether rights have ended. A token that expired since the clock was wrong is in
+        force again when the clock is right."""
         now_ms = self._now_ms()
-        over = [
-            known
-            for known in self._known.values()
-            if known.rights.live and _is_over(known.token, now_ms)
-        ]
-        for known in over:
-            known.rights.live = False
-            self._note("token_expired", who=known.token.name)
-        self.version += bool(over)
+        over = back = 0
+        for known in self._known.values():
+            has_expired = _has_expired(known.token, now_ms)
+            if known.rights.live and has_expired:
+                known.rights.live = False
+                over += 1
+                self._note("token_expired", who=known.token.name)
+            elif not (known.rights.live or has_expired):
+                known.rights = rights_of(known.token, self._allowances)
+                back += 1
+                log.warning("the clock was set back: %r has not expired yet", known.token.name)
+                self._note("token_in_force", who=known.token.name)
+        self.version += bool(over or back)
         return bool(over)
 
 
@@ -286,6 +297,6 @@ def _two_tokens() -> ApiError:
     )  # fmt: skip
 
 
-def _is_over(token: Token, now_ms: int) -> bool:
+def _has_expired(token: Token, now_ms: int) -> bool:
     expires: datetime | None = token.expires
     return expires is not None and expires.timestamp() * 1000 <= now_ms

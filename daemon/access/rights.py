@@ -55,12 +55,16 @@ class Rights:
         self.tally: TokenTally | None = None
 
     def covers(self, topic: str) -> bool:
-        """Whether a name is among the topics of the token."""
-        return (
-            self._of_all
-            or topic in self._names
-            or topic.startswith(self._beginnings)
-            or any(matches(topic) for matches in self._matchers)
+        """Whether a name is among the topics of the token. The daemon's own cursors, which have a
+        ``/`` in their names, are for tokens of all topics: their names tell of what they belong
+        to."""
+        return self._of_all or (
+            "/" not in topic
+            and (
+                topic in self._names
+                or topic.startswith(self._beginnings)
+                or any(matches(topic) for matches in self._matchers)
+            )
         )
 
     @property

@@ -371,10 +371,7 @@ class Api:
         except asyncio.CancelledError:
             request.abandon()  # the connection is lost, or the process ends
         except Exception as error:  # noqa: BLE001 - every error of a task is logged and answered
-            refusal = refusal_of(error)
-            if refusal.status in (401, 403):
-                self.refused(request, refusal)
-            request.refuse(refusal)
+            request.refuse(refusal_of(error))
 
     async def _check_room(self, objects: ObjectLimits, found: Found, request: Request) -> None:
         rights = request.head.rights

@@ -454,6 +454,10 @@ class Receiver(Sender):
             if token is not None:
                 self._application.release(token)
 
+    def no_right(self, request: Request, error: ApiError) -> None:
+        """A request is refused because its sender has no right to it."""
+        self._application.refused(request, error)
+
     # -- refusing ------------------------------------------------------------------------------
 
     def _fail(self, request: Request, error: Exception, *, close: bool = False) -> None:
@@ -461,8 +465,6 @@ class Receiver(Sender):
         if not isinstance(error, ApiError):
             logger.error("%s %s failed", request.head.method, request.head.path, exc_info=error)
             error = ApiError(500, "internal", "the server failed; its log says why", close=True)
-        if error.status in (401, 403):
-            self._application.refused(request, error)
         if request.answered:
             self.end()
             return

@@ -129,6 +129,10 @@ class Sender:
         """A request that waited is refused."""
 
     @abstractmethod
+    def no_right(self, request: Request, error: ApiError) -> None:
+        """A request is refused because its sender has no right to it (401, 403)."""
+
+    @abstractmethod
     def begin_stream(self, stream: Stream, head: bytes) -> None:
         """Writes the head and opens the stream; the connection does nothing else from now on."""
 
@@ -286,6 +290,8 @@ class Request(msgspec.Struct, eq=False):
         rights = self.head.rights
         if rights.tally is not None:
             rights.tally.refused += 1
+        if error.status in (401, 403):
+            self.connection.no_right(self, error)
         self._answer_with(answer_of(rights.shown(error), close=close))
 
     def stream(self, content_type: str, start: Start) -> None:

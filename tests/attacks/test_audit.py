@@ -72,6 +72,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
     tokens = {
         "all": file.issue("all", list(Scope))[1],
         "reader": file.issue("reader", [Scope.READ])[1],
+        "narrow": file.issue("narrow", [Scope.PRODUCE], ["new"])[1],
     }
     settings = {
         "auth_file": file.path, "admin_over_tcp": "true", "audit_log": path,
@@ -153,6 +154,9 @@ def test_refusals_starts_and_tokens_have_lines(audited: Audited) -> None:
     assert world.ask("GET", "/v0/topics", None).status == 401
     assert world.ask("PUT", "/v0/topics/x", "reader").status == 403
     assert world.ask("POST", "/v0/topics/x", "hg_wrong", body=b"{}").status == 401
+    # Refused when its topic is to be created: what its body names is known late.
+    body = b'{"records":[{"data":1}],"advance":{"cursor":"theirs","expected":0,"next":1}}'
+    assert world.ask("POST", "/v0/topics/new", "narrow", body=body).status == 403
     told = [
         (line["event"], line["who"], line["method"], line["path"], line["status"])
         for line in audited.lines()[before:]
@@ -161,6 +165,7 @@ def test_refusals_starts_and_tokens_have_lines(audited: Audited) -> None:
         ("refused", None, "GET", "/v0/topics", 401),
         ("refused", "reader", "PUT", "/v0/topics/x", 403),
         ("refused", None, "POST", "/v0/topics/x", 401),
+        ("refused", "narrow", "POST", "/v0/topics/new", 403),
     ]
     (started,) = [line for line in audited.lines() if line["event"] == "started"]
     assert (started["process"], started["former"]) == ("supervisor", "none")
@@ -171,9 +176,9 @@ def test_refusals_starts_and_tokens_have_lines(audited: Audited) -> None:
         return [line for line in audited.lines() if line["event"] == "tokens"]
 
     last = wait_until(
-        lambda: [line for line in tokens() if line["generation"] == 4], "the shard that tells"
+        lambda: [line for line in tokens() if line["generation"] == 5], "the shard that tells"
     )[-1]
-    assert last["count"] == 2 and last["process"] == "shard 0"
+    assert last["count"] == 3 and last["process"] == "shard 0"
     socket = socket_address(str(world.daemon.data))
     for method, target, body in (
         ("PUT", "/v0/topics/local", b""),

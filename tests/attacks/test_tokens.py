@@ -98,6 +98,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     tokens["stranger"] = file.issue(
         "stranger", list(Scope), ["mine", "mine-a", "mine.b", "sec-rets"]
     )[1]
+    tokens["wide"] = file.issue("wide", list(Scope), ["mine", "r*", "*opier", "s?b*"])[1]
     tokens["revoked"] = file.issue("gone", list(Scope))[1]
     file.revoke("gone")
     long_ago = TokenFile(file.path, lambda: 1_700_000_000_000)
@@ -336,6 +337,15 @@ def test_lists_show_what_a_token_is_for(world: World) -> None:
         assert world.ask("GET", path, "elsewhere").json[name] == []
         assert len(world.ask("GET", path, "all").json[name]) >= 1
     assert world.ask("GET", "/v0/scaling", "elsewhere").json["subscriptions"] == []
+
+
+def test_cursors_of_routers_and_subscriptions_are_among_no_patterns_but_all(world: World) -> None:
+    known = [each["cursor"] for each in world.ask("GET", "/v0/cursors", "all").json["cursors"]]
+    assert "router/copier" in known
+    assert world.ask("GET", "/v0/cursors", "wide").json["cursors"] == []
+    for name in ("copier", "nobodys"):
+        assert world.ask("GET", f"/v0/cursors/router%2F{name}", "wide").status == 403
+    assert world.ask("GET", "/v0/cursors/router%2Fcopier", "all").status == 200
 
 
 def test_no_page_of_a_list_ends_with_a_name_that_a_token_is_not_for(world: World) -> None:

@@ -1,7 +1,7 @@
 """``/v0/admin``: what compaction, collection and checks ask of the owner of the ledger.
 
-Served on every listener. The Unix socket in the data directory is this user's only; on TCP the API
-has no authentication, as the rest of it has none (SECURITY.md).
+Served on the Unix socket in the data directory, which is this user's only; by TCP if
+``admin_over_tcp`` is set, with the scopes of the routes (SECURITY.md).
 
 Each call on the ledger runs in the shard's ledger thread and is short, so that readers and commits
 are not held up. What is told of leases and of followed commits is read from shared memory.

@@ -20,6 +20,7 @@ from daemon.access.rights import EVERYTHING, Rights
 from daemon.access.token_file import Scope, TokenFile, TokenFileError
 from daemon.schemas.errors import ApiError
 from delivery.filters import compiled
+from ledger.types import TokenName
 
 NOW_MS = 1_790_000_000_000
 
@@ -143,6 +144,25 @@ def test_an_expired_token_ends_by_itself(world: World) -> None:
         rights.check_live()
     assert not world.access.look(), "told once"
     assert [line["who"] for line in world.noted("token_expired")] == ["brief"]
+
+
+def test_a_token_that_expired_by_a_wrong_clock_is_in_force_again_when_the_clock_is_right(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    token, text = world.file.issue("brief", [Scope.READ], expires_in=timedelta(days=30))
+    world.access.look()
+    before = world.access.of(bearer(text))
+    world.now_ms += 365 * 86_400_000
+    assert world.access.look() and world.access.why_gone(TokenName(token.id, "brief"))
+    world.now_ms = NOW_MS
+    assert "has expired" in world.refused(bearer(text)).message, "until it is looked at again"
+    assert not world.access.look()
+    after = world.access.of(bearer(text))
+    after.check_live()
+    assert not (before.live or world.access.why_gone(TokenName(token.id, "brief")))
+    assert "the clock was set back: 'brief' has not expired yet" in caplog.text
+    assert [line["who"] for line in world.noted("token_in_force")] == ["brief"]
+    assert not world.access.look(), "told once"
 
 
 @pytest.mark.parametrize("spoil", ["torn", "gone", "others", "older"])
