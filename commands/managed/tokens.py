@@ -26,7 +26,13 @@ from daemon.access.token_changes import (
     TokensRequest,
     apply,
 )
-from daemon.access.token_file import Scope, TokenFile, TokenFileError
+from daemon.access.token_file import (
+    LIFETIME_MAX,
+    Scope,
+    TokenFile,
+    TokenFileError,
+    check_lifetime,
+)
 from daemon.config.limits import BY_NAME as LIMITS
 from daemon.config.limits import read_limits
 
@@ -54,10 +60,9 @@ def _lifetime(text: str) -> timedelta:
         raise ValueError(f"must be a duration like 12h or 30d, got {text!r}")
     try:
         lifetime = timedelta(milliseconds=float(match[1]) * DURATION_MS[match[2]])
-        if lifetime > timedelta(days=36_500):
-            raise OverflowError
-    except OverflowError:
-        raise ValueError(f"must be at most 36500d, got {text!r}") from None
+        check_lifetime(lifetime)
+    except (OverflowError, TokenFileError):
+        raise ValueError(f"must be from 1s to {LIFETIME_MAX.days}d, got {text!r}") from None
     return lifetime
 
 
@@ -143,8 +148,7 @@ def tokens_create(
     Examples:
       headgate tokens create shop --scope produce --topics 'orders*' --auth-file tokens.json
       headgate tokens create dashboard --scope metrics,read --expires 30d --auth-file tokens.json
-      headgate tokens create guest --scope produce --limit requests=100/s --limit bytes_in=1MiB/s \
-        --auth-file tokens.json
+      headgate tokens create guest --scope produce --limit requests=100/s --limit streams=9
     """
     lifetime_s = None if lifetime is None else lifetime.total_seconds()
     wanted = TokenRequest(name, list(scopes), tuple(topics), lifetime_s, limits, certificate)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec import Struct
 
-from daemon.access.token_file import Scope, Token, TokenFile, TokenFileError
+from daemon.access.token_file import Scope, Token, TokenFile, TokenFileError, check_lifetime
 from daemon.config.limits import check_limit, limit_text
 
 
@@ -72,6 +72,7 @@ def _create(file: TokenFile, asked: TokenRequest) -> NewToken:
             check_limit(name, number)
         if asked.expires_in_s is not None:
             lifetime = timedelta(seconds=asked.expires_in_s)
+            check_lifetime(lifetime)
     except (ValueError, OverflowError) as error:
         raise TokenFileError(str(error)) from None
     token, text = file.issue(

@@ -41,6 +41,7 @@ FILE_BYTES_MAX = 4 << 20  # about 10,000 tokens
 NAME_CHARACTERS_MAX = 128
 TOPICS_MAX = 64
 LOCK_WAIT_S = 10.0
+LIFETIME_MAX = timedelta(days=36_500)
 ID_BYTES = 8
 SECRET_BYTES = 32
 _TOKEN = re.compile(r"hg_([0-9a-f]{16})_([0-9a-f]{64})")
@@ -142,7 +143,8 @@ def read_tokens(path: Path) -> Tokens:
         ) from None
     if content.version != VERSION:
         raise TokenFileError(
-            f"{path} has the version {content.version}, and this Headgate knows {VERSION}"
+            f"{path} has the version {content.version}, and this Headgate knows {VERSION}: use the"
+            " Headgate that wrote it, or move it away and create all tokens again"
         )
     ids = [token.id for token in content.tokens]
     if len({*ids}) < len(ids):
@@ -250,9 +252,8 @@ class TokenFile:
         self._now_ms = now_ms
 
     def tokens(self) -> tuple[Token, ...]:
-        """All tokens, in the order of their creation; none if there is no file. Raises
-        TokenFileError."""
-        return self._read().tokens
+        """All tokens, in the order of their creation. Raises TokenFileError."""
+        return read_tokens(self.path).tokens
 
     def begin(self, before: ReadBefore) -> bool:
         """Makes a file without tokens if there is none and never was; whether it did. Raises
@@ -306,6 +307,7 @@ class TokenFile:
 
     def revoke(self, name: str) -> Token:
         """Removes the token of this name or id. Raises TokenFileError."""
+        self.tokens()  # where there is no file, no lock is made
         with self._changing() as content:
             found = next((each for each in content.tokens if name in (each.name, each.id)), None)
             if found is None:
@@ -359,6 +361,15 @@ class TokenFile:
             except OSError as error:
                 raise TokenFileError(f"cannot lock {self.path}: {error.strerror}") from error
             yield self._read()
+
+
+def check_lifetime(lifetime: timedelta) -> None:
+    """Raises TokenFileError for a token that would never be in force, or whose end has no date."""
+    if not timedelta(seconds=1) <= lifetime <= LIFETIME_MAX:
+        raise TokenFileError(
+            f"a token expires after 1 s to {LIFETIME_MAX.days} days, got"
+            f" {lifetime.total_seconds():g} s"
+        )
 
 
 def _check(name: str, scopes: Sequence[Scope], topics: Sequence[str], certificate: str) -> None:

@@ -213,14 +213,27 @@ def _tried(
         shown = _handshake(context, client)
     except ssl.SSLCertVerificationError as error:
         raise CertificateError(
-            f"tls_certificate {files.certificate} cannot be used: {error.verify_message}; this"
-            " machine's clock counts"
+            f"tls_certificate {files.certificate} cannot be used: {error.verify_message}"
+            f"{_untimely(context, client)}"
         ) from None
     except ssl.SSLError as error:
         raise _unusable(files, error) from None
     names = names_of(shown)
     expires_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
     return names, datetime.fromtimestamp(expires_s, UTC)
+
+
+def _untimely(context: ssl.SSLContext, client: ssl.SSLContext) -> str:
+    """When a certificate is valid, if it could be used then. The same until the files change."""
+    client.verify_flags |= _NO_CHECK_TIME  # type: ignore[operator, unused-ignore]
+    try:
+        shown = _handshake(context, client)
+    except ssl.SSLError:
+        return ""
+    return (
+        f" (it is valid from {shown['notBefore']} to {shown['notAfter']}); replace both files, or"
+        " set this machine's clock if it is wrong"
+    )
 
 
 def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:

@@ -49,10 +49,12 @@ def test_json_has_the_token(tmp_path: Path) -> None:
         (["create", "a"], 2, "Missing option '--scope'"),
         (["create", "a", "--scope", "write"], 2, "'write' is not a scope; the scopes are produce"),
         (["create", "a", "--scope", "read", "--expires", "soon"], 2, "12h or 30d, got 'soon'"),
-        (["create", "a", "--scope", "read", "--expires", "99999999d"], 2, "at most 36500d"),
+        (["create", "a", "--scope", "read", "--expires", "99999999d"], 2, "1s to 36500d"),
+        (["create", "a", "--scope", "read", "--expires", "0d"], 2, "1s to 36500d, got '0d'"),
         (["create", "a", "--scope", "read", "--topics", "a/b"], 1, "got 'a/b'"),
         (["create", "a b", "--scope", "read"], 1, "a token's name must have"),
-        (["revoke", "nobody"], 1, "has no token 'nobody'"),
+        (["revoke", "nobody"], 1, "there is no"),
+        (["ls"], 1, "there is no"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -62,6 +64,8 @@ def test_what_makes_no_sense_is_refused(
     refused = run(path, *arguments)
     assert refused.exit_code == code and said in refused.output, refused.output
     assert not path.exists()
+    run(path, "create", "a", "--scope", "read")
+    assert "has no token 'nobody'" in run(path, "revoke", "nobody").output
 
 
 def test_without_a_file_the_daemon_is_asked(tmp_path: Path) -> None:

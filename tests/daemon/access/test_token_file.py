@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.access.access import Access
+from daemon.access.token_changes import TokenRequest, TokensRequest, apply
 from daemon.access.token_file import (
     FILE_BYTES_MAX,
     ReadBefore,
@@ -63,6 +64,25 @@ def test_a_token_does_not_pay_the_debts_of_one_that_was_revoked(tmp_path: Path) 
     assert len({*slots}) == 20 and all(slot > 0 for slot in slots)
 
 
+def test_a_file_that_is_not_there_is_named_and_nothing_is_made(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    for ask in (file.tokens, lambda: file.revoke("a")):
+        with pytest.raises(TokenFileError, match=f"there is no {file.path}"):
+            ask()
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.5, 36_501 * 86_400, 1e12])
+def test_a_token_that_ends_when_it_is_made_or_never_can_is_refused(
+    tmp_path: Path, seconds: float
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    asked = TokenRequest("brief", [Scope.READ], expires_in_s=seconds)
+    with pytest.raises(TokenFileError, match="expires after 1 s to 36500 days, got"):
+        apply(file, TokensRequest(create=asked))
+    assert not file.path.exists()
+
+
 def test_two_tokens_cannot_have_one_name(tmp_path: Path) -> None:
     file = made(tmp_path / "tokens.json")
     with pytest.raises(TokenFileError, match="has a token 'first' already: revoke it first"):
@@ -113,7 +133,10 @@ def _folder(path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:-20]), "is damaged.*restore it"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "is damaged"),
         (lambda path: path.write_bytes(b" " * (FILE_BYTES_MAX + 1)), "more than 4194304 bytes"),
-        (lambda path: path.write_text('{"version":2,"generation":1}'), "version 2, and this"),
+        (
+            lambda path: path.write_text('{"version":2,"generation":1}'),
+            "version 2, and this.*move it away",
+        ),
         (
             lambda path: path.write_text(
                 path.read_text().replace('"first"', '"first", "root": true')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,12 @@ def test_a_good_pair_has_names_and_an_end(authority: Authority) -> None:
 @pytest.mark.parametrize("how", BAD)
 def test_a_bad_pair_is_refused_by_name(authority: Authority, how: str) -> None:
     message = spoil(authority, how)
-    with pytest.raises(CertificateError, match=message):
+    with pytest.raises(CertificateError, match=message) as caught:
         Certificate(files(authority))
+    if how in ("expired", "not valid yet"):
+        years = ("2019", "2020") if how == "expired" else ("2090", "2099")
+        dates = rf"valid from Jan  1 .* {years[0]} GMT to Jan  1 .* {years[1]} GMT.*set .* clock"
+        assert re.search(dates, str(caught.value))
 
 
 def test_authorities_of_clients_must_be_certificates(authority: Authority, tmp_path: Path) -> None:
