@@ -10,6 +10,7 @@ Callbacks are called from the event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
+
+from compaction.access.authorities import trusting
+from compaction.access.bearer import bearer
 
 ANSWER_BYTES_MAX = 1 << 20  # an answer to a produce request names at most 1,000 partitions
 CONNECT_S = 10.0
@@ -32,20 +36,26 @@ class WireAnswer(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a daemon is, out of its URL."""
+    """Where a daemon is, out of its URL; ``tls`` is what checks its certificate, None in clear
+    text. ``fields`` are sent with each request: the token is in them."""
 
     host: str
     port: int
     base: str
-    is_https: bool
+    tls: ssl.SSLContext | None
+    fields: str
+
+    def __repr__(self) -> str:
+        return f"Address({self.host}:{self.port}{self.base})"
 
     @classmethod
     def of(cls, url: str) -> Address:
         """The URL must be one that a Client has accepted."""
         parts = urlsplit(url)
-        is_https = parts.scheme == "https"
-        port = parts.port or (443 if is_https else 80)
-        return cls(parts.hostname or "", port, parts.path.rstrip("/"), is_https)
+        tls = trusting(os.environ) if parts.scheme == "https" else None
+        port = parts.port or (80 if tls is None else 443)
+        fields = "".join(f"{name}: {value}\r\n" for name, value in bearer(url).items())
+        return cls(parts.hostname or "", port, parts.path.rstrip("/"), tls, fields)
 
 
 class Wire(asyncio.Protocol):
@@ -82,11 +92,11 @@ class Wire(asyncio.Protocol):
     ) -> Wire:
         """A connection that is open. Raises OSError."""
         loop = asyncio.get_running_loop()
-        context = ssl.create_default_context() if address.is_https else None
         async with asyncio.timeout(CONNECT_S):
             _, wire = await loop.create_connection(
-                lambda: cls(address, now, answered, lost), address.host, address.port, ssl=context
-            )
+                lambda: cls(address, now, answered, lost), address.host, address.port,
+                ssl=address.tls,
+            )  # fmt: skip
         return wire
 
     @property
@@ -102,6 +112,7 @@ class Wire(asyncio.Protocol):
         host = f"[{host}]" if ":" in host else host
         head = (
             f"POST {self._address.base}{path} HTTP/1.1\r\nHost: {host}:{self._address.port}\r\n"
+            f"{self._address.fields}"
             f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         )
         self._sent_at.append(self._now())
