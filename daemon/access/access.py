@@ -7,6 +7,7 @@ changed. What cannot be read leaves the tokens in force that were; it is logged 
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -193,11 +194,14 @@ class Access:
         if seen != self._seen:
             self._seen = seen
             try:
+                if seen == errno.ENOENT:
+                    raise TokenFileError(f"{path} is gone; put it back")
                 content = read_tokens(path)
                 if content.generation < self._generation:
                     raise TokenFileError(
                         f"{path} has the generation {content.generation}, and {self._generation}"
-                        " was read before: an older file was put back"
+                        " was read before: an older file was put back, maybe with tokens that were"
+                        " revoked; put the newest one back"
                     )
                 ended = self._take(content)
                 self.problem = ""

@@ -8,7 +8,15 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec import Struct
 
-from daemon.access.token_file import Scope, Token, TokenFile, TokenFileError, check_lifetime
+from daemon.access.token_file import (
+    ReadBefore,
+    Scope,
+    Token,
+    TokenFile,
+    TokenFileError,
+    check_lifetime,
+    read_tokens,
+)
 from daemon.config.limits import check_limit, limit_text
 
 
@@ -56,8 +64,11 @@ class TokensAnswer(Struct, frozen=True):
     tokens: list[TokenRow] = []
 
 
-def apply(file: TokenFile, asked: TokensRequest) -> TokensAnswer:
-    """Does what is asked. Blocks for a few ms. Raises TokenFileError."""
+def apply(file: TokenFile, asked: TokensRequest, before: ReadBefore | None = None) -> TokensAnswer:
+    """Does what is asked. Blocks for a few ms. Raises TokenFileError, also for a change of an older
+    file than was read ``before``: its generation would rise, and its tokens be in force again."""
+    if before is not None and (asked.create is not None or asked.revoke is not None):
+        before.check(read_tokens(file.path).generation)
     if asked.create is not None:
         return TokensAnswer(made=_create(file, asked.create))
     if asked.revoke is not None:

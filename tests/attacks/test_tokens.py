@@ -472,6 +472,14 @@ def test_tokens_are_made_and_revoked_through_the_socket_and_by_nobody_else(world
     ):
         refused = runner.invoke(cli.headgate, ["tokens", *arguments, *data])
         assert refused.exit_code == 1 and said in refused.output, refused.output
+    newest = world.file.path.read_bytes()
+    older = {**json.loads(newest), "generation": 1}
+    world.file.path.write_text(json.dumps(older))
+    for change in (["create", "late", "--scope", "read"], ["revoke", "all"]):
+        refused = runner.invoke(cli.headgate, ["tokens", *change, *data])
+        assert "an older file was put back" in refused.output and refused.exit_code == 1
+    assert json.loads(world.file.path.read_bytes()) == older
+    world.file.path.write_bytes(newest)
     before = world.file.tokens()
     body = b'{"create":{"name":"mine","scopes":["admin"]}}'
     for token in ("all", Scope.ADMIN):

@@ -21,6 +21,7 @@ import msgspec
 
 from compaction.access.operations import Operation, operation, refusal_of
 from compaction.access.settings import LakeSettings
+from daemon.access.access import read_before
 from daemon.access.rights import Rights
 from daemon.access.token_changes import TokensAnswer, TokensRequest, apply
 from daemon.access.token_file import TokenFile, TokenFileError
@@ -241,7 +242,8 @@ class AdminRoutes:
             )
         try:
             # Not in the ledger's thread: whoever holds the lock of the file would stop commits.
-            return await asyncio.to_thread(apply, TokenFile(Path(path)), asked)
+            before = read_before(self._config, writes=False)
+            return await asyncio.to_thread(apply, TokenFile(Path(path)), asked, before)
         except TokenFileError as error:
             raise invalid(str(error)) from error
 

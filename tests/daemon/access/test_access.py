@@ -186,6 +186,8 @@ def test_a_file_that_cannot_be_used_leaves_the_tokens_in_force_and_is_logged_onc
         assert not world.access.look() and not world.access.look()
     assert len(caplog.records) == 1
     assert "the tokens that were read before stay in force" in caplog.text
+    remedy = {"gone": "is gone; put it back", "older": "revoked; put the newest one back"}
+    assert remedy.get(spoil, "") in caplog.text
     (line,) = world.noted("tokens_unusable")
     assert line["problem"] and line["problem"] in caplog.text
     assert rights.live and world.access.of(bearer(second)) is rights
