@@ -7,16 +7,20 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from compaction import job
+from compaction.run.session import spark_session
 from daemon.access.token_file import Scope, TokenFile
 from daemon.process.inherit import decode
 from tests.e2e.daemon import Daemon, running, stream, wait_until
 from tests.e2e.processes import kill_shards, shard_pids
 from tests.e2e.secured import Authority
+from tests.minio import Bucket
 from tools.receiver.behavior import Behavior
 from tools.receiver.process import ReceiverProcess
 
@@ -117,3 +121,49 @@ def test_secrets_are_nowhere_but_in_their_files(tmp_path: Path) -> None:
     for path in (file.path, data / "push-secrets.json"):
         assert path.stat().st_mode & 0o077 == 0
     assert json.loads(file.path.read_bytes())["tokens"][0]["sha256"]
+
+
+@pytest.mark.spark
+def test_neither_sparks_event_log_nor_its_processes_show_a_secret(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction and a read, with a token in a file, and the store's key in the environment."""
+    file, token_file = TokenFile(tmp_path / "tokens.json"), tmp_path / "token"
+    token = file.issue("spark", list(Scope))[1]
+    token_file.write_text(token)
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HEADGATE_TOKEN_FILE", str(token_file))
+    settings = {
+        "auth_file": file.path, "admin_over_tcp": "true", "s3_endpoint_url": bucket.endpoint_url,
+    }  # fmt: skip
+    scratch, events = tmp_path / "scratch", tmp_path / "events"
+    scratch.mkdir()
+    events.mkdir()
+    conf = {
+        "spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false", "spark.eventLog.rolling.enabled": "false",
+    }  # fmt: skip
+    seen: list[tuple[str, bytes]] = []
+    with running(
+        tmp_path / "data", store=bucket.url, environ=bucket.environment, token=token,
+        settings=settings,
+    ) as daemon:  # fmt: skip
+        daemon.produce("t", *range(20))
+        with spark_session("local[1]", scratch, conf=conf) as session:
+            assert job.main(["--url", daemon.url]) == 0
+            daemon.produce("t", *range(20))
+            rows = (
+                session.read.format("headgate").option("url", daemon.url).option("subscribe", "t")
+                .option("tokenFile", str(token_file)).load()
+            )  # fmt: skip
+            assert rows.count() == 40
+            for each in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):  # it has ended
+                    seen.append((f"cmdline of {each.pid}", " ".join(each.cmdline()).encode()))
+                    assert token not in each.environ().values()
+    seen += files(scratch, events)
+    (log,) = [text for name, text in seen if name.startswith(str(events))]
+    assert log.count(b"SparkListenerJobStart") >= 2 and b"tokenFile" not in log
+    canaries = (token, token.rpartition("_")[2], bucket.secret_key)
+    assert not {name for name, text in seen for each in canaries if each.encode() in text}
