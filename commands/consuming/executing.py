@@ -29,6 +29,7 @@ from msgspec import UNSET
 from commands.client.reader import data_line
 from commands.consuming.batches import POLL_MESSAGES, Outcomes
 from commands.shell.exits import CommandFailed
+from compaction.access.bearer import TOKEN
 from delivery.subscriptions.schemas import ConsumedMessage
 
 PARALLEL_MAX = POLL_MESSAGES  # one poll can fill it
@@ -173,6 +174,7 @@ class MessageCommands:
             "KEY": _text(message.key), "ATTEMPT": message.attempt,
         }  # fmt: skip
         environ = os.environ | {f"HEADGATE_{name}": str(value) for name, value in told.items()}
+        environ.pop(TOKEN, None)  # who works on data of strangers needs no rights
         with self._changed:
             is_late = self._stopped
             if is_late:

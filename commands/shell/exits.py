@@ -25,6 +25,11 @@ REFUSED_HINTS = {
     " HEADGATE_TOKEN_FILE names",
     "throttled": "the daemon is full: send again later, or more slowly",
 }
+_DISTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_DISTRUST_HINT = (
+    "name the file of its authority in HEADGATE_CA_FILE, and in --url a name that its certificate"
+    " has"
+)
 
 
 class CommandFailed(click.ClickException):
@@ -62,7 +67,9 @@ def _client_failure(error: Exception) -> CommandFailed | None:
         case Unreachable():
             return CommandFailed(
                 str(error),
-                hint="is the daemon running (`headgate serve`)? --url or HEADGATE_URL say where",
+                hint=_DISTRUST_HINT
+                if _DISTRUSTED in str(error)
+                else "is the daemon running (`headgate serve`)? --url or HEADGATE_URL say where",
                 exit_code=UNREACHABLE,
             )
         case Refused():
@@ -103,7 +110,8 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
                 str(error), hint="nothing is lost or stored twice; it is safe to run it again"
             )
         case DaemonUnreachable():
-            return CommandFailed(str(error), exit_code=UNREACHABLE)
+            hint = _DISTRUST_HINT if _DISTRUSTED in str(error) else ""
+            return CommandFailed(str(error), hint=hint, exit_code=UNREACHABLE)
         case StartError() | OtherHistory() | EntryError() | NothingThere() | DaemonRefused():
             return CommandFailed(str(error))
         case RunUnfinished() | RunLost():

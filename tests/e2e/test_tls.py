@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+import cli
 from daemon.access.token_file import Scope, TokenFile
 from tests.e2e.daemon import HANG_S, ROOT
-from tests.e2e.secured import Secured, secured
+from tests.e2e.secured import Authority, Secured, secured
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,17 @@ def curl(front: Secured, path: str, *options: str) -> bytes:
     )  # fmt: skip
     assert done.returncode == 0, done
     return done.stdout
+
+
+def test_a_command_that_trusts_another_authority_says_how_to_trust_this_one(
+    front: Secured, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path).file
+    result = CliRunner().invoke(
+        cli.headgate, ["topics", "ls", "--url", front.url], env={"HEADGATE_CA_FILE": str(other)}
+    )
+    assert result.exit_code == 3 and "certificate verify failed" in result.output
+    assert "hint: name the file of its authority in HEADGATE_CA_FILE" in result.output
 
 
 def headgate(front: Secured, *arguments: str, given: str = "") -> str:

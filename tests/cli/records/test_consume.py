@@ -156,6 +156,14 @@ def test_a_command_reads_the_message_and_its_exit_code_decides(tmp_path: Path) -
     assert "message 3 of partition 0: exit code 3" in result.stderr
 
 
+def test_a_command_does_not_get_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_TOKEN", "hg_canary")
+    seen = tmp_path / "seen"
+    consume(Consumed(polls(message(1))), "--exec", f"env > {seen}", "-n", "1")
+    text = seen.read_text()
+    assert "HEADGATE_SEQ=1\n" in text and "hg_canary" not in text
+
+
 def test_a_command_that_a_signal_ends_has_failed() -> None:
     script = Consumed(polls(message(1)))
     consume(script, "--exec", "kill -9 $$", "-n", "1")
