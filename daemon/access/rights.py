@@ -90,12 +90,22 @@ class Rights:
         they exist or not."""
         for name in names:
             if not self.covers(name):
-                self._refuse(f"{name[:255]!r}")
+                raise ApiError(
+                    403,
+                    "forbidden",
+                    f"the topics of {self.who} do not include {name[:255]!r}: use a token that is"
+                    " for it",
+                )
 
     def check_all_topics(self) -> None:
         """Raises ApiError 403 unless the token is for the topics of everybody."""
         if not self._of_all:
-            self._refuse("all topics, which this request concerns")
+            raise ApiError(
+                403,
+                "forbidden",
+                f"this concerns all topics, and {self.who} is for some of them: use a token for all"
+                " (`headgate tokens create` without --topics)",
+            )
 
     def check_live(self) -> None:
         """Raises ApiError 401 once the token is revoked or expired."""
@@ -113,9 +123,6 @@ class Rights:
             " all topics is told which",
             close=error.close,
         )
-
-    def _refuse(self, what: str) -> None:
-        raise ApiError(403, "forbidden", f"the topics of {self.who} do not include {what}")
 
 
 def unauthenticated(why: str) -> ApiError:
