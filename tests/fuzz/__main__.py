@@ -36,7 +36,9 @@ def main(seconds: float, seed: int, only: int | None, tokens: bool, tls: bool) -
         )
     )
     answers = ", ".join(f"{status} x{count}" for status, count in sorted(report.answers.items()))
-    click.echo(f"{report.streams} connections; answers: {answers or 'none'}")
+    click.echo(
+        f"{report.streams} connections, {report.requests} requests; answers: {answers or 'none'}"
+    )
     click.echo(
         f"{report.records} records stored; at most {report.memory_bytes_max >> 20} MiB of memory,"
         f" the bound is {report.memory_bytes_bound >> 20} MiB"

@@ -67,6 +67,7 @@ class Report(msgspec.Struct):
     """What a run did and found."""
 
     streams: int = 0
+    requests: int = 0
     answers: dict[int, int] = {}
     records: int = 0
     memory_bytes_max: int = 0
@@ -167,6 +168,8 @@ class _Hunt:
             self._note(stream, answers)
 
     def _note(self, stream: Stream, answers: list[Answer]) -> None:
+        with self._lock:
+            self.report.requests += len(stream.requests)
         for answer in answers:
             with self._lock:
                 count = self.report.answers.get(answer.status, 0)

@@ -76,7 +76,7 @@ def test_a_token_gives_its_rights_in_either_header(world: World) -> None:
         with pytest.raises(ApiError, match="do not include 'invoices'") as caught:
             rights.check_topics("stock", "invoices")
         assert caught.value.status == 403
-        with pytest.raises(ApiError, match="this concerns all topics, and token .* for all"):
+        with pytest.raises(ApiError, match=r"this concerns all topics, and token .* for all"):
             rights.check_all_topics()
 
 
