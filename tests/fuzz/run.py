@@ -29,7 +29,7 @@ from tests.e2e.daemon import Answer, Daemon, running, wait_until
 from tests.e2e.secured import Authority, Secured
 from tests.e2e.wire import StreamCut, Wire, wire_of_each_shard
 from tests.fuzz.inputs import RECORD_TOPICS, End, Stream, marks_in, stream_of
-from tests.fuzz.judge import UNKNOWN, Said, judged
+from tests.fuzz.judge import OUTCOME_UNKNOWN, UNKNOWN, Said, judged
 
 BODY_BYTES_MAX = 256 << 10
 SETTINGS: dict[str, object] = {
@@ -174,7 +174,7 @@ class _Hunt:
             with self._lock:
                 count = self.report.answers.get(answer.status, 0)
                 self.report.answers[answer.status] = count + 1
-            if answer.status == 500 or not 200 <= answer.status <= 503:
+            if answer.status == 500 or not 200 <= answer.status <= OUTCOME_UNKNOWN:
                 self._find(f"stream {stream.number}: {answer.status}: {answer.body[:300]!r}")
         left = stream.size
         known = stream.end is End.HALF_CLOSE

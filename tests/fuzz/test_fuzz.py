@@ -40,6 +40,8 @@ MINE = {5: ME, 6: ME}
         (Said(TWO, whole=True, status=400), set(), {}),
         (Said(TWO, whole=False), set(), {}),
         (Said(TWO, whole=True, status=UNKNOWN), {0, 1}, MINE),
+        (Said(TWO, whole=True, status=504), {0, 1}, MINE),
+        (Said(TWO, whole=True, status=504), set(), {}),
         (Said(TWO._replace(framed=False), whole=True, status=UNKNOWN), {0}, {5: ME}),
         (ANSWERED._replace(deduped=True), set(), {5: OTHER, 6: OTHER}),
     ],
@@ -55,6 +57,7 @@ def test_a_permitted_outcome_of_a_request_is_not_a_finding(
     [
         (Said(TWO, whole=True, status=400), {0, 1}, MINE),
         (Said(TWO, whole=True, status=503), {0}, {5: ME}),
+        (Said(TWO, whole=True, status=504), {0}, {5: ME}),
         (Said(TWO, whole=False), {0, 1}, MINE),
         (Said(TWO, whole=True, status=UNKNOWN), {1}, {6: ME}),
         (ANSWERED, {0}, {5: ME}),
