@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from daemon.access.access import Access
+from daemon.access.rights import Rights
 from daemon.access.token_file import Scope, TokenFile
 from daemon.api.application import Api
 from daemon.api.route import Route
@@ -18,6 +20,8 @@ from daemon.http.server import Server
 from delivery.reading.waiters import Waiters
 from delivery.streams.outlet import Outlet
 from tests.daemon.http.memory_transport import connect
+from tests.daemon.intake.serving import Intake, topics_in
+from tests.daemon.intake.test_admission import BODY_BYTES_MAX, RING_BYTES, WAIT, fill, post
 
 
 class Handlers:
@@ -131,6 +135,27 @@ def test_rights_that_end_take_back_what_was_not_taken_and_the_owner_of_a_stream_
             assert handlers.opened == 2 and len(handlers.gone) == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_request_that_waits_for_room_in_the_ring_is_not_stored_when_its_rights_end(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    with topics_in(tmp_path) as topics, closing(Intake(topics, RING_BYTES, BODY_BYTES_MAX)) as made:
+        fill(made)
+        client = made.connect()
+        request = post(3_000, WAIT)
+        client.send(request if is_whole else request[:1_000])
+        assert made.admission.queued == 1
+        head = client.connection.queue[-1].head
+        head.rights = Rights(None, [Scope.PRODUCE], ["*"])
+        head.rights.live = False
+        stored = len(made.published)
+        made.commit()
+        if not is_whole:
+            client.send(request[1_000:])
+        made.commit()
+        assert client.statuses == [401] and len(made.published) == stored
 
 
 def test_a_ticket_is_compared_again_though_its_head_is_the_same(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from contextlib import closing
 
 import pytest
 
-from daemon.access.rights import Rights
-from daemon.access.token_file import Scope
 from daemon.governor.producers_gate import ClosedBy
 from daemon.http.request import Request
 from daemon.intake import admission as admissions
@@ -167,25 +165,6 @@ class TestWaiting:
         intake.commit()
         intake.commit()
         assert client.statuses == [200]
-
-    @pytest.mark.parametrize("is_whole", [True, False])
-    def test_a_request_whose_token_is_revoked_while_it_waits_is_not_stored(
-        self, intake: Intake, is_whole: bool
-    ) -> None:
-        fill(intake)
-        client = intake.connect()
-        request = post(3_000, WAIT)
-        client.send(request if is_whole else request[:1_000])
-        assert intake.admission.queued == 1
-        head = client.connection.queue[-1].head
-        head.rights = Rights(None, [Scope.PRODUCE], ["*"])
-        head.rights.live = False
-        stored = len(intake.published)
-        intake.commit()
-        if not is_whole:
-            client.send(request[1_000:])
-        intake.commit()
-        assert client.statuses == [401] and len(intake.published) == stored
 
     @pytest.mark.parametrize("asked", [True, False])
     def test_the_body_can_ask_if_it_came_with_its_head(self, intake: Intake, asked: bool) -> None:
