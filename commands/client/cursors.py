@@ -17,9 +17,14 @@ def cursor_path(name: str) -> str:
     return f"/v0/cursors/{quote(name, safe=':')}"
 
 
-def all_cursors(client: Client) -> Iterator[CursorState]:
-    """All cursors, in the order of their names."""
-    for page in pages(client, "/v0/cursors", CursorPage, lambda page: page.next_after):
+def all_cursors(
+    client: Client, after: str | None = None, patience_ms: float = 0
+) -> Iterator[CursorState]:
+    """All cursors, or those with names after this one, in the order of their names."""
+    for page in pages(
+        client, "/v0/cursors", CursorPage, lambda page: page.next_after,
+        after=after, patience_ms=patience_ms,
+    ):  # fmt: skip
         yield from page.cursors
 
 

@@ -18,12 +18,16 @@ def pages(
     type_: type[Page],
     next_of: Callable[[Page], str | None],
     parameter: str = "after",
+    *,
+    after: str | None = None,
+    patience_ms: float = 0,
 ) -> Iterator[Page]:
-    """All pages of a list; ``next_of`` gives what ``parameter`` must be for the one after."""
-    after: str | None = None
+    """All pages of a list, from ``after`` on; ``next_of`` gives what ``parameter`` must be for the
+    one after."""
     for _ in range(PAGES_MAX):
         query = None if after is None else {parameter: after}
-        page = decoded(client, client.call("GET", path, query=query), type_)
+        answer = client.call("GET", path, query=query, patience_ms=patience_ms)
+        page = decoded(client, answer, type_)
         yield page
         after = next_of(page)
         if not after:

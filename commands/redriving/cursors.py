@@ -2,6 +2,9 @@
 
 One for each origin in each partition (``progress.py``), and one with the *floors*: by partition the
 offset up to which the letters of all origins are dealt with, where a run begins to read.
+
+Their names begin with a digest of the topic's name, and its id. So a run finds those of former
+topics of this name, whose letters are gone, and deletes them.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from commands.client.cursors import cursor_of, put_cursor
+from commands.client.cursors import all_cursors, cursor_of, delete_cursor, put_cursor
 from commands.client.http import Client, Refused
 from commands.redriving.letters import OriginName
 from commands.redriving.progress import LetterProgress
@@ -28,6 +31,16 @@ class LetterCursors:
         self._topic = topic
         self._topic_id = topic_id
         self._patience_ms = patience_ms
+
+    def forget_former(self) -> None:
+        """Deletes the cursors of topics that had this name and were deleted."""
+        own = f"redrive:{_digest(self._topic)}:"
+        for each in all_cursors(self._client, own, self._patience_ms):
+            if not each.cursor.startswith(own):
+                break
+            topic_id = each.cursor.removeprefix(own).partition(":")[0]
+            if topic_id.isdecimal() and int(topic_id) < self._topic_id:
+                delete_cursor(self._client, each.cursor, self._patience_ms)
 
     def floors(self) -> dict[int, int]:
         """By partition the offset up to which all letters of all origins are dealt with."""
@@ -78,6 +91,10 @@ class LetterCursors:
 
     def _named(self, *parts: object) -> str:
         """The names of topics and subscriptions are in it, as far as they fit."""
-        digest = hashlib.sha256(repr((self._topic_id, *parts)).encode()).hexdigest()[:24]
+        digests = f"{_digest(self._topic)}:{self._topic_id}:{_digest(repr(parts))}"
         shown = _UNNAMED.sub("-", ":".join(map(str, (self._topic, *parts))))
-        return f"redrive:{digest}:{shown}"[:NAME_CHARACTERS_MAX]
+        return f"redrive:{digests}:{shown}"[:NAME_CHARACTERS_MAX]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -75,6 +75,7 @@ class Redrive:
         """Redrives what can be redriven. How it went is in ``report``."""
         report, stop = self.report, self._rules.stop
         try:
+            self._cursors.forget_former()
             origins = self._find()
             for origin in origins.values():
                 if origin.counts:

@@ -142,6 +142,30 @@ def test_letters_are_listed_with_their_origins_and_redriven_once(daemon: Daemon)
     assert text.stdout == "no letters of dead are to be redriven\n", "it begins after them"
 
 
+def test_cursors_of_a_topic_that_was_deleted_go_with_the_first_run_of_the_next_one(
+    daemon: Daemon,
+) -> None:
+    def names() -> set[str]:
+        return {
+            each["cursor"]
+            for each in daemon.json("GET", "/v0/cursors?limit=1000").json["cursors"]
+            if each["cursor"].startswith("redrive:") and each["cursor"].split(":")[4] == "dead"
+        }
+
+    def run() -> set[str]:
+        found = dead(daemon, "a", "b")
+        with redriving(daemon) as run:
+            found.ack("c", found.take("c", 2))
+            assert run.ends()[0] == 0
+        return names()
+
+    former = run()
+    assert len(former) == 2, "the floors, and what is noted of the one origin"
+    with_topics(daemon)
+    assert names() == former
+    assert len(run()) == 2 and not names() & former
+
+
 def test_a_message_that_fails_again_is_another_letter_for_the_next_run(daemon: Daemon) -> None:
     found = dead(daemon, "a")
 

@@ -31,6 +31,8 @@ class Letters:
         ]  # fmt: skip
 
     def __call__(self, call: Call) -> Answer:
+        if call.path.partition("?")[0] == "/v0/cursors":
+            return Answer(200, {"cursors": [], "next_after": None})
         _, _, kind, name, *rest = call.path.split("/")
         if kind == "cursors":
             return self._cursor(call, name)
