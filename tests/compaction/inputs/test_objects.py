@@ -112,6 +112,20 @@ def test_of_an_object_of_which_little_is_needed_only_that_is_read(store: FileSto
     assert read(store, wanted(planned, 2, 3, 5)) == {topic: whole[topic] for topic in (2, 3, 5)}
 
 
+@pytest.mark.parametrize("size", [300_000, 6_000_000])
+def test_of_an_object_of_which_most_is_needed_a_twentieth_more_is_read_at_most(
+    store: FileStore, size: int
+) -> None:
+    """Row C6; below 64 KiB another request costs more than the bytes."""
+    other = Draft(10, 0, [(NOON_MS, [Record("x" * (size // 12))])])
+    planned = put(store, Heads(), [*drafts(topics=9, size=size // 9), other])
+    each = wanted(planned, *range(1, 10))
+    needed_bytes = sum(extent.byte_length for extent in each.extents)
+    read_bytes = fetch(store, each).bytes_read
+    assert needed_bytes <= read_bytes <= max(1.05 * needed_bytes, needed_bytes + 65_536)
+    assert (read_bytes == planned.size_bytes) == (size == 300_000)
+
+
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 200_000)), min_size=1))
 def test_ranges_cover_what_is_needed_and_little_else(places: list[tuple[int, int]]) -> None:
     start = 0

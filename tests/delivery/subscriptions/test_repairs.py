@@ -14,6 +14,7 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
     RepairBlocked,
+    RetryKey,
     Seek,
     SkipKey,
 )
@@ -133,14 +134,18 @@ def test_what_somebody_else_has_dealt_with_meanwhile_does_not_count(
     monkeypatch.setattr(repairs, "LOT", 6)
 
     async def use(owner: Owner) -> None:
-        made, _ = await failed(owner)
+        made, client = await failed(owner)
         running = owner.subscriptions._running[made.subscription_id]
         repair = repairs._Repair(running, RepairBlocked(made.subscription_id, True, BlockedWhere()))
         lots = repair.lots()
         repair.settle(next(lots))
         await owner.ask(SkipKey(made.subscription_id, "b-11"))
+        await owner.ask(RetryKey(made.subscription_id, "b-10"))
+        await owner.rest()
+        (retried,) = [each for each in messages(client)[12:] if each["data"] == "b-10"]
+        await owner.nack(made, "c", retried)
         repair.settle(next(lots))
-        assert repair.result == RepairedMessages(11, 0)
+        assert repair.result == RepairedMessages(10, 0), "one is blocked for another reason now"
 
     run(node, use)
 
