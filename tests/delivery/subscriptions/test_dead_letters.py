@@ -249,17 +249,26 @@ def test_a_letter_to_a_full_topic_is_not_moved(node: Node, dest: Topic) -> None:
     run(node, use)
 
 
-def test_a_policy_applies_to_letters_that_wait(node: Node, dest: Topic) -> None:
+@pytest.mark.parametrize(
+    ("policy", "sent", "dropped"),
+    [
+        ({"poison": "drop", "dead_letter_topic": None}, [1, 2], 1),
+        ({"redeliveries_max": 9}, [1, 1], 0),
+    ],
+)
+def test_a_policy_applies_to_letters_that_wait(
+    node: Node, dest: Topic, policy: dict[str, Any], sent: list[int], dropped: int
+) -> None:
     async def use(owner: Owner) -> None:
         full(owner)
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
-        alter(owner, poison="drop", dead_letter_topic=None)
+        alter(owner, **policy)
         await owner.later(0.1)
         owner.outbox.full_partitions.clear()
         await committed(owner)
-        assert data(client) == [1, 2] and copies(node, dest) == []
+        assert data(client) == sent and copies(node, dest) == []
         state = await owner.ask(Describe(made.subscription_id))
-        assert (state["dropped"], state["held"]) == (1, "")
+        assert (state["dropped"], state["held"]) == (dropped, "")
 
     run(node, use)
 
