@@ -140,7 +140,6 @@ class RunningSubscription:
         """Takes settings that may have changed, and partitions that were added, whose look-aheads
         are open already."""
         self.view = view
-        self.unserved = ""
         self.consumers.follow(view)
         self.window.set_policy(policy_of(view.subscription.config))
         self._look_at_all()

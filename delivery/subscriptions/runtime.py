@@ -373,6 +373,7 @@ class Subscriptions:
             self._starting.unpin(view)
             return
         self._learn_topic(view.topic)
+        why_unserved = ""
         try:
             await self._starting.pin(view)
         except TooManyPinned as error:
@@ -381,9 +382,8 @@ class Subscriptions:
             found = self._unserved.add(view, str(error))
             if running is None:
                 self.rows.tell(subscription, unserved.row_of(found))
-            else:
-                running.unserved = found.why
-            return
+                return
+            why_unserved, view = found.why, self._starting.pinned(view)
         if running is None:
             await self._begin(view)
             return
@@ -400,6 +400,7 @@ class Subscriptions:
             for partition in range(len(running.window.look_aheads), len(view.partitions)):
                 running.window.open(partition, 0)
             running.follow(view)
+        running.unserved = why_unserved
         running.enter()
         self._record(running)
         self._wake(running)

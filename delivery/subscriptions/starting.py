@@ -9,6 +9,8 @@ look-aheads; consumers stay, and what they had is not theirs any more.
 
 from __future__ import annotations
 
+import msgspec
+
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.followed import Key, TooManyPinned
 from delivery.reading.partition import PartitionReader
@@ -47,6 +49,12 @@ class Starting:
         self._pinned[subscription_id] = pinned + len(new)
         for key in _keys_of(view):  # not only of the new ones: a read may have failed
             await self._reader.head(key)
+
+    def pinned(self, view: SubscriptionView) -> SubscriptionView:
+        """What a view has of the partitions that are followed."""
+        count = self._pinned.get(view.subscription.subscription_id, 0)
+        growth = [each for each in view.growth if each.first_partition < count]
+        return msgspec.structs.replace(view, partitions=view.partitions[:count], growth=growth)
 
     def can_pin(self, view: SubscriptionView) -> bool:
         """Whether ``pin`` would find room now."""

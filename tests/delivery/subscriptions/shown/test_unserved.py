@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from delivery.reading import followed
-from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
+from delivery.subscriptions.requests import Describe, OwnerRefused, Poll, Seek
 from ledger import reads, topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
@@ -107,6 +107,57 @@ def test_partitions_that_are_added_without_room_are_told_of_and_delivered_later(
             await owner.later(0.1)
         assert [each["data"] for each in messages(client)] == [1, 2]
         assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
+
+    run(node, use)
+
+
+def test_a_subscription_without_room_for_added_partitions_follows_its_settings_and_seeks(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "PINNED_MAX", 6)
+
+    async def use(owner: Owner) -> None:
+        other = elsewhere(owner, partitions=3)
+        made = owner.create()
+        await owner.later(0.1)
+        client = await owner.consume(made, "c")
+        for partitions in (4, 5):
+            grown = msgspec.structs.replace(node.topic.config, partitions=partitions)
+            owner.subscriptions.topic_changed(node.ledger.write(topics.alter, "t", grown))
+            owner.produce(record(1))
+            await owner.rest()
+
+        async def sent() -> list[int]:
+            await owner.later(0.1)
+            await owner.rest()
+            return [each["data"] for each in messages(client)]
+
+        def alter(**changes: Any) -> None:
+            node.ledger.write(subscriptions.alter, "t", "s", changes)
+            owner.changes += 1
+
+        assert await sent() == [1, 1]
+        alter(paused=True)
+        await owner.later(0.1)
+        owner.produce(record(2))
+        assert await sent() == [1, 1]
+        alter(paused=False)
+        assert await sent() == [1, 1, 2]
+        await owner.ack(made, "c", *messages(client))
+        await owner.ask(Seek(made.subscription_id, dict.fromkeys(range(5), 0)))
+        assert await sent() == [1, 1, 2] * 2
+        alter(mode="shared")
+        assert await sent() == [1, 1, 2] * 3
+        await owner.ack(made, "c", *messages(client)[-3:])
+        state = await owner.ask(Describe(made.subscription_id))
+        assert "keeps the tails" in state["held"] and state["lag"] == 0
+        owner.produce(record(3), partition=4)
+        delete(owner, "other", other.name)
+        for _ in range(2):
+            await owner.later(0.1)
+        assert await sent() == [1, 1, 2] * 3 + [3]
+        state = await owner.ask(Describe(made.subscription_id))
+        assert (state["held"], state["lag"]) == ("", 1)
 
     run(node, use)
 
