@@ -25,6 +25,8 @@ from shards import layout as at
 from shards.doorbell import Doorbells
 from shards.segment import Segment
 
+AGAIN_S = 0.1  # until who waits asks a ledger again that cannot be read
+
 T = TypeVar("T")
 
 log = logging.getLogger("headgate.changes")
@@ -91,6 +93,8 @@ class FollowedChanges(Generic[T]):
         self.heard = heard
         self.stale: set[int] = set()
         self._seen = -1  # the word
+        self._stale_asked: set[int] = set()  # what was stale when the question began
+        self._has_failed = False  # the last question
         self._asking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -111,6 +115,14 @@ class FollowedChanges(Generic[T]):
         if self._asking is not None:
             await asyncio.wait([self._asking])
 
+    async def read_again(self, id_: int) -> None:
+        """Returns when this one was read and taken once more, whoever asks for it."""
+        self.stale.add(id_)
+        while (id_ in self.stale or id_ in self._stale_asked) and not self._closed:
+            await self.asked()
+            if self._has_failed:
+                await asyncio.sleep(AGAIN_S)
+
     def close(self) -> None:
         """Asks nothing more: the process ends, and so does the ledger's thread."""
         self._closed = True
@@ -121,6 +133,7 @@ class FollowedChanges(Generic[T]):
     async def _ask(self) -> None:
         word = self._word()
         stale, self.stale = self.stale, set()
+        self._stale_asked = stale
         try:
             is_all = False
             while not is_all:
@@ -129,8 +142,11 @@ class FollowedChanges(Generic[T]):
                     await self._take(each)
                 self.heard = number
             self._seen = word
+            self._has_failed = False
         except LedgerError as error:
             self.stale |= stale
+            self._has_failed = True
             log.warning("%s cannot be read, and are looked for again: %s", self._what, error)
         finally:
+            self._stale_asked = set()
             self._asking = None

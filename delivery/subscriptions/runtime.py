@@ -338,9 +338,7 @@ class Subscriptions:
         await self._ledger.write(
             subscriptions.seek, request.subscription_id, request.floors, self._clocks.wall_ms()
         )
-        self._changes.stale.add(request.subscription_id)
-        while request.subscription_id in self._changes.stale and not self._closed:
-            await self._changes.asked()
+        await self._changes.read_again(request.subscription_id)
         return Sought(inspection.progress_of(running))
 
     async def _pause(self, request: PausePush) -> PushPaused:

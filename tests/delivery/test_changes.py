@@ -62,6 +62,62 @@ def test_each_change_after_the_start_is_told_once_and_none_after_the_end(tmp_pat
     asyncio.run(run())
 
 
+def test_who_waits_for_something_stale_waits_until_it_was_taken_whoever_asks() -> None:
+    ends: list[asyncio.Event] = []
+    taken: list[set[int]] = []
+
+    async def read(heard: int, stale: set[int]) -> ChangesFound[Topic]:
+        ends.append(asyncio.Event())
+        await ends[-1].wait()
+        taken.append(stale)
+        return ChangesFound(heard, ())
+
+    async def take(_: Topic) -> None:
+        raise AssertionError("nothing has changed")
+
+    async def run() -> None:
+        changes.look()
+        first = changes._asking
+        assert first is not None
+        first.add_done_callback(lambda _: changes.look())  # a heartbeat is quicker than who waits
+        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(changes.read_again(7))
+        await asyncio.sleep(0)
+        ends[0].set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(ends) == 2 and not waiting.done(), "the second question is under way"
+        ends[1].set()
+        await waiting
+        assert taken == [set(), {7}]
+
+    changes = FollowedChanges("topics", lambda: 1, read, take, Tasks(raise_it))
+    asyncio.run(run())
+
+
+def test_who_waits_does_not_ask_a_ledger_that_cannot_be_read_all_the_time() -> None:
+    asked = 0
+
+    async def read(heard: int, stale: set[int]) -> ChangesFound[Topic]:
+        nonlocal asked
+        asked += 1
+        raise LedgerUnusable(Path("ledger"), "the disk is full")
+
+    async def take(_: Topic) -> None:
+        raise AssertionError("nothing has changed")
+
+    async def run() -> None:
+        waiting = asyncio.ensure_future(changes.read_again(7))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert asked == 1 and not waiting.done()
+        changes.close()
+        await waiting
+
+    changes = FollowedChanges("topics", lambda: 1, read, take, Tasks(raise_it))
+    asyncio.run(run())
+
+
 def test_what_is_stale_is_asked_until_the_ledger_can_be_read() -> None:
     asked: list[set[int]] = []
 

@@ -195,6 +195,18 @@ def test_a_topic_that_is_created_again_takes_the_dead_letters_of_the_former_one(
         ledger.write(routers.create, "r", "dead", "orders", NO_FILTER, "now", True, 5)
 
 
+def test_a_topic_that_a_recovery_restores_takes_the_dead_letters_of_the_former_one(
+    ledger: Ledger, topic: Topic
+) -> None:
+    add_topics(ledger, "dead")
+    add(ledger, config=DEAD_LETTERS)
+    ledger.write(topics.delete, "dead", 6, force=True)
+    ledger.write(topics.restore, 99, "dead", TopicConfig(), 7)
+    view = ledger.read(subscriptions.view, topic.topic_id, "s")
+    assert view is not None and view.dead_letter is not None
+    assert (view.dead_letter.topic_id, view.dead_letter.deleted_ms) == (99, None)
+
+
 def test_dead_letters_and_routers_close_no_cycle_together(ledger: Ledger, topic: Topic) -> None:
     add_topics(ledger, "dead", "third")
     with pytest.raises(DeadLetterCycle, match="orders -> orders;"):
