@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TypeVar, cast
 
 from msgspec import Struct
@@ -203,7 +203,7 @@ class Subscriptions:
             seen = self._evictions(topic_id)
             if seen != self._seen_evictions[topic_id]:
                 self._seen_evictions[topic_id] = seen
-                for partition in range(len(there[0].window.look_aheads)):
+                for partition in range(max(len(each.window.look_aheads) for each in there)):
                     self.tasks.start(self._look_at_evictions((topic_id, partition)))
         self.rows.write(self._running)
         if self.rows.ages.is_due:
@@ -396,7 +396,7 @@ class Subscriptions:
             running.restart(view, moved_over(view, running.window))
         else:
             for partition in range(len(running.window.look_aheads), len(view.partitions)):
-                running.window.open(partition, 0)
+                running.window.open(partition, view.partitions[partition][0])
             running.follow(view)
         running.unserved = why_unserved
         running.enter()
@@ -513,7 +513,7 @@ class Subscriptions:
             self._hold(topic_id, f"offsets {gap} of partition {partition} are in quarantine; see"
                                  f" `headgate quarantine`")  # fmt: skip
             return
-        for running in self._by_topic.get(topic_id, ()):
+        for running in self._those_of(wanted.key):
             running.unreadable = ""
             running.evicted(partition, loaded.earliest_seq, tombstone)
             running.missing(partition, wanted.offset, loaded.following)
@@ -529,7 +529,7 @@ class Subscriptions:
             log.warning("what retention removed is looked for again: %s", error)
             self._seen_evictions[topic_id] = -1
             return
-        for running in self._by_topic.get(topic_id, ()):
+        for running in self._those_of(key):
             look_ahead, tombstone = running.window.look_aheads[partition], None
             if is_ahead := look_ahead.floor + 1 < readable.earliest_seq:
                 _, tombstone = readable.enter(look_ahead.floor)
@@ -537,6 +537,13 @@ class Subscriptions:
                 running.evicted(partition, readable.earliest_seq, tombstone)
                 self._record(running)
                 self._wake(running)
+
+    def _those_of(self, key: Key) -> Iterator[RunningSubscription]:
+        """Subscriptions that deliver a partition. One that was added may have no room yet."""
+        topic_id, partition = key
+        for running in tuple(self._by_topic.get(topic_id, ())):
+            if partition in running.window.look_aheads:
+                yield running
 
     def _hold(self, topic_id: int, why: str) -> None:
         for running in self._by_topic.get(topic_id, ()):

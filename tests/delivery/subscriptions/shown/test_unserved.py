@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from delivery.reading import followed
+from delivery.subscriptions.blocks import Wanted
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll, Seek
 from ledger import reads, topics
 from ledger.delivery import subscriptions
@@ -144,7 +145,8 @@ def test_a_subscription_without_room_for_added_partitions_follows_its_settings_a
         alter(paused=False)
         assert await sent() == [1, 1, 2]
         await owner.ack(made, "c", *messages(client))
-        await owner.ask(Seek(made.subscription_id, dict.fromkeys(range(5), 0)))
+        owner.produce(record("passed by the seek"), partition=4)
+        await owner.ask(Seek(made.subscription_id, dict.fromkeys(range(4), 0) | {4: 1}))
         assert await sent() == [1, 1, 2] * 2
         alter(mode="shared")
         assert await sent() == [1, 1, 2] * 3
@@ -158,6 +160,39 @@ def test_a_subscription_without_room_for_added_partitions_follows_its_settings_a
         assert await sent() == [1, 1, 2] * 3 + [3]
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["held"], state["lag"]) == ("", 1)
+
+    run(node, use)
+
+
+def test_what_is_read_for_one_subscription_is_nothing_to_another_that_has_no_room_yet(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that was added is delivered by one subscription a heartbeat before the other."""
+    monkeypatch.setattr(followed, "PINNED_MAX", 6)
+
+    async def use(owner: Owner) -> None:
+        other = elsewhere(owner, partitions=3)
+        made = [owner.create(name) for name in ("a", "b")]
+        await owner.later(0.1)
+        grown = msgspec.structs.replace(node.topic.config, partitions=4)
+        owner.subscriptions.topic_changed(node.ledger.write(topics.alter, "t", grown))
+        owner.produce(record(1), partition=3)
+        await owner.later(0.1)
+        delete(owner, "other", other.name)
+        owner.subscriptions.look()
+        await owner.subscriptions._changes.asked()
+        owner.subscriptions.look()
+        await owner.subscriptions._changes.asked()
+        there = [owner.subscriptions._running[each.subscription_id] for each in made]
+        assert sorted(len(each.window.look_aheads) for each in there) == [3, 4]
+        key = node.topic.topic_id, 3
+        owner.subscriptions._loading.add(wanted := Wanted(key, 1))
+        await owner.subscriptions._load(wanted)
+        await owner.subscriptions._look_at_evictions(key)
+        for each in made:
+            client = await owner.consume(each, "c")
+            await owner.later(0.1)
+            assert [message["data"] for message in messages(client)] == [1]
 
     run(node, use)
 
