@@ -33,6 +33,7 @@ from delivery.subscriptions.requests import (
     OwnerRequest,
     Poll,
 )
+from ledger.errors import LedgerError
 
 A = TypeVar("A")
 
@@ -104,7 +105,7 @@ class Owners:
         return subscription_id % self._shards
 
     async def ask(self, request: OwnerRequest[A]) -> A:
-        """The owner's answer. Raises OwnerRefused."""
+        """The owner's answer. Raises OwnerRefused and, if that is this shard, LedgerError."""
         owner = self.owner_of(request.subscription_id)
         if owner == self._shard:
             return await self._here.ask(request)
@@ -183,7 +184,9 @@ class PipedRequests:
             return _encoder.encode(await self._here.ask(request))
         except OwnerRefused as refused:
             refusal = _Refusal(refused.status, refused.code, refused.message, refused.detail)
-            raise PipeRefused(_encoder.encode(refusal)) from None
+        except LedgerError as error:
+            refusal = _Refusal(503, "ledger_unavailable", str(error), {})
+        raise PipeRefused(_encoder.encode(refusal))
 
     def open(self, payload: bytes, outlet: Outlet) -> None:
         """Opens a stream; the request is a Consume. If it cannot be opened, an event says why."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -38,6 +39,7 @@ from delivery.subscriptions.requests import (
     Seek,
     SkipKey,
 )
+from ledger.errors import LedgerUnusable
 from tests.delivery.pipes.ends import Ends, SlowClient, run
 
 SHARDS = 2
@@ -83,15 +85,15 @@ class Subscribed:
         self.askers: list[Asker] = []
         self.opened: list[tuple[Consume, Outlet]] = []
         self.refuses: OwnerRefused | None = None
-        self.fails = False
+        self.fails: Exception | None = None
         self.waits = False
 
     async def ask(self, request: OwnerRequest[Any]) -> Any:
         self.asked.append(request)
         if self.refuses is not None:
             raise self.refuses
-        if self.fails:
-            raise ValueError("a bug")
+        if self.fails is not None:
+            raise self.fails
         if self.waits:
             await asyncio.get_running_loop().create_future()
         return answer_to(request, self.says)
@@ -251,12 +253,27 @@ def test_a_daemon_that_stops_asks_no_successor() -> None:
 
 def test_a_bug_of_the_owner_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
     async def steps(shards: TwoShards) -> None:
-        shards.there.fails = True
+        shards.there.fails = ValueError("a bug")
         refused = await shards.refusal(Describe(THERE))
         assert (refused.status, refused.code) == (500, "internal")
 
     on_two_shards(steps)
     assert "failed because of a bug" in caplog.text
+
+
+def test_a_ledger_that_the_owner_cannot_use_is_told_as_at_the_owner_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def steps(shards: TwoShards) -> None:
+        shards.there.fails = LedgerUnusable(Path("ledger.db"), "the disk is full")
+        refused = await shards.refusal(Seek(THERE, {0: 5}))
+        assert (refused.status, refused.code) == (503, "ledger_unavailable")
+        assert "the disk is full" in refused.message
+        with pytest.raises(OwnerRefused, match="the disk is full"):
+            await shards.owners.poll(POLL)
+
+    on_two_shards(steps)
+    assert "bug" not in caplog.text
 
 
 def test_what_finds_no_room_is_told_as_busy_or_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
