@@ -45,6 +45,7 @@ from ledger.delivery.subscriptions import (
     Subscription,
     SubscriptionView,
 )
+from ledger.types import INTEGER_MAX
 from shards.boards.rowboard import SubscriptionRow
 
 WRITE_BYTES = 64 << 10  # of a batch, unless it is POSTed as one; a larger record is alone
@@ -414,7 +415,8 @@ class RunningSubscription:
         if left <= 0:
             del self._unread[partition]  # until its head moves
             return 0
-        if partition in self.loading or not self._may_admit(partition):
+        left = min(left, self._admitted_max(partition) - look_ahead.end)
+        if partition in self.loading or left <= 0:
             return 0
         if look_ahead.has_finished and look_ahead.finished_next:
             window.pass_over(partition, min(left, look_ahead.finished_next))
@@ -450,9 +452,11 @@ class RunningSubscription:
             wanted.append(Wanted(key, look_ahead.end + 1, LOAD_RECORDS))
         return 0
 
-    def _may_admit(self, partition: int) -> bool:
-        """Whether older partitions are far enough: a key may have moved from there."""
+    def _admitted_max(self, partition: int) -> int:
+        """Up to which offset a partition may be admitted. What came after partitions were added
+        waits for all that came before, since a key may have moved, also to an older partition."""
         look_aheads = self.window.look_aheads
+        is_keyed = self.view.subscription.config.mode == "key_shared"
         for each in [*self._growth]:
             growth, lagging = each
             while lagging and look_aheads[lagging[-1]].end >= growth.heads[lagging[-1]]:
@@ -460,8 +464,10 @@ class RunningSubscription:
             if not lagging:
                 self._growth.remove(each)
             elif partition >= growth.first_partition:
-                return False
-        return True
+                return 0
+            elif is_keyed:
+                return growth.heads[partition]
+        return INTEGER_MAX
 
     def committed(self, partition: int) -> None:
         """The head of a partition has moved."""
