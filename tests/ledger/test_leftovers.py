@@ -15,6 +15,8 @@ from ledger.delivery.progress import SubscriptionFlush
 from ledger.delivery.routers import NO_FILTER
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import DraftInvalid
+from ledger.lake import lake_tables, runs
+from ledger.lake.types import TableSwitch
 from ledger.ledger import Ledger
 from ledger.log import backup, recovery
 from ledger.log.backup import Mark
@@ -158,7 +160,9 @@ def test_a_subscription_and_its_topic_stay_until_the_change_was_heard(
     assert (there["topics"], there["subscriptions"], there["cursors"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("what", ["records", "table", "hole", "router", "source", "dead letters"])
+@pytest.mark.parametrize(
+    "what", ["records", "table", "empty table", "hole", "router", "source", "dead letters"]
+)
 def test_a_topic_that_something_names_stays(ledger: Ledger, what: str) -> None:
     topic, _ = ledger.write(topics.create, "t", TopicConfig(), 1)
     other, _ = ledger.write(topics.create, "other", TopicConfig(), 1)
@@ -169,6 +173,11 @@ def test_a_topic_that_something_names_stays(ledger: Ledger, what: str) -> None:
         commit(ledger, 1, Request(topic.topic_id))
         (row,) = ledger.read(reads.objects)
         compact(ledger, "run", bad_keys={row.key} if what == "hole" else set())
+    elif what == "empty table":
+        table = TableSwitch(topic.topic_id, "headgate.t", "file:///lake/t/metadata/1.json", {})
+        ledger.write(runs.begin, "run", "a test", 2)
+        ledger.write(lake_tables.switch, "run", [table], 3)
+        ledger.write(runs.end, "run", 4)
     elif what == "router":
         ledger.write(routers.create, "r", "other", "t", NO_FILTER, "now", False, 1)
     elif what == "source":

@@ -358,6 +358,23 @@ def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
     run(node, use)
 
 
+def test_a_poller_that_acknowledges_is_there_for_another_timeout(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create(ack_timeout_ms=10_000)
+        owner.produce(record(1))
+        await owner.ask(Describe(made.subscription_id))
+        await owner.rest()
+        found = await owner.ask(Poll(made.subscription_id, "p", [], 10, 0))
+        await owner.later(8)
+        await owner.ack(made, "p", *found["messages"])
+        await owner.later(8)
+        assert len((await owner.ask(Describe(made.subscription_id)))["consumers"]) == 1
+        await owner.later(3)
+        assert (await owner.ask(Describe(made.subscription_id)))["consumers"] == []
+
+    run(node, use)
+
+
 def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answered_with(
     node: Node,
 ) -> None:
