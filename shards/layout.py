@@ -14,7 +14,8 @@ push rules and their
 text
 global: owned, entry   supervisor's owner thread
 number, superseded,
-backed up
+backed up, standbys,
+handed over
 global: age offset     supervisor
 global: clock, records supervisor's retention thread
 evicted
@@ -41,7 +42,8 @@ shard: lease counter,  that shard
 epoch, owns, routers'
 gate, lagged
 shard: pid, restarts   supervisor
-shard: audited         that shard
+shard: audited,        that shard
+handover wanted
 shard: journal head,   that shard
 tail, waits, and the
 journal's bytes
@@ -119,6 +121,11 @@ G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
 G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
 # Since the boot: an accepted entry covers the ledger as it was then.
 G_BACKED_UP_NS = G_OWNED_SENT_NS + 4
+# Standbys that have asked lately, as of the last look: how many, when, the best one's commit.
+G_STANDBYS = 12 * LINE_WORDS
+G_STANDBY_SEEN_NS = G_STANDBYS + 1
+G_STANDBY_COMMITS = G_STANDBYS + 2
+G_HANDED_OVER_NS = G_STANDBYS + 3  # since when a standby waits for the last entry; 0: none does
 G_COMMITS_RESERVED = 9 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
@@ -134,7 +141,7 @@ G_GATE = 11 * LINE_WORDS  # of producers
 G_BODIES_BYTES = G_GATE + GATE_WORDS
 # By sensor (daemon/config/sensors.py): its raw value as the bits of a double, its pressure,
 # the shard that it is of, plus 1, and its weight.
-G_SENSORS = 12 * LINE_WORDS
+G_SENSORS = 13 * LINE_WORDS
 SENSORS_MAX = 16
 SENSOR_RAW = 0
 SENSOR_PPM = 1
@@ -224,7 +231,8 @@ S_JOURNAL_WAITS = S_JOURNAL_HEAD + 2  # a count: acknowledgments that waited for
 S_GATE = S_JOURNAL_HEAD + 3  # of the shard's routers
 S_LAGGED = S_GATE + GATE_WORDS  # as of its heartbeat: watchers that have lagged
 S_LAGS = S_LAGGED + 1  # a count: how often watchers have
-SHARD_WORDS = 13 * LINE_WORDS
+S_HANDOVER_WANTED_NS = 13 * LINE_WORDS
+SHARD_WORDS = 14 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS

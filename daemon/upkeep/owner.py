@@ -31,8 +31,17 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.clock import boot_id, boottime_ns, monotonic_ns, wall_ns
 from shards.doorbell import Doorbells
 from shards.segment import Segment
-from uploader.ownership.ownerlog import OwnerLog, SealedLog
-from uploader.ownership.ownership import Moment, OwnerAction, Ownership, tell_sent
+from uploader.ownership.ownerlog import OwnerLog, Question, SealedLog, question_of
+from uploader.ownership.ownership import (
+    HANDOVER_LISTEN_NS,
+    KNOWN_STANDBY_NS,
+    LISTEN_NS,
+    STANDBY_LISTEN_NS,
+    Moment,
+    OwnerAction,
+    Ownership,
+    tell_sent,
+)
 from uploader.pipeline.outage import Outage
 from uploader.stores.base import StoreError
 
@@ -40,6 +49,7 @@ log = logging.getLogger("headgate.owner")
 
 LOCK_NAME = "lock"  # in the data directory; held for as long as a daemon lives
 LOOK_S = 1.0  # how late news of topics, floors and commands is seen; commits ring nobody here
+HANDOVER_NS = 40 * 10**9  # for a standby to say that it is ready
 
 
 class OtherHistory(RuntimeError):
@@ -93,6 +103,7 @@ class OwnerThread:
         shards = [layout.shard(shard) for shard in range(layout.shards)]
         self._wanted_at = [shard + at.S_ENTRY_WANTED_NS for shard in shards]
         self._backup_wanted_at = [shard + at.S_BACKUP_WANTED_NS for shard in shards]
+        self._handover_wanted_at = [shard + at.S_HANDOVER_WANTED_NS for shard in shards]
         self._bells = bells
         self._bell = bells.owner
         self._log = owner_log
@@ -105,6 +116,9 @@ class OwnerThread:
         self._unsure: Entry | None = None  # sent, and its fate is not known
         self._read_ns = 0  # before the ledger was read for that entry
         self._asked = False  # by a start that wants to know whether we live
+        self._standbys: dict[Owner, tuple[int, Question]] = {}  # when it asked last, and what
+        self._handover_ns = 0  # since when one is wanted; 0: none is
+        self._handover_told = False  # by an accepted entry
         self._to_name: Image | None = None
         self.named: Image | None = None  # the last image that an accepted entry named
         self._stopping = False
@@ -159,6 +173,7 @@ class OwnerThread:
     def _run(self) -> None:
         while not self._stopping and not self.superseded:
             now_ns = boottime_ns()
+            self._follow_handover(now_ns)
             step = self._ownership.decide(now_ns, self._has_news())
             if step.do is OwnerAction.LISTEN:
                 self._listen()
@@ -177,10 +192,72 @@ class OwnerThread:
 
     def _listen(self) -> None:
         try:
-            self._asked = self._log.is_asked(self._incarnation)
+            body = self._log.question(self._incarnation)
+            question = None if body is None else question_of(body)
+            if question is not None:
+                self._log.forget_question(self._incarnation)
         except StoreError as error:
-            log.debug("it is not known whether a start asks for this owner: %s", error)
-        self._ownership.listened(boottime_ns())
+            log.debug("it is not known whether anybody asks for this owner: %s", error)
+            self._ownership.not_listened(boottime_ns())
+            return
+        now_ns = boottime_ns()
+        self._asked = body is not None and question is None
+        if question is not None:
+            self._note(question, now_ns)
+        for standby, (asked_ns, _) in list(self._standbys.items()):
+            if now_ns - asked_ns > KNOWN_STANDBY_NS:
+                log.warning("the standby %s (%s) is gone", standby.host, standby.data_dir)
+                del self._standbys[standby]
+        words = self._words
+        words[at.G_STANDBYS] = len(self._standbys)
+        words[at.G_STANDBY_COMMITS] = max(
+            (asked.commit_number for _, asked in self._standbys.values()), default=0
+        )
+        if self._handover_told and question is not None and question.is_ready:
+            self._hand_over(question.asker, now_ns)
+        self._ownership.listened(
+            now_ns,
+            HANDOVER_LISTEN_NS if self._handover_told
+            else STANDBY_LISTEN_NS if self._standbys
+            else LISTEN_NS,
+        )  # fmt: skip
+
+    def _note(self, question: Question, now_ns: int) -> None:
+        asker = question.asker
+        if asker not in self._standbys:
+            log.info(
+                "a standby follows: %s (pid %d, %s)", asker.host, asker.pid, asker.data_dir
+            )
+            for standby in list(self._standbys):
+                if (standby.host, standby.data_dir) == (asker.host, asker.data_dir):
+                    del self._standbys[standby]  # its former process
+        self._standbys[asker] = now_ns, question
+        self._words[at.G_STANDBY_SEEN_NS] = now_ns
+
+    def _follow_handover(self, now_ns: int) -> None:
+        """Begins a handover that a shard wants, and gives up one that no standby takes."""
+        wanted_ns = max(self._words[index] for index in self._handover_wanted_at)
+        if wanted_ns > self._handover_ns:
+            self._handover_ns, self._handover_told = wanted_ns, False
+        elif self._handover_told and now_ns - self._handover_ns > HANDOVER_NS:
+            log.warning("no standby is ready, so nothing is handed over")
+            self._handover_told = False
+            self._ownership.listened(now_ns, STANDBY_LISTEN_NS)
+
+    @property
+    def _handover_begins(self) -> bool:
+        """Whether the next entry must tell that we hand over."""
+        wanted_ns = self._handover_ns
+        is_new = wanted_ns > self._ownership.sent.boot_ns and not self._handover_told
+        return is_new and boottime_ns() - wanted_ns < HANDOVER_NS
+
+    def _hand_over(self, standby: Owner, now_ns: int) -> None:
+        """A standby waits for our last entry: the supervisor ends, and writes it."""
+        if not self._words[at.G_HANDED_OVER_NS]:
+            log.info("handing over to %s (pid %d, %s)", standby.host, standby.pid,
+                     standby.data_dir)  # fmt: skip
+            self._words[at.G_HANDED_OVER_NS] = now_ns
+            self._bells.ring_all(range(self._bells.owner))
 
     def _answered(self) -> None:
         """An entry stands in the log since a start asked."""
@@ -194,7 +271,7 @@ class OwnerThread:
         if self._to_name is not None:
             return True
         sent_ns = self._ownership.sent.boot_ns
-        if self._asked:
+        if self._asked or self._handover_begins:
             return True
         if any(self._words[index] > sent_ns for index in self._wanted_at):
             return True
@@ -232,7 +309,12 @@ class OwnerThread:
             raise
         self._alarms.clear(AlarmKind.LEDGER_FAILING)
         self._read_ns = read_ns
-        self._send(self._log.entry(self._incarnation, number, kind, mark, changes, names))
+        hands_over = kind == "entry" and self._handover_begins
+        self._send(
+            self._log.entry(
+                self._incarnation, number, kind, mark, changes, names, hands_over=hands_over
+            )
+        )
 
     def _send(self, entry: Entry) -> None:
         """Puts an entry and learns its fate. Raises StoreError, EntryError."""
@@ -264,6 +346,9 @@ class OwnerThread:
         self.told = entry.mark
         tell_sent(self._words, self._ownership.sent)
         self._words[at.G_ENTRY_NUMBER] = entry.number
+        if entry.hands_over:
+            self._handover_told = True
+            self._ownership.listened(boottime_ns(), HANDOVER_LISTEN_NS)
         awaited = self._is_awaited()
         self._words[at.G_BACKED_UP_NS] = self._read_ns
         if awaited:

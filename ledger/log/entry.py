@@ -92,6 +92,7 @@ class Entry(Struct, frozen=True):
     changes: Changes | None = None
     image: bytes | None = None  # of a snapshot
     names: Image | None = None
+    hands_over: bool = False  # its owner waits for a standby, and then releases
 
 
 class _Version(Struct):

@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import groupby
 from typing import BinaryIO, Literal
 
+import msgspec
 from msgspec import Struct
 
 from ledger.log import entry as entries
@@ -44,8 +45,27 @@ LOOKS = 3  # for an answer while a start waits
 
 
 def question_key(incarnation: int) -> str:
-    """Where a start asks for an incarnation's owner; not in the log, which has only entries."""
+    """Where a start or a standby asks for an incarnation's owner; not in the log, which has only
+    entries."""
     return f"probe-owner-{incarnation:012d}"
+
+
+class Question(Struct, frozen=True):
+    """What a standby asks: whether the owner lives. ``asker`` is the standby, ``commit_number`` up
+    to where its ledger is, and ``is_ready``: it has seen that the owner hands over."""
+
+    nonce: str
+    asker: Owner
+    commit_number: int
+    is_ready: bool = False
+
+
+def question_of(body: bytes) -> Question | None:
+    """A standby's question; None: a start after a boot asks."""
+    try:
+        return msgspec.json.decode(body, type=Question)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 class OwnedByAnother(RuntimeError):
@@ -94,7 +114,7 @@ class SealedLog(Struct, frozen=True):
 class OwnerLog:
     """The log under one prefix.
 
-    ``put``, ``read``, ``is_asked`` and ``forget_question`` make one attempt: the owner's thread
+    ``put``, ``read``, ``question``, ``ask`` and ``forget_question`` make one attempt: the owner's thread
     decides itself when to try again (``uploader/ownership/ownership.py``). All other calls are
     repeated, since a start or a command waits for them.
     """
@@ -120,12 +140,14 @@ class OwnerLog:
         mark: Mark,
         changes: Changes | None = None,
         names: Image | None = None,
+        *,
+        hands_over: bool = False,
     ) -> Entry:
         """A new entry of ours, with its own nonce."""
         nonce = os.urandom(16)
         return Entry(
             entries.VERSION, nonce, incarnation, number, kind, self.owner, wall_ms(), mark,
-            changes, names=names,
+            changes, names=names, hands_over=hands_over,
         )  # fmt: skip
 
     def put(self, entry: Entry) -> bool:
@@ -176,20 +198,20 @@ class OwnerLog:
     def _entry(self, head: ObjectHead) -> Entry:
         return entries.decode(self._store.get(head.locator), head.key)
 
-    def chain(self, image: Image | None = None) -> Iterator[Entry]:
-        """The entries to apply, in order, one at a time in memory: all, or those after an image.
+    def chain(
+        self, image: Image | None = None, after: tuple[int, int] = (0, 0)
+    ) -> Iterator[Entry]:
+        """The entries to apply, in order, one at a time in memory: all, or those after an image or
+        ``after`` a place (incarnation, number).
 
         A snapshot replaces all entries before it; seals carry nothing. If an entry is missing, the
         entries after it are left out up to the next snapshot; without a later snapshot, raises
         EntryError at the end.
         """
-        incarnation, number = 0, 0
-        heads = self._heads()
-        if image is not None:
-            place = parse_image_key(image.key)
-            assert place is not None
-            heads = [head for head in heads if parse_entry_key(head.key) > place]
-            incarnation, number = place
+        place = after if image is None else parse_image_key(image.key)
+        assert place is not None
+        heads = [head for head in self._heads() if parse_entry_key(head.key) > place]
+        incarnation, number = place
         missing = lost = ""
         for head in heads:
             expected = ((incarnation, number + 1), (incarnation + 1, 1))
@@ -241,10 +263,7 @@ class OwnerLog:
             heads = self._heads()
             if not heads:
                 return SealedLog(0, None)
-            keys = [parse_entry_key(head.key) for head in heads]
-            self.entries_behind = max(0, len(keys) - 2 * len({key[0] for key in keys}))
-            self.bytes_behind = sum(head.size_bytes for head in heads)
-            incarnation, number = keys[-1]
+            incarnation, number = self._counted(heads)
             newest = self._entry(heads[-1])
             last = newest if newest.kind != "seal" else self.last()
             former = self.former(last)
@@ -253,11 +272,50 @@ class OwnerLog:
             if former is Former.REBOOTED and not take_over:
                 self.await_silence()
             mark = Mark() if last is None else last.mark
-            if self.put(self.entry(incarnation, number + 1, "seal", mark)):
+            if self._seal(self.entry(incarnation, number + 1, "seal", mark)):
                 if former in (Former.ANOTHER, Former.REBOOTED):
                     self._sleep_s(TAKE_OVER_NS / 1e9)
                 return SealedLog(incarnation, last, former)
         raise OwnedByAnother(newest, wall_ms())
+
+    def take_after(self, end: tuple[int, int] | None, last: Entry | None) -> SealedLog | None:
+        """Seals the log for a standby that has waited, if it ends at ``end``, its last entry but
+        for seals being ``last``; None if it goes on. Raises StoreError, EntryError."""
+        heads = self._heads()
+        if (self._counted(heads) if heads else None) != end:
+            return None
+        if end is None or last is None:
+            return SealedLog(0, None) if end is None else None
+        incarnation, number = end
+        if not self._seal(self.entry(incarnation, number + 1, "seal", last.mark)):
+            return None
+        released = last.kind == "release"
+        return SealedLog(incarnation, last, Former.RELEASED if released else Former.ANOTHER)
+
+    def _seal(self, seal: Entry) -> bool:
+        """Ends the log with a seal; False if it goes on.
+
+        The number may have been used and freed by an image, while this process was stopped: then
+        the log goes on after it, and its end is never freed.
+        """
+        key = entry_key(seal.incarnation, seal.number)
+        data = entries.encode(seal)
+        if not self._store.put_if_absent(key, data):
+            try:  # it may be ours, whose answer was lost
+                if entries.decode(self._store.get(key), key).nonce != seal.nonce:
+                    return False
+            except ObjectMissing:  # freed by an image since
+                return False
+        self.entries_behind += 1
+        self.bytes_behind += len(data)
+        return self.keys()[-1] == (seal.incarnation, seal.number)
+
+    def _counted(self, heads: list[ObjectHead]) -> tuple[int, int]:
+        """The place of the last entry; counts what no image covers."""
+        keys = [parse_entry_key(head.key) for head in heads]
+        self.entries_behind = max(0, len(keys) - 2 * len({key[0] for key in keys}))
+        self.bytes_behind = sum(head.size_bytes for head in heads)
+        return keys[-1]
 
     def await_silence(self) -> None:
         """Asks whether the log's owner lives, and returns if no answer comes in time.
@@ -271,7 +329,10 @@ class OwnerLog:
             "the machine was rebooted: waiting %d s, in case a copy of it runs",
             ANSWER_NS // 10**9,
         )
-        self._store.put_if_absent(question, b"does the owner of this log live?")
+        # A standby's question would be answered without an entry. It learns no more than that this
+        # one is gone, and asks again.
+        while not self._store.put_if_absent(question, b"does the owner of this log live?"):
+            self.forget_question(newest[0])
         for _ in range(LOOKS):
             self._sleep_s(ANSWER_NS / LOOKS / 1e9)
             if self.keys()[-1] != newest:
@@ -281,13 +342,18 @@ class OwnerLog:
                 raise OwnedByAnother(last, wall_ms(), goes_on=True)
         self.forget_question(newest[0])
 
-    def is_asked(self, incarnation: int) -> bool:
-        """Whether a start asks for the owner of this incarnation: one GET. Raises StoreError."""
+    def question(self, incarnation: int) -> bytes | None:
+        """What is asked of the owner of this incarnation, if anything: one GET. One attempt.
+        Raises StoreError."""
         try:
-            self._once.get(question_key(incarnation))
+            return self._once.get(question_key(incarnation))
         except ObjectMissing:
-            return False
-        return True
+            return None
+
+    def ask(self, incarnation: int, question: Question) -> bool:
+        """Puts a standby's question; False if another stands there. One attempt. Raises
+        StoreError."""
+        return self._once.put_if_absent(question_key(incarnation), msgspec.json.encode(question))
 
     def forget_question(self, incarnation: int) -> None:
         """Removes the question: it was answered, or the wait is over. Raises StoreError."""

@@ -18,8 +18,9 @@ not ours, we are *superseded*, for good.
                                                               |  failed: again after RETRY_NS
                                                               +--taken by another--> superseded
 
-An owner without news puts nothing. It looks periodically whether a start asks for it
-(``OwnerLog.await_silence``); its answer is an entry.
+An owner without news puts nothing. It looks periodically whether somebody asks for it: a start
+after a boot (``OwnerLog.await_silence``), whose answer is an entry, or a standby, whose answer is
+that its question is removed. A busy owner looks too, between two entries.
 
 A failed PUT may have been kept. The same entry is sent again, and the age counts from when it was
 *first* sent: a new owner may have sealed immediately after that. This holds even if its number is
@@ -47,6 +48,13 @@ RETRY_NS = SECOND_NS
 # there is no answer within ANSWER_NS, no owner lives: that is time for a slow GET and a slow PUT,
 # and for one failure of each.
 LISTEN_NS = 10 * SECOND_NS
+# A busy owner looks less often: its entries tell that it lives.
+BUSY_LISTEN_NS = 30 * SECOND_NS
+# An owner that knows of a standby looks more often: 864,000 GETs a month, $0.35. It forgets a
+# standby that has not asked for so long (standby.py).
+STANDBY_LISTEN_NS = 3 * SECOND_NS
+KNOWN_STANDBY_NS = 300 * SECOND_NS
+HANDOVER_LISTEN_NS = SECOND_NS // 10
 ANSWER_NS = 30 * SECOND_NS
 # A leap second, and the time between reading the two clocks, stay below this. OWNED_NS + GAP_NS is
 # three seconds below TAKE_OVER_NS.
@@ -97,7 +105,7 @@ class OwnerAction(Enum):
 
     WAIT = "wait"
     PUT = "put"
-    LISTEN = "listen"  # look whether a start asks, then call ``listened``
+    LISTEN = "listen"  # look whether anybody asks, then call ``listened`` or ``not_listened``
     STOP = "stop"  # superseded
 
 
@@ -118,7 +126,8 @@ class Ownership:
         self.superseded = False
         self._putting_ns: int | None = None
         self._next_put_ns = 0
-        self._next_listen_ns = 0
+        self._next_listen_ns = self._listened_ns = 0
+        self._listen_ns = LISTEN_NS
 
     def decide(self, now_ns: int, news: bool) -> OwnerStep:
         """What to do now. ``news``: there is something to write, or a start asked."""
@@ -126,17 +135,22 @@ class Ownership:
             return OwnerStep(OwnerAction.STOP)
         if self._putting_ns is not None:
             return OwnerStep(OwnerAction.WAIT)
-        if not news and now_ns < self._next_listen_ns:
-            return OwnerStep(OwnerAction.WAIT, self._next_listen_ns)
-        if not news:
+        if news and now_ns >= self._next_put_ns:
+            return OwnerStep(OwnerAction.PUT)
+        if now_ns >= self._next_listen_ns:
             return OwnerStep(OwnerAction.LISTEN)
-        if now_ns < self._next_put_ns:
-            return OwnerStep(OwnerAction.WAIT, self._next_put_ns)
-        return OwnerStep(OwnerAction.PUT)
+        next_ns = self._next_listen_ns
+        return OwnerStep(OwnerAction.WAIT, min(self._next_put_ns, next_ns) if news else next_ns)
 
-    def listened(self, now_ns: int) -> None:
-        """The owner looked whether a start asks; if one does, that is news."""
-        self._next_listen_ns = now_ns + LISTEN_NS
+    def listened(self, now_ns: int, again_ns: int = LISTEN_NS) -> None:
+        """The owner looked whether anybody asks, and is to look again after ``again_ns``; a start
+        that asks is news."""
+        self._listened_ns, self._listen_ns = now_ns, again_ns
+        self._next_listen_ns = now_ns + again_ns
+
+    def not_listened(self, now_ns: int) -> None:
+        """It could not look."""
+        self._next_listen_ns = now_ns + RETRY_NS
 
     def putting(self, now: Moment) -> None:
         """An entry is being sent; its age counts from here."""
@@ -167,7 +181,11 @@ class Ownership:
         assert self.first_sent is not None
         self.sent = self.first_sent
         self._next_put_ns = self.sent.boot_ns + PERIOD_NS
-        self._next_listen_ns = self.sent.boot_ns + LISTEN_NS
+        # An entry tells that we live; but a standby wants to be known too.
+        self._next_listen_ns = max(
+            self._next_listen_ns,
+            min(self.sent.boot_ns + self._listen_ns, self._listened_ns + BUSY_LISTEN_NS),
+        )
         self.first_sent = self._putting_ns = None
         self.number += 1
 

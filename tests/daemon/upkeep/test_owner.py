@@ -167,7 +167,7 @@ def test_an_entry_that_was_sent_before_a_start_asked_does_not_answer_it(
     rig.store.asks_when_kept = True
     rig.news("a")  # kept as number 2, with the question right after it
     wait_until(lambda: rig.words[at.G_ENTRY_NUMBER] == 3, "an entry of its own for the answer")
-    wait_until(lambda: not rig.log.is_asked(1), "the question to be removed")
+    wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
     rig.owner.release()
 
 

@@ -162,20 +162,20 @@ def test_after_a_reboot_a_start_asks_for_the_owner_and_continues_without_an_answ
 def test_a_copy_of_a_running_machine_does_not_take_over_unasked(store: ObjectStore) -> None:
     writer, _ = log_of(store)
     write(writer, 1, "entry", "entry")
-    assert not writer.is_asked(1)
+    assert writer.question(1) is None
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 2:  # the original is idle, and looks now and then
-            assert writer.is_asked(1)
+            assert writer.question(1) is not None
             write(writer, 1, "entry", first=3)
 
     log = OwnerLog(store, LATER, wait)
     with pytest.raises(OwnedByAnother, match="its log grows, so that daemon runs"):
         log.take(take_over=False)
     assert log.keys() == [(1, 1), (1, 2), (1, 3)], "the original is not sealed off"
-    assert len(waits) == 2 and not writer.is_asked(1)
+    assert len(waits) == 2 and writer.question(1) is None
     assert log.take(take_over=True).former is Former.REBOOTED
     assert waits[2:] == [TAKE_OVER_NS / 1e9]
 
@@ -191,10 +191,10 @@ def test_a_question_left_by_a_dead_start_serves_the_next_one(store: ObjectStore)
     write(writer, 1, "entry")
     with pytest.raises(Killed):
         OwnerLog(store, LATER, killed).take(take_over=False)
-    assert writer.is_asked(1) and writer.keys() == [(1, 1)]
+    assert writer.question(1) is not None and writer.keys() == [(1, 1)]
     log, waits = log_of(store, LATER)
     assert log.take(take_over=False).former is Former.REBOOTED
-    assert sum(waits) == (ANSWER_NS + TAKE_OVER_NS) / 1e9 and not writer.is_asked(1)
+    assert sum(waits) == (ANSWER_NS + TAKE_OVER_NS) / 1e9 and writer.question(1) is None
 
 
 def test_another_directory_is_refused_naming_the_owner_and_leaves_no_trace(

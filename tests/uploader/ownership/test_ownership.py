@@ -19,6 +19,7 @@ from uploader.ownership.ownership import (
     PERIOD_NS,
     RETRY_NS,
     SECOND_NS,
+    STANDBY_LISTEN_NS,
     TAKE_OVER_NS,
     Moment,
     OwnerAction,
@@ -54,8 +55,10 @@ class OwnershipMachine(RuleBasedStateMachine):
     def wait(self, passed_ns: int) -> None:
         self.now_ns += passed_ns
 
-    @rule(news=st.booleans())
-    def look(self, news: bool) -> None:
+    @rule(
+        news=st.booleans(), again_ns=st.sampled_from([None, LISTEN_NS, STANDBY_LISTEN_NS, 10**8])
+    )
+    def look(self, news: bool, again_ns: int | None) -> None:
         step = self.ownership.decide(self.now_ns, news)
         if self.ownership.superseded:
             assert step == OwnerStep(OwnerAction.STOP)
@@ -64,8 +67,13 @@ class OwnershipMachine(RuleBasedStateMachine):
             assert step.at_ns > self.now_ns
             return
         if step.do is OwnerAction.LISTEN:
-            assert not news
-            self.ownership.listened(self.now_ns)
+            if news:  # only between two entries
+                last_ns = self.last_put_ns or 0
+                assert self.now_ns - last_ns < PERIOD_NS
+            if again_ns is None:
+                self.ownership.not_listened(self.now_ns)
+            else:
+                self.ownership.listened(self.now_ns, again_ns)
             return
         assert news, "an idle owner puts nothing"
         assert not self.in_flight
