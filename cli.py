@@ -12,6 +12,7 @@ from commands.shell.group import Commands
 # a test compares these with the commands' own.
 COMMANDS = {
     "serve": ("running", "Run the daemon until SIGTERM or Ctrl-C."),
+    "handover": ("running", "Drain the daemon, and let its standby take over immediately."),
     "status": ("running", "Show the state of the daemon, its store and its shards."),
     "top": ("running", "Show the state of the daemon, live."),
     "pressure": ("running", "Show why the level of pressure is what it is."),

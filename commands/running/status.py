@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from msgspec import Struct
 
@@ -15,6 +17,7 @@ from daemon.schemas.status import (
     GateStatus,
     PushFigures,
     RouterFigures,
+    StandbyStatus,
     Status,
     SubscriptionFigures,
 )
@@ -42,12 +45,25 @@ def status(context: click.Context, client: Client, as_json: bool) -> None:
       headgate status
       headgate status --url http://10.0.0.5:7440 -o json
     """
-    found = decoded(client, client.call("GET", "/v0/status"), Status)
+    answer = client.call("GET", "/v0/status")
+    if "standby" in decoded(client, answer, dict[str, Any]):
+        waits = decoded(client, answer, StandbyStatus)
+        show(waits, as_json, _standby_text)
+        if waits.standby.trouble:
+            say(f"degraded: this standby could not take over: {waits.standby.trouble}")
+        context.exit(0 if waits.standby.able else DEGRADED)
+    found = decoded(client, answer, Status)
     show(found, as_json, _text)
     why = troubles(found)
     for trouble in why:
         say(f"degraded: {trouble}")
     context.exit(DEGRADED if why else 0)
+
+
+def _standby_text(status: StandbyStatus) -> str:
+    uptime = duration_text(status.uptime_s * 1000) if status.uptime_s else "less than 1 s"
+    lines = figure_lines(status.standby, f"{'standby':<{LABEL}}")
+    return "\n".join([f"headgate {status.version}  STANDBY  up {uptime}", "", *lines])
 
 
 def _text(status: Status) -> str:

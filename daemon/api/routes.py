@@ -21,6 +21,7 @@ from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from daemon.schemas.api import (
     BackedUp,
+    HandedOver,
     CursorDeleted,
     CursorPage,
     CursorSettings,
@@ -383,6 +384,17 @@ ROUTES = (
         handler=lambda handlers: handlers.admin.await_backup,
         answers={200: BackedUp},
         errors=(503,),
+    ),
+    Route(
+        method="POST",
+        path="/v0/admin/handover",
+        is_internal=True,
+        summary="drain, and let a standby take the store over",
+        scopes=(Scope.ADMIN,),
+        concerns_all_topics=True,
+        handler=lambda handlers: handlers.admin.handover,
+        answers={200: HandedOver},
+        errors=(409, 503),
     ),
     Route(
         method="GET",

@@ -165,6 +165,14 @@ class Server:
         self._listeners.append(listener)
         self._tick()
 
+    async def listen_too(self, sock: socket.socket) -> None:
+        """Serves on another socket too, which listens already; after ``start``."""
+        self._listeners.append(
+            await self._loop.create_server(
+                lambda: Connection(self), sock=sock, backlog=_LISTEN_BACKLOG
+            )
+        )
+
     async def listen_on(self, sock: socket.socket) -> None:
         """Serves on a Unix socket too, which listens already; after ``start``."""
         self._listeners.append(

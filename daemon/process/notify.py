@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 log = logging.getLogger("headgate.notify")
 
 SEND_TIMEOUT_S = 0.5  # the manager's queue may be full while a machine boots
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 BEATS_PER_PERIOD = 4  # a beat is at most a tick late, and must arrive within half a period
 
 
 class Notifier:
     """The connection to the service manager, if there is one."""
 
-    def __init__(self, address: str, watchdog_usec: int = 0) -> None:
+    def __init__(
+        self, address: str, watchdog_usec: int = 0, taken: Mapping[str, str] | None = None
+    ) -> None:
+        self.taken = dict(taken or {})  # of the environment; a process that replaces us needs it
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._beat_ns = watchdog_usec * 1_000 // BEATS_PER_PERIOD
         self._beaten_ns = 0
@@ -31,11 +35,11 @@ class Notifier:
     @classmethod
     def take(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
         """Reads the manager's variables and removes them; ignores a watchdog for another pid."""
-        address = environ.pop("NOTIFY_SOCKET", "")
-        usec = environ.pop("WATCHDOG_USEC", "")
-        watched = environ.pop("WATCHDOG_PID", "") or str(pid)
+        taken = {name: environ.pop(name) for name in _VARIABLES if name in environ}
+        address, usec = taken.get("NOTIFY_SOCKET", ""), taken.get("WATCHDOG_USEC", "")
+        watched = taken.get("WATCHDOG_PID") or str(pid)
         ours = watched == str(pid) and usec.isascii() and usec.isdigit()
-        return cls(address, int(usec) if ours else 0)
+        return cls(address, int(usec) if ours else 0, taken)
 
     def ready(self, status: str) -> None:
         """The start or the reload is done."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import platform
 import socket
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from daemon import memory
 from daemon.access.access import Access, read_before
@@ -30,12 +33,15 @@ from daemon.process.listeners import (
     admin_listener,
     open_listeners,
 )
+from daemon.process.notify import Notifier
+from daemon.process.standby import StandbyStopped, wait_as_standby
 from daemon.process.supervisor import Supervisor
 from daemon.tls.certificate import Certificate, CertificateError, files_of
 from daemon.upkeep.directory import StartError, open_config_store, take_directory
 from daemon.upkeep.lake_catalog import register_tables
 from daemon.upkeep.owner import OtherHistory, this_owner
 from daemon.upkeep.recover import say, settle, sleep_s
+from daemon.upkeep.standby import WarmLedger
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log.entry import EntryError
@@ -54,33 +60,69 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def run(config: Config, *, take_over: bool = False, chaos: str = "") -> int:
+def run(
+    config: Config, *, take_over: bool = False, standby: bool = False, chaos: str = ""
+) -> int:
     """Runs the daemon until it is stopped. Returns the exit code.
 
+    ``standby``: until nobody else owns the prefix, and again when another has taken it.
     ``chaos``: faults of the shards' store (``uploader/stores/faults.py``).
     """
     logs.start(config.log_level, config.log_format, "serve")
+    notify = Notifier.take(os.environ, os.getpid())
     try:
         barrier.require_supported(platform.machine())
+        if standby:
+            _check_standby(config)
         with contextlib.closing(take_directory(config)) as lock_file:
-            return _run(config, lock_file, take_over, chaos)
+            code, goes_on = _run(
+                config, lock_file, notify, take_over=take_over, standby=standby, chaos=chaos
+            )
+    except StandbyStopped:
+        log.info("the standby was stopped")
+        return 0
     except (*_REFUSALS, StartError) as error:
         log.error("%s", error)
         return 1
+    if goes_on:
+        _begin_again(notify)
+    return code
 
 
-def _check_tokens(path: Path, before: ReadBefore | None) -> None:
+def _begin_again(notify: Notifier) -> NoReturn:
+    # Another process, and the same pid: nothing of this run is left, and the service manager, which
+    # has seen it ready, sees no end.
+    log.info("going on as a standby")
+    os.environ.update(notify.taken)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _check_standby(config: Config) -> None:
+    """Raises StartError for a store that no second machine can take over."""
+    if config.store_url.startswith("file://"):
+        raise StartError(
+            f"--standby cannot be used with the embedded store {config.store_url}: it is this"
+            " machine's, so nobody could take it over; give an s3:// store, or leave --standby out"
+        )
+
+
+def _check_tokens(path: Path, before: ReadBefore | None) -> Access:
     if before is not None and TokenFile(path).begin(before):
         log.warning(
             "%s was not there; it was made and has no tokens, so nobody can ask anything over TCP:"
             " make the first one with `headgate tokens create` and --data", path,
         )  # fmt: skip
-    Access(path, read_before=before)
+    return Access(path, read_before=before)
 
 
-def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> int:
+def _run(
+    config: Config, lock_file: LockFile, notify: Notifier, *, take_over: bool, standby: bool,
+    chaos: str,
+) -> tuple[int, bool]:  # fmt: skip
+    """The exit code, and whether this is to go on as a standby."""
+    access = Access(None)
     if config.auth_file is not None:  # refused now, or never
-        _check_tokens(Path(config.auth_file), read_before(config, writes=True))
+        access = _check_tokens(Path(config.auth_file), read_before(config, writes=True))
     pem_files = files_of(config)
     certificate = None if pem_files is None else Certificate(pem_files)
     check_audit_log(config.audit_log)
@@ -102,10 +144,19 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
             )
         for listener in (*listeners, *tls_listeners):
             stack.enter_context(contextlib.closing(listener))
-        taken = owner_log.take(take_over=take_over)
+        admin = stack.enter_context(admin_listener(config.data_dir))
+        reachable = Listeners(listeners, tls_listeners, admin)
+        warm = None
+        if standby and not _is_ours(owner_log):
+            warm = WarmLedger(ledger_path, lock, owner_log, config.dedupe_limits)
+            taken = wait_as_standby(
+                config, owner_log, warm, reachable, certificate, access, notify
+            )
+        else:
+            taken = owner_log.take(take_over=take_over)
         report = settle(
             config.ledger_path, lock, store, taken, owner_log, config.dedupe_limits,
-            take_over=take_over,
+            take_over=take_over, warm=None if warm is None else warm.path,
         )  # fmt: skip
         if report is not None:
             say(report)
@@ -115,13 +166,18 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
         kept = Ledger(ledger_path, lock, dedupe_limits=config.dedupe_limits)
         stack.enter_context(contextlib.closing(kept))
         copied = Ledger(ledger_path, lock)  # its thread closes it, which a stop may not wait for
-        admin = stack.enter_context(admin_listener(config.data_dir))
         supervisor = Supervisor(
-            config, lock_file, owner_log, store, told, kept, copied,
-            Listeners(listeners, tls_listeners, admin), certificate, chaos,
+            config, lock_file, owner_log, store, told, kept, copied, reachable, certificate, chaos,
+            notify=notify, standby=standby,
         )  # fmt: skip
         stack.enter_context(contextlib.closing(supervisor))
-        supervisor.prepare(taken)
+        try:
+            supervisor.prepare(taken)
+        except OtherHistory as error:
+            if not standby:
+                raise
+            log.info("%s", error)
+            return 0, True
         supervisor.audit.note(
             "started", former=taken.former.name.lower(), take_over=take_over,
             recovered=report is not None,
@@ -150,4 +206,11 @@ def _run(config: Config, lock_file: LockFile, take_over: bool, chaos: str) -> in
             )
         if chaos:
             log.warning("CHAOS IS ON: the shards' store fails on purpose (--chaos %s)", chaos)
-        return supervisor.run()
+        return supervisor.run(), supervisor.goes_on
+
+
+def _is_ours(owner_log: OwnerLog) -> bool:
+    """Whether the last owner was a run on this directory that is over, so nobody is to be waited
+    for, and the ledger here is complete. Its own last owner needs no standby."""
+    last = owner_log.last()
+    return last is not None and last.owner.same_directory(owner_log.owner)

@@ -101,9 +101,12 @@ class Supervisor:
     def __init__(
         self, config: Config, lock_file: LockFile, owner_log: OwnerLog, store: CountedPartedStore,
         told: Ledger, kept: Ledger, copied: Ledger, listeners: Listeners,
-        certificate: Certificate | None = None, chaos: str = "",
+        certificate: Certificate | None = None, chaos: str = "", *,
+        notify: Notifier | None = None, standby: bool = False,
     ) -> None:  # fmt: skip
         self.config = config
+        self._standby = standby
+        self.goes_on = False  # as a standby
         self._kept = kept
         self.layout = memory.layout_of(config)
         self.segment = Segment.create(self.layout)
@@ -132,7 +135,7 @@ class Supervisor:
         self._gate = ProducersGate(
             disks_of(config), Gate(gate_band(config), self._memory_short, self._memory_suffices)
         )
-        self._notify = Notifier.take(os.environ, os.getpid())
+        self._notify = notify or Notifier.take(os.environ, os.getpid())
         self._alive_read, self._alive_write = os.pipe()
         self.audit = AuditLog(None, "supervisor", 0, [0], 0)
         self._pipe_token = secrets.token_hex(8)
@@ -150,6 +153,7 @@ class Supervisor:
         self._failed = False
         self._killed = False
         self._superseded_ticks = 0
+        self._stops = False  # by a signal, or because shards keep dying
 
     def prepare(self, taken: SealedLog) -> None:
         """Begins the incarnation and fills the global words, before any shard runs.
@@ -212,6 +216,7 @@ class Supervisor:
         wakee.close()
         self._images.stop(IMAGE_STOP_S)
         self._let_go()
+        self.goes_on = self._standby and not self._stops
         if self._owner.superseded:
             return EXIT_SUPERSEDED
         return 1 if self._failed else 0
@@ -231,9 +236,11 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         signals, self._signals = self._signals, set()
-        if signals & {signal.SIGTERM, signal.SIGINT} and not self._words[at.G_DRAINING]:
-            log.info("stopping: no new requests; what was accepted is finished first")
-            self._drain()
+        if signals & {signal.SIGTERM, signal.SIGINT}:
+            self._stops = True
+            if not self._words[at.G_DRAINING]:
+                log.info("stopping: no new requests; what was accepted is finished first")
+                self._drain()
         if signal.SIGHUP in signals and not self._words[at.G_DRAINING]:
             self._notify.reloading(monotonic_ns())
             self._reload()
@@ -241,7 +248,10 @@ class Supervisor:
                 self._notify.ready(self._serving())
 
     def _drain(self) -> None:
-        self._notify.stopping("draining", STOP_S)
+        if self._standby and not self._stops:
+            self._notify.status("draining, to go on as a standby")
+        else:
+            self._notify.stopping("draining", STOP_S)
         # Upload immediately: a commit window may be longer than a stop may take.
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
@@ -346,7 +356,7 @@ class Supervisor:
         if child.start_failures >= START_FAILURES_MAX:
             log.critical("shard %d died %d times before it was ready; giving up", child.shard,
                          child.start_failures)  # fmt: skip
-            self._failed = True
+            self._failed = self._stops = True
             self._drain()
             return
         child.wait_ticks = 0 if by_signal and was_ready else BACKOFF_TICKS
@@ -357,6 +367,9 @@ class Supervisor:
         if not self._owner.alive and not self._failed:
             self._lose_ownership()
             return
+        if self._words[at.G_HANDED_OVER_NS] and not self._words[at.G_DRAINING]:
+            log.info("a standby waits: no new requests; what was accepted is finished first")
+            self._drain()
         if self._orphans.tick(monotonic_ns()):
             self.bells.ring_all(range(self.config.shards))
         self._push_balance.tick(monotonic_ns())

@@ -39,6 +39,7 @@ from daemon.schemas.status import (
     SchedulerStatus,
     SensorStatus,
     ShardStatus,
+    StandbysStatus,
     Status,
     SubscriptionScaling,
     SubscriptionsStatus,
@@ -131,6 +132,7 @@ __all__ = [
     "SchedulerStatus",
     "SensorStatus",
     "ShardStatus",
+    "StandbysStatus",
     "Status",
     "StoreCost",
     "StoreStatus",
@@ -583,6 +585,12 @@ class PlanEnded(Struct, frozen=True):
 
 
 # The owner of the ledger
+
+
+class HandedOver(Struct, frozen=True):
+    """A standby waits for the owner's last entry, and the owner drains."""
+
+    commits: Annotated[int, Meta(description="commits in the standby's ledger, as it said last")]
 
 
 class BackedUp(Struct, frozen=True):

@@ -40,6 +40,7 @@ from uploader.ownership.ownership import (
     Moment,
     OwnerAction,
     Ownership,
+    may_commit,
     tell_sent,
 )
 from uploader.pipeline.outage import Outage
@@ -116,6 +117,9 @@ class OwnerThread:
         self._unsure: Entry | None = None  # sent, and its fate is not known
         self._read_ns = 0  # before the ledger was read for that entry
         self._asked = False  # by a start that wants to know whether we live
+        self._listened: Moment | None = None
+        self._is_deaf = False  # the last attempt to look failed
+        self._doubts = False  # whether the prefix is still ours: an entry tells
         self._standbys: dict[Owner, tuple[int, Question]] = {}  # when it asked last, and what
         self._handover_ns = 0  # since when one is wanted; 0: none is
         self._handover_told = False  # by an accepted entry
@@ -191,6 +195,7 @@ class OwnerThread:
             self._bells.clear(self._bell)
 
     def _listen(self) -> None:
+        began_ns = monotonic_ns()
         try:
             body = self._log.question(self._incarnation)
             question = None if body is None else question_of(body)
@@ -199,8 +204,19 @@ class OwnerThread:
         except StoreError as error:
             log.debug("it is not known whether anybody asks for this owner: %s", error)
             self._ownership.not_listened(boottime_ns())
+            if self._standbys:  # which may see the store, and take over
+                self._is_deaf = True
+                self._outage.failed(error, began_ns, monotonic_ns())
             return
-        now_ns = boottime_ns()
+        if self._is_deaf:
+            self._is_deaf = False
+            self._outage.kept(monotonic_ns())
+        now = Moment(boottime_ns(), wall_ns())
+        known = (self._listened or now, self._ownership.sent)
+        if not any(may_commit(now, each) for each in known):
+            self._doubts = True  # a standby may have taken over, and an idle owner writes nothing
+        self._listened = now
+        now_ns = now.boot_ns
         self._asked = body is not None and question is None
         if question is not None:
             self._note(question, now_ns)
@@ -271,7 +287,7 @@ class OwnerThread:
         if self._to_name is not None:
             return True
         sent_ns = self._ownership.sent.boot_ns
-        if self._asked or self._handover_begins:
+        if self._asked or self._doubts or self._handover_begins:
             return True
         if any(self._words[index] > sent_ns for index in self._wanted_at):
             return True
@@ -343,6 +359,7 @@ class OwnerThread:
                 there.owner.host, there.owner.pid, there.owner.data_dir,
             )  # fmt: skip
             return
+        self._doubts = False
         self.told = entry.mark
         tell_sent(self._words, self._ownership.sent)
         self._words[at.G_ENTRY_NUMBER] = entry.number

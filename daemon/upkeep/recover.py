@@ -40,7 +40,7 @@ from ledger.private_files import opener
 from ledger.space import deletions
 from ledger.types import Commit, CommitDraft, LeaseId, ObjectRow
 from shards.clock import monotonic_ns, wall_ms
-from uploader.l0 import Footer, L0Error, fetch_footer, parse_key
+from uploader.l0 import Footer, L0Error, epoch_prefix, fetch_footer, parse_key
 from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, SealedLog
 from uploader.ownership.unlisted import (
     RingOrder,
@@ -122,16 +122,18 @@ class RecoveryReport(Struct):
 def settle(
     ledger_path: str, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
     taken: SealedLog, owner_log: OwnerLog, limits: DedupeLimits | None = None, *, take_over: bool,
+    warm: Path | None = None,
 ) -> RecoveryReport | None:  # fmt: skip
-    """Makes the ledger in the data directory one that may be served from; for a start.
+    """Makes the ledger in the data directory one that may be served from; for a start. ``warm``: a
+    standby's, which holds all entries.
 
     After another's seal only the store knows what was acknowledged. Our own ledger holds all of
     it, but after a boot: its last seconds may be another disk's (a replica, a copied machine).
     Raises OtherHistory, LedgerError, StoreError, EntryError.
     """
     path = Path(ledger_path)
-    if taken.former is Former.ANOTHER:
-        return rebuild(path, lock, store, taken, owner_log, limits)
+    if taken.former is Former.ANOTHER or warm is not None:
+        return rebuild(path, lock, store, taken, owner_log, limits, warm=warm)
     with contextlib.closing(Ledger(path, lock, dedupe_limits=limits)) as ledger:
         try:
             check_history(ledger, taken.last, store.url)
@@ -151,8 +153,11 @@ def rebuild(
     path: Path, lock: contextlib.AbstractContextManager[object], store: ObjectStore,
     taken: SealedLog, owner_log: OwnerLog, limits: DedupeLimits | None = None,
     progress: Callable[[int], contextlib.AbstractContextManager[Advance]] | None = None,
+    *, warm: Path | None = None,
 ) -> RecoveryReport:  # fmt: skip
     """Builds the ledger at ``path`` anew from log and objects. ``progress(n)`` shows n objects.
+    ``warm`` holds all entries already; then nothing is counted that takes longer the larger the
+    ledger is.
 
     Raises LedgerError, StoreError, EntryError; then the ledger is as it was.
     """
@@ -161,14 +166,21 @@ def rebuild(
     aside = path.with_name(path.name + ".recovering")
     for suffix in ("", "-wal", "-shm"):
         aside.with_name(aside.name + suffix).unlink(missing_ok=True)
-    _apply_entries(aside, lock, owner_log, report)
+    if warm is None:
+        _apply_entries(aside, lock, owner_log, report)
+    else:
+        warm.rename(aside)
     with contextlib.closing(Ledger(aside, lock, dedupe_limits=limits)) as ledger:
         check_complete(ledger, taken, store.url)
         ledger.write(recovery.begin_history, secrets.token_hex(8), taken.told)
         show = progress or _no_progress
-        report.records_listed = sum(row.records for row in _rows(ledger))
+        if warm is None:
+            report.records_listed = sum(row.records for row in _rows(ledger))
         with show(0 if progress is None else sum(1 for _ in store.list("l0/"))) as advance:
-            take_unlisted(ledger, store, taken.incarnation, taken.told, report, advance)
+            take_unlisted(
+                ledger, store, taken.incarnation, taken.told, report, advance,
+                all_objects=warm is None,
+            )  # fmt: skip
     report.kept_ledger = _move_into_place(aside, path)
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     report.objects_per_second = report.objects / report.seconds
@@ -313,9 +325,10 @@ def _apply_entries(
 
 def take_unlisted(
     ledger: Ledger, store: ObjectStore, incarnation: int, told: Mark, report: RecoveryReport,
-    advance: Advance,
+    advance: Advance, *, all_objects: bool = True,
 ) -> None:  # fmt: skip
     """Looks through the store and takes what the ledger does not list and may have been committed.
+    Without ``all_objects`` only through those above the epoch floor, which no orphan is.
 
     Fills the report, except what a rebuild adds. Raises LedgerError, StoreError.
     """
@@ -326,7 +339,8 @@ def take_unlisted(
     seen: set[str] = set()
     epoch_max = 0
     previous = ""
-    for head in store.list("l0/"):
+    start_after = "" if all_objects else epoch_prefix(floor)
+    for head in store.list("l0/", start_after):
         if head.key == previous:
             continue  # equal frames of the embedded store
         previous = head.key
@@ -347,9 +361,10 @@ def take_unlisted(
             heads.append(head)
             continue
         advance(1)
-    report.missing = [
-        row.key for row in _rows(ledger) if row.key not in seen and row.key not in named
-    ]
+    if all_objects:
+        report.missing = [
+            row.key for row in _rows(ledger) if row.key not in seen and row.key not in named
+        ]
     found: list[Unlisted] = []
     damaged_bytes = 0
     for head, footer in _footers(store, heads):

@@ -114,9 +114,9 @@ class SealedLog(Struct, frozen=True):
 class OwnerLog:
     """The log under one prefix.
 
-    ``put``, ``read``, ``question``, ``ask`` and ``forget_question`` make one attempt: the owner's thread
-    decides itself when to try again (``uploader/ownership/ownership.py``). All other calls are
-    repeated, since a start or a command waits for them.
+    ``put``, ``read``, ``question``, ``ask`` and ``forget_question`` make one attempt: the threads
+    of owners and standbys decide themselves when to try again (``ownership.py``, ``standby.py``).
+    All other calls are repeated, since a start or a command waits for them.
     """
 
     def __init__(

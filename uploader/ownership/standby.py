@@ -29,6 +29,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from ledger.log.entry import Owner
 from uploader.ownership.ownership import ANSWER_NS, NEVER, SECOND_NS, TAKE_OVER_NS
 
 LOOK_NS = 2 * SECOND_NS  # 1,296,000 GETs a month, $0.52
@@ -75,6 +76,19 @@ class StandbyStep(Struct, frozen=True):
     at_ns: int = NEVER
 
 
+class StandbyView(Struct, frozen=True):
+    """What a standby knows. ``caught_up_ns``: when a look last found nothing new. ``trouble``: why
+    it could not take over now."""
+
+    owner: Owner | None = None
+    commits: int = 0
+    entries: int = 0  # that it has applied since its start
+    caught_up_ns: int = 0
+    silent_ns: int = 0
+    answered_ns: int = 0
+    trouble: str = "it has not read the owner's log yet"
+
+
 class Standby:
     """What one standby knows of its owner."""
 
@@ -83,20 +97,20 @@ class Standby:
         self.silent_ns = 0
         self.unanswered_ns: int | None = None  # of the silence, how long a question has stood
         self._is_surveyed = False
-        self._seen_ns = 0  # when the store was last seen: the silence is counted up to here
+        self.seen_ns = 0  # when the store was last seen: the silence is counted up to here
         self._found_ns = 0  # when the last entry was found
         self._next_look_ns = 0
         self._read_due = False  # whether the question stands; once per look
         self._next_ask_ns = 0
         self._hello_ns = 0  # when the owner is to be told of us
-        self._answered_ns: int | None = None
+        self.answered_ns = 0  # 0: this owner has not
         self._eager_until_ns = 0
 
     def decide(self, now_ns: int) -> StandbyStep:
         """What to do now."""
         if now_ns >= self._next_look_ns:
             return StandbyStep(StandbyAction.LOOK if self._is_surveyed else StandbyAction.SURVEY)
-        if self._is_surveyed and now_ns - self._seen_ns <= LOOK_GAP_NS:
+        if self._is_surveyed and now_ns - self.seen_ns <= LOOK_GAP_NS:
             if self._read_due and self.unanswered_ns is not None:
                 return StandbyStep(StandbyAction.READ_QUESTION)
             if self._may_take():
@@ -108,11 +122,11 @@ class Standby:
     def surveyed(self, end: LogEnd, now_ns: int, *, is_new: bool) -> None:
         """The log was followed to its end. ``is_new``: there were entries to follow."""
         self._is_surveyed, self.end = True, end
-        self._seen_ns = now_ns
+        self.seen_ns = now_ns
         self._next_look_ns = now_ns + self._look_ns(now_ns)
         if is_new:
             self._found_ns = now_ns
-            self._answered_ns = None
+            self.answered_ns = 0
             self._sign(now_ns)
 
     def found(self, end: LogEnd, now_ns: int, *, is_first: bool, hands_over: bool) -> None:
@@ -120,7 +134,7 @@ class Standby:
         self.end = end
         self._found_ns = self._next_look_ns = now_ns  # there may be more
         if is_first:
-            self._answered_ns = None
+            self.answered_ns = 0
             self._hello_ns = 0
         if hands_over:
             self._eager_until_ns = now_ns + EAGER_NS
@@ -130,11 +144,11 @@ class Standby:
     def empty(self, began_ns: int, now_ns: int) -> None:
         """A look that began then has found no entry: at that moment there was none."""
         self._next_look_ns = began_ns + self._look_ns(now_ns)
-        if max(began_ns - self._seen_ns, now_ns - began_ns) > LOOK_GAP_NS:
+        if max(began_ns - self.seen_ns, now_ns - began_ns) > LOOK_GAP_NS:
             self._blinded(now_ns)
             return
-        passed_ns = began_ns - self._seen_ns
-        self._seen_ns = began_ns
+        passed_ns = began_ns - self.seen_ns
+        self.seen_ns = began_ns
         self.silent_ns += passed_ns
         if self.unanswered_ns is not None:
             self.unanswered_ns += passed_ns
@@ -144,7 +158,7 @@ class Standby:
         """A call of the store has failed: what it would have told is not known."""
         self._next_look_ns = self._next_ask_ns = now_ns + RETRY_NS
         self._read_due = False
-        if now_ns - self._seen_ns > LOOK_GAP_NS:
+        if now_ns - self.seen_ns > LOOK_GAP_NS:
             self._blinded(now_ns)
 
     def asked(self, now_ns: int, *, is_ours: bool) -> None:
@@ -160,7 +174,7 @@ class Standby:
 
     def answered(self, now_ns: int) -> None:
         """The question is gone: the owner has seen it."""
-        self._answered_ns = now_ns
+        self.answered_ns = now_ns
         self.unanswered_ns = None
         self._sign(now_ns)
 
@@ -169,8 +183,12 @@ class Standby:
         self._next_look_ns = now_ns
         self._blinded(now_ns)
 
+    def is_eager(self, now_ns: int) -> bool:
+        """Whether the owner has said that it hands over."""
+        return now_ns < self._eager_until_ns
+
     def _look_ns(self, now_ns: int) -> int:
-        return EAGER_LOOK_NS if now_ns < self._eager_until_ns else LOOK_NS
+        return EAGER_LOOK_NS if self.is_eager(now_ns) else LOOK_NS
 
     def _may_take(self) -> bool:
         if self.end in (LogEnd.EMPTY, LogEnd.RELEASED):
@@ -183,8 +201,8 @@ class Standby:
 
     def _is_known(self) -> bool:
         """Whether the owner knew of a standby when the silence began, and so looks more often."""
-        began_ns = self._seen_ns - self.silent_ns
-        return self._answered_ns is not None and began_ns - self._answered_ns < KNOWN_NS
+        began_ns = self.seen_ns - self.silent_ns
+        return bool(self.answered_ns) and began_ns - self.answered_ns < KNOWN_NS
 
     def _should_ask(self, now_ns: int) -> bool:
         if self.end is not LogEnd.OWNED or self.unanswered_ns is not None:
@@ -194,12 +212,12 @@ class Standby:
 
     def _sign(self, now_ns: int) -> None:
         """A sign of life was seen: the silence begins again."""
-        self._seen_ns = now_ns
+        self.seen_ns = now_ns
         self._silence_begins()
 
     def _blinded(self, now_ns: int) -> None:
         """Nothing is known of the time since the store was last seen."""
-        self._seen_ns = now_ns
+        self.seen_ns = now_ns
         self._is_surveyed = False
         self._silence_begins()
 
@@ -213,5 +231,5 @@ class Standby:
         """Raises AssertionError when the state contradicts itself."""
         assert self.silent_ns >= 0
         # What safety needs: the last entry was found before the silence began.
-        assert self.silent_ns <= self._seen_ns - self._found_ns
+        assert self.silent_ns <= self.seen_ns - self._found_ns
         assert self.unanswered_ns is None or 0 <= self.unanswered_ns <= self.silent_ns

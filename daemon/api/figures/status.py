@@ -44,6 +44,7 @@ from shards.boards.rowboard import (
 )
 from shards.doubles import double_of
 from shards.latency import Counted, Stage
+from shards.clock import boottime_ns
 from shards.segment import Segment
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable
@@ -151,6 +152,18 @@ class StatusBuilder:
                 **self._group_sums(_GROUP_TOTALS),
                 rejected_by=self._sums(_REFUSED),
             ),
+            standbys=self._standbys(),
+        )
+
+    def _standbys(self) -> schemas.StandbysStatus | None:
+        if self._config.store_url.startswith("file://"):
+            return None
+        words = self._words
+        seen_ns = words[at.G_STANDBY_SEEN_NS]
+        return schemas.StandbysStatus(
+            known=words[at.G_STANDBYS],
+            seen_ms=_age_ms(seen_ns, boottime_ns()) if seen_ns else None,
+            commits=words[at.G_STANDBY_COMMITS],
         )
 
     def _pressure(self) -> schemas.Pressure:

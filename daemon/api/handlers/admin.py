@@ -29,7 +29,7 @@ from daemon.api.handlers.ledger_check import CHECKS
 from daemon.config import Config
 from daemon.config.lake_settings import default_catalog, told_settings
 from daemon.intake.commit_feed import followed_and_live
-from daemon.schemas.api import BackedUp
+from daemon.schemas.api import BackedUp, HandedOver
 from daemon.schemas.errors import ApiError, invalid
 from delivery.ledger_thread import LedgerThread
 from ledger import ages, commits, epochs, notes, reads, topics
@@ -46,6 +46,7 @@ from shards.leases import LIVE, ORPHAN, LeaseTable
 from shards.segment import Segment
 
 BACKUP_WAIT_S = 120.0  # a store that takes no entry for so long is down
+HANDOVER_WAIT_S = 45.0  # an entry per 5 s, a look of the standby per 2 s, and slow calls
 ROWS_MAX = 10_000  # of a page; all callers ask for the usual 1,000
 BODY_BYTES_MAX = 16 << 20  # a switch of a table to 50,000 files; `body_bytes_max` may be less
 
@@ -146,6 +147,7 @@ class AdminRoutes:
         self._words = segment.words
         self._layout = segment.layout
         self._wanted_at = segment.layout.shard(shard) + at.S_BACKUP_WANTED_NS
+        self._handover_at = segment.layout.shard(shard) + at.S_HANDOVER_WANTED_NS
         self._bells = bells
         self._leases = leases
         self._ledger = ledger
@@ -180,6 +182,34 @@ class AdminRoutes:
                 " takes none; see the daemon's log and `headgate status`, then run it again",
             ) from None  # fmt: skip
         return BackedUp(words[at.G_ENTRY_NUMBER])
+
+    async def handover(self) -> HandedOver:
+        """Answers when a standby waits for the last entry, and the drain begins.
+
+        Raises ApiError 409 ``no_standby``, 503 ``superseded`` and ``standby_late``.
+        """
+        words = self._words
+        if not words[at.G_STANDBYS]:
+            raise ApiError(
+                409, "no_standby",
+                "no standby has asked for this daemon lately, so nobody would take over: start one"
+                " with `headgate serve --standby`; one on the same store is seen within a minute",
+            )  # fmt: skip
+        words[self._handover_at] = boottime_ns()
+        self._bells.ring(self._bells.owner)
+        try:
+            async with asyncio.timeout(HANDOVER_WAIT_S):
+                while not words[at.G_HANDED_OVER_NS]:
+                    if words[at.G_SUPERSEDED]:
+                        raise ApiError(503, "superseded", "another daemon has taken the store over")
+                    await self._next_ring()
+        except TimeoutError:
+            raise ApiError(
+                503, "standby_late",
+                f"no standby was ready within {HANDOVER_WAIT_S:.0f} s, so this daemon goes on: see"
+                " the standby's `headgate status` and log",
+            ) from None  # fmt: skip
+        return HandedOver(int(words[at.G_STANDBY_COMMITS]))
 
     async def _next_ring(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -29,7 +29,13 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.e2e.daemon import wait_until
 from tests.ledger.requests import Request, draft_of, lease
-from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog, SealedLog, question_key
+from uploader.ownership.ownerlog import (
+    OwnedByAnother,
+    OwnerLog,
+    Question,
+    SealedLog,
+    question_key,
+)
 from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
 from uploader.stores.base import StoreError
 from uploader.stores.file import FileStore
@@ -326,3 +332,61 @@ def test_an_entry_that_was_read_before_the_waiter_asked_does_not_cover_it(rig: R
     wait_until(lambda: rig.words[at.G_BACKED_UP_NS] >= asked_ns, "an entry that covers")
     assert rig.entries()[-1].mark == mark and rig.words[at.G_ENTRY_NUMBER] == 3
     rig.owner.release()
+
+
+def question_from(standby: Owner, *, is_ready: bool = False) -> Question:
+    return Question("00", standby, 3, is_ready)
+
+
+STANDBY = msgspec.structs.replace(OWNER, host="other", inode=2)
+
+
+def test_a_standby_that_asks_is_answered_without_an_entry_and_known(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
+    monkeypatch.setattr("daemon.upkeep.owner.STANDBY_LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    assert rig.log.ask(1, question_from(STANDBY))
+    wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
+    wait_until(lambda: rig.words[at.G_STANDBYS] == 1, "the standby to be known")
+    assert rig.words[at.G_STANDBY_COMMITS] == 3 and rig.words[at.G_STANDBY_SEEN_NS]
+    assert len(rig.entries()) == 1
+    monkeypatch.setattr("daemon.upkeep.owner.KNOWN_STANDBY_NS", 0)
+    wait_until(lambda: rig.words[at.G_STANDBYS] == 0, "the standby to be forgotten")
+    rig.owner.release()
+
+
+def test_a_handover_is_told_by_an_entry_and_begins_when_a_standby_is_ready(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
+    monkeypatch.setattr("daemon.upkeep.owner.STANDBY_LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    assert rig.log.ask(1, question_from(STANDBY, is_ready=True))
+    wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
+    assert not rig.words[at.G_HANDED_OVER_NS], "nobody has asked for a handover"
+    rig.words[rig.segment.layout.shard(0) + at.S_HANDOVER_WANTED_NS] = boottime_ns()
+    rig.bells.ring(rig.bells.owner)
+    wait_until(lambda: rig.entries()[-1].hands_over, "the entry that tells")
+    assert rig.log.ask(1, question_from(STANDBY))
+    wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
+    assert not rig.words[at.G_HANDED_OVER_NS], "the standby has not seen that entry yet"
+    assert rig.log.ask(1, question_from(STANDBY, is_ready=True))
+    wait_until(lambda: rig.words[at.G_HANDED_OVER_NS], "the handover")
+    rig.owner.release()
+    assert [(e.kind, e.hands_over) for e in rig.entries()] == [
+        ("entry", False), ("entry", True), ("release", False)
+    ]  # fmt: skip
+
+
+def test_an_idle_owner_that_was_stopped_for_long_finds_out_that_it_is_superseded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    other = OwnerLog(rig.store, STANDBY, lambda _: None)
+    last = other.last()
+    assert last is not None and other.take_after((1, 1), last) is not None
+    monkeypatch.setattr("daemon.upkeep.owner.may_commit", lambda *_: False)  # time has passed
+    wait_until(lambda: rig.words[at.G_SUPERSEDED], "the seal to be found")

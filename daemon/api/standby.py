@@ -1,0 +1,138 @@
+"""What a standby serves: that it lives and is not ready, its status, and metrics.
+
+It has no shards, no segment and no ledger to serve from, so it has an application of its own. All
+else is refused with 503 ``standby``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from daemon.access.access import Access
+from daemon.access.token_file import Scope
+from daemon.api.figures.status import version
+from daemon.http.head import Head
+from daemon.http.request import Request
+from daemon.http.response import JSON
+from daemon.schemas.errors import ApiError
+from daemon.schemas.status import Live, StandbyFigures, StandbyStatus
+from shards.clock import boottime_ns, monotonic_ns
+from uploader.ownership.standby import StandbyView
+
+_OPEN = frozenset({("livez",), ("readyz",)})
+_SERVED = _OPEN | {("v0", "status"), ("metrics",)}
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+# Name, kind, what it says; of StandbyFigures.
+_METRICS: tuple[tuple[str, str, Callable[[StandbyFigures], float]], ...] = (
+    ("headgate_ready", "whether /readyz answers 200", lambda _: 0),
+    ("headgate_standby", "1: this daemon is a standby", lambda _: 1),
+    (
+        "headgate_standby_able",
+        "whether the standby could take over now",
+        lambda figures: figures.able,
+    ),
+    (
+        "headgate_standby_behind_seconds",
+        "time since the standby has found nothing new in the owner's log",
+        lambda figures: figures.behind_ms / 1e3,
+    ),
+    (
+        "headgate_standby_silence_seconds",
+        "for how long the owner has shown no sign of life",
+        lambda figures: figures.silent_ms / 1e3,
+    ),
+    (
+        "headgate_standby_commits",
+        "commits in the standby's ledger",
+        lambda figures: figures.commits,
+    ),
+)
+
+
+class StandbyApi:
+    """The application (daemon/http/application.py) of a standby, whose thread's ``view`` it
+    shows."""
+
+    def __init__(self, access: Access, view: Callable[[], StandbyView]) -> None:
+        self._access = access
+        self._view = view
+        self._started_ns = monotonic_ns()
+
+    def status(self) -> StandbyStatus:
+        """``/v0/status``."""
+        view, now_ns = self._view(), boottime_ns()
+        owner = view.owner
+        figures = StandbyFigures(
+            able=not view.trouble,
+            trouble=view.trouble,
+            owner=None if owner is None else f"{owner.host} (pid {owner.pid}, {owner.data_dir})",
+            commits=view.commits,
+            entries=view.entries,
+            behind_ms=0 if not view.caught_up_ns else (now_ns - view.caught_up_ns) // 1_000_000,
+            silent_ms=view.silent_ns // 1_000_000,
+            answered_ms=(now_ns - view.answered_ns) // 1_000_000 if view.answered_ns else None,
+        )
+        uptime_s = (monotonic_ns() - self._started_ns) // 1_000_000_000
+        return StandbyStatus(version(), uptime_s, figures)
+
+    def route(self, head: Head) -> tuple[str, ...]:
+        """Raises ApiError 401 and 403 for whoever may not see it, 503 for what it does not
+        serve."""
+        if head.segments not in _OPEN and not head.is_local:
+            head.rights = self._access.of(head.headers, head.client_names)
+            head.rights.check_scope(*((Scope.METRICS,) if head.segments in _SERVED else Scope))
+        if head.segments not in _SERVED or head.method not in ("GET", "HEAD"):
+            raise self._refusal()
+        return head.segments
+
+    def is_probe(self, route: object) -> bool:
+        """All that it serves is."""
+        return True
+
+    def admit(self, request: Request, body_bytes: int | None) -> None:
+        """Nothing is promised: what is served has no body worth taking in."""
+        if body_bytes != 0:
+            raise ApiError(413, "too_large", "this request takes no body", close=True)
+
+    def release(self, token: object) -> None:
+        """Nothing was promised."""
+
+    def refused(self, request: Request, error: ApiError) -> None:
+        """A standby has no audit log: its owner has."""
+
+    def handle(self, request: Request, token: object | None) -> None:
+        """Answers."""
+        match request.head.route:
+            case ("livez",):
+                request.respond(200, msgspec.json.encode(Live()), content_type=JSON)
+            case ("readyz",):
+                request.refuse(self._refusal())
+            case ("metrics",):
+                request.respond(200, self._metrics(), content_type=_TEXT)
+            case _:
+                request.respond(200, msgspec.json.encode(self.status()), content_type=JSON)
+
+    def take(self, request: Request, body_bytes: int) -> None:
+        """The same, for a request that came with its body."""
+        self.admit(request, body_bytes)
+        self.handle(request, None)
+
+    def _refusal(self) -> ApiError:
+        owner = self._view().owner
+        where = "" if owner is None else f" of the daemon on {owner.host}"
+        return ApiError(
+            503, "standby",
+            f"this daemon is a standby{where}: send to the owner, or to a load balancer that asks"
+            " /readyz", retry_after_s=1,
+        )  # fmt: skip
+
+    def _metrics(self) -> bytes:
+        figures = self.status().standby
+        lines = []
+        for name, says, value in _METRICS:
+            kind = "gauge"
+            lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}",
+                      f"{name} {float(value(figures)):g}"]  # fmt: skip
+        return "\n".join([*lines, ""]).encode()

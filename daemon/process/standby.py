@@ -1,0 +1,120 @@
+"""``headgate serve --standby`` until it owns the prefix: one process, without shards.
+
+Its main thread turns a loop that serves the standby's HTTP on the daemon's own addresses, feeds the
+service manager's watchdog, and waits for signals; a thread follows the owner's log
+(``daemon/upkeep/standby.py``). Then ``serve.py`` goes on as for any start, in the same process, and
+shards accept on the same sockets: whoever connects meanwhile waits, and is not refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+
+import uvloop
+
+from daemon.access.access import Access
+from daemon.api.standby import StandbyApi
+from daemon.config import Config
+from daemon.http.guard import guard_of
+from daemon.http.limits import http_limits
+from daemon.http.server import Server
+from daemon.process.listeners import Listeners, address_of
+from daemon.process.notify import Notifier
+from daemon.tls.certificate import Certificate, CertificateError
+from daemon.upkeep.standby import StandbyThread, WarmLedger
+from shards.clock import monotonic_ns
+from uploader.ownership.ownerlog import OwnerLog, SealedLog
+
+log = logging.getLogger("headgate.standby")
+
+TICK_S = 0.5
+
+
+class StandbyStopped(Exception):
+    """A signal has ended the standby."""
+
+
+def wait_as_standby(
+    config: Config, owner_log: OwnerLog, warm: WarmLedger, listeners: Listeners,
+    certificate: Certificate | None, access: Access, notify: Notifier,
+) -> SealedLog:  # fmt: skip
+    """Returns when this process has sealed the log for itself. Raises StandbyStopped after SIGTERM
+    or SIGINT; EntryError for a log that this version does not know, or that is incomplete."""
+    return uvloop.run(_wait(config, owner_log, warm, listeners, certificate, access, notify))
+
+
+async def _wait(
+    config: Config, owner_log: OwnerLog, warm: WarmLedger, listeners: Listeners,
+    certificate: Certificate | None, access: Access, notify: Notifier,
+) -> SealedLog:  # fmt: skip
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: log.warning("a standby reads its configuration at its start only")
+    )
+    thread = StandbyThread(owner_log, warm, lambda: loop.call_soon_threadsafe(ended.set))
+    server = Server()
+    api = StandbyApi(access, lambda: thread.view)
+    await _listen(server, api, config, listeners, certificate)
+    thread.start()
+    said = f"standby on http://{address_of(listeners.http[0])}"
+    log.info("%s: it takes %s over when its owner is silent", said, config.store_url)
+    notify.ready(said)
+    try:
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), TICK_S)
+            notify.alive(monotonic_ns())
+            if access.look():
+                server.end_revoked()
+            if certificate is not None:
+                with contextlib.suppress(CertificateError):
+                    if certificate.look():
+                        server.serve_certificate(certificate.in_force)
+    finally:
+        await asyncio.to_thread(thread.stop)
+        server.stop_accepting()
+        server.drain()
+        await server.close()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+    if thread.error is not None:
+        raise thread.error
+    if stopped or thread.taken is None:
+        raise StandbyStopped
+    return thread.taken
+
+
+async def _listen(
+    server: Server, api: StandbyApi, config: Config, listeners: Listeners,
+    certificate: Certificate | None,
+) -> None:  # fmt: skip
+    """Serves on duplicates: to close these ends nothing for the shards to come."""
+    first, *others = (each.dup() for each in listeners.http)
+    await server.start(
+        api, "", 0, http_limits(config), sock=_unblocked(first), guard=guard_of(config)
+    )
+    for each in others:
+        await server.listen_too(_unblocked(each))
+    await server.listen_on(_unblocked(listeners.admin.dup()))
+    if certificate is not None:
+        for each in listeners.tls:
+            await server.listen_by_tls(_unblocked(each.dup()), certificate.in_force)
+
+
+def _unblocked(listener: socket.socket) -> socket.socket:
+    listener.setblocking(False)
+    return listener
