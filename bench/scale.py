@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.results import ScaleResult
 from daemon.config import Override, load
+from daemon.process.inherit import Ground
 from daemon.process.listeners import Listeners, admin_listener, open_listeners
 from daemon.process.supervisor import Supervisor
 from daemon.upkeep.directory import open_config_store, take_directory
@@ -184,9 +185,8 @@ def _ticks_ms(shards: int, folder: Path) -> float:
         admin = stack.enter_context(admin_listener(config.data_dir))
         listeners = Listeners(open_listeners("127.0.0.1", 0, shards), [], admin)
         told, kept, copied = ledgers
-        supervisor = Supervisor(
-            config, lock_file, owner_log, store, told, kept, copied, listeners
-        )  # fmt: skip
+        ground = stack.enter_context(contextlib.closing(Ground(config, listeners)))
+        supervisor = Supervisor(config, lock_file, owner_log, store, told, kept, copied, ground)
         stack.enter_context(contextlib.closing(supervisor))
         supervisor.prepare(taken)
         words, layout = supervisor.segment.words, supervisor.layout

@@ -31,9 +31,7 @@ def handover(config_file: str | None, data: str | None, as_json: bool) -> None:
     """
     address = socket_address(loaded(config_file, (), data, None).data_dir)
     try:
-        answer = call(
-            address, "POST", "/v0/admin/handover", b"{}", once=True, timeout_s=TIMEOUT_S
-        )
+        answer = call(address, "POST", "/v0/admin/handover", b"{}", once=True, timeout_s=TIMEOUT_S)
     except DaemonUnreachable as error:
         raise CommandFailed(
             str(error), hint="--data is the data directory of the owner, on its machine",

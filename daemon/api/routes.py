@@ -21,7 +21,6 @@ from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
 from daemon.schemas.api import (
     BackedUp,
-    HandedOver,
     CursorDeleted,
     CursorPage,
     CursorSettings,
@@ -29,6 +28,7 @@ from daemon.schemas.api import (
     CursorState,
     DiffAnswer,
     DiffRequest,
+    HandedOver,
     Live,
     MetricsHeaders,
     Plan,

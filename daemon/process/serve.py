@@ -26,6 +26,7 @@ from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
 from daemon.http.limits import http_limits
 from daemon.process import logs, open_files
+from daemon.process.inherit import Ground
 from daemon.process.listeners import (
     ListenError,
     Listeners,
@@ -60,9 +61,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def run(
-    config: Config, *, take_over: bool = False, standby: bool = False, chaos: str = ""
-) -> int:
+def run(config: Config, *, take_over: bool = False, standby: bool = False, chaos: str = "") -> int:
     """Runs the daemon until it is stopped. Returns the exit code.
 
     ``standby``: until nobody else owns the prefix, and again when another has taken it.
@@ -145,12 +144,14 @@ def _run(
         for listener in (*listeners, *tls_listeners):
             stack.enter_context(contextlib.closing(listener))
         admin = stack.enter_context(admin_listener(config.data_dir))
-        reachable = Listeners(listeners, tls_listeners, admin)
+        ground = Ground(config, Listeners(listeners, tls_listeners, admin), chaos)
+        stack.enter_context(contextlib.closing(ground))
         warm = None
         if standby and not _is_ours(owner_log):
             warm = WarmLedger(ledger_path, lock, owner_log, config.dedupe_limits)
+            ground.prepare_spares(config, certificate)
             taken = wait_as_standby(
-                config, owner_log, warm, reachable, certificate, access, notify
+                config, owner_log, warm, ground.listeners, certificate, access, notify
             )
         else:
             taken = owner_log.take(take_over=take_over)
@@ -167,7 +168,7 @@ def _run(
         stack.enter_context(contextlib.closing(kept))
         copied = Ledger(ledger_path, lock)  # its thread closes it, which a stop may not wait for
         supervisor = Supervisor(
-            config, lock_file, owner_log, store, told, kept, copied, reachable, certificate, chaos,
+            config, lock_file, owner_log, store, told, kept, copied, ground, certificate,
             notify=notify, standby=standby,
         )  # fmt: skip
         stack.enter_context(contextlib.closing(supervisor))

@@ -351,7 +351,10 @@ async def serve(inheritance: Inheritance) -> None:
 def main() -> int:
     """The entry point of a shard process; its standard input is an Inheritance."""
     faulthandler.enable()  # a loop that is stuck is aborted, and writes where
-    inheritance = inherit.decode(sys.stdin.buffer.read())
+    text = sys.stdin.buffer.read()
+    if not text:
+        return 0  # a spare whose supervisor has ended
+    inheritance = inherit.decode(text)
     os.sched_setaffinity(0, {inheritance.cpu})
     be_killed_first()
     config = inheritance.config

@@ -17,18 +17,15 @@ import contextlib
 import faulthandler
 import logging
 import os
-import secrets
 import select
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import FrameType
 
 from daemon import memory
 from daemon.access.audit import AuditLog
-from daemon.access.tickets import KEY_BYTES
 from daemon.alarms.alarms import AlarmLog, active
 from daemon.alarms.standing import StandingLog, StateLog, standing
 from daemon.config import Config, ConfigError, load_again, reload
@@ -37,10 +34,10 @@ from daemon.governor.costs.billing import Billing
 from daemon.governor.gate import Gate, gate_band
 from daemon.governor.producers_gate import ProducersGate, disks_of
 from daemon.governor.tick import GovernorTick
-from daemon.process import inherit, logs
+from daemon.process import logs
 from daemon.process.heartbeat import HeartbeatVerdict, Pulse
-from daemon.process.inherit import Inheritance
-from daemon.process.listeners import Listeners, address_of
+from daemon.process.inherit import Ground
+from daemon.process.listeners import address_of
 from daemon.process.notify import Notifier
 from daemon.process.orphans import Orphans
 from daemon.process.push_balance import PushBalance, balancer_settings
@@ -49,7 +46,6 @@ from daemon.tls.certificate import Certificate, CertificateError
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
-from delivery.pipes.addresses import open_pipe_listeners
 from delivery.push.secrets import SecretsFile
 from delivery.subscriptions.replay import add, replay_last
 from ledger import ages, commits, epochs, topics
@@ -60,11 +56,9 @@ from shards.alarms import AlarmBoard, AlarmKind
 from shards.boards.pushrules import PushRules
 from shards.clock import monotonic_ns, wall_ms
 from shards.commitlog import CommitLog
-from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile
-from shards.segment import Segment
 from uploader.groups.puller import GroupTable
 from uploader.ownership.ownerlog import OwnerLog, SealedLog
 from uploader.stores.counted import CountedPartedStore
@@ -100,18 +94,17 @@ class Supervisor:
 
     def __init__(
         self, config: Config, lock_file: LockFile, owner_log: OwnerLog, store: CountedPartedStore,
-        told: Ledger, kept: Ledger, copied: Ledger, listeners: Listeners,
-        certificate: Certificate | None = None, chaos: str = "", *,
+        told: Ledger, kept: Ledger, copied: Ledger, ground: Ground,
+        certificate: Certificate | None = None, *,
         notify: Notifier | None = None, standby: bool = False,
     ) -> None:  # fmt: skip
         self.config = config
         self._standby = standby
         self.goes_on = False  # as a standby
         self._kept = kept
-        self.layout = memory.layout_of(config)
-        self.segment = Segment.create(self.layout)
+        self._ground = ground
+        self.layout, self.segment, self.bells = ground.layout, ground.segment, ground.bells
         self._words = self.segment.words
-        self.bells = Doorbells.create(config.shards)
         self._owner = OwnerThread(self.segment, self.bells, owner_log, told)
         self._upkeep = UpkeepThread(
             self.segment, kept, lambda: self.config.retention_interval_ms, clocks,
@@ -136,14 +129,9 @@ class Supervisor:
             disks_of(config), Gate(gate_band(config), self._memory_short, self._memory_suffices)
         )
         self._notify = notify or Notifier.take(os.environ, os.getpid())
-        self._alive_read, self._alive_write = os.pipe()
         self.audit = AuditLog(None, "supervisor", 0, [0], 0)
-        self._pipe_token = secrets.token_hex(8)
-        self._ticket_key = secrets.token_hex(KEY_BYTES)
-        self._pipe_listeners = open_pipe_listeners(self._pipe_token, config.shards)
-        self._listeners = listeners
+        self._listeners = ground.listeners
         self._certificate = certificate
-        self._chaos = chaos
         cpus = sorted(os.sched_getaffinity(0))
         self.children = [Child(s, cpus[s % len(cpus)]) for s in range(config.shards)]
         self._signals: set[int] = set()
@@ -300,34 +288,11 @@ class Supervisor:
         return bool(stopping) and all(child.process is None for child in self.children)
 
     def _start(self, child: Child) -> None:
-        certificate = self._certificate
-        inheritance = Inheritance(
-            shard=child.shard,
-            cpu=child.cpu,
-            layout=self.layout,
-            segment_fd=self.segment.fd,
-            bell_fds=self.bells.fds,
-            listen_fd=self._listeners.http[child.shard].fileno(),
-            admin_fd=self._listeners.admin.fileno(),
-            pipe_fd=self._pipe_listeners[child.shard].fileno(),
-            pipe_token=self._pipe_token,
-            alive_fd=self._alive_read,
-            ticket_key=self._ticket_key,
-            config=self.config,
-            tls_fd=None if certificate is None else self._listeners.tls[child.shard].fileno(),
-            tls_pair=None if certificate is None else certificate.in_force.pair,
-            chaos=self._chaos,
-        )
         base = self.layout.shard(child.shard)
         self._words[base + at.S_READY] = 0
         child.pulse = Pulse()
         child.starvation.begins()
-        with inherit.as_input(inheritance) as fd:
-            child.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "daemon.process.shard", str(child.shard)],
-                pass_fds=inheritance.fds,
-                stdin=fd,
-            )
+        child.process = self._ground.start(child.shard, child.cpu, self.config, self._certificate)
         self._words[base + at.S_CPU] = child.cpu
         self._words[base + at.S_PID] = child.process.pid
 
@@ -521,14 +486,8 @@ class Supervisor:
                 child.process.kill()
 
     def close(self) -> None:
-        """Kills what is left and frees everything."""
+        """Kills what is left."""
         self._kill_all()
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
-        for listener in (*self._listeners.http, *self._listeners.tls, *self._pipe_listeners):
-            listener.close()
-        self.bells.close()
-        os.close(self._alive_read)
-        os.close(self._alive_write)
-        self.segment.close()

@@ -241,9 +241,7 @@ class OwnerThread:
     def _note(self, question: Question, now_ns: int) -> None:
         asker = question.asker
         if asker not in self._standbys:
-            log.info(
-                "a standby follows: %s (pid %d, %s)", asker.host, asker.pid, asker.data_dir
-            )
+            log.info("a standby follows: %s (pid %d, %s)", asker.host, asker.pid, asker.data_dir)
             for standby in list(self._standbys):
                 if (standby.host, standby.data_dir) == (asker.host, asker.data_dir):
                     del self._standbys[standby]  # its former process

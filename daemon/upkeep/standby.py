@@ -139,9 +139,7 @@ class StandbyThread:
     why it cannot go on, or both are None after ``stop``.
     """
 
-    def __init__(
-        self, owner_log: OwnerLog, warm: WarmLedger, ended: Callable[[], object]
-    ) -> None:
+    def __init__(self, owner_log: OwnerLog, warm: WarmLedger, ended: Callable[[], object]) -> None:
         self._log = owner_log
         self._warm = warm
         self._ended = ended

@@ -198,9 +198,7 @@ class OwnerLog:
     def _entry(self, head: ObjectHead) -> Entry:
         return entries.decode(self._store.get(head.locator), head.key)
 
-    def chain(
-        self, image: Image | None = None, after: tuple[int, int] = (0, 0)
-    ) -> Iterator[Entry]:
+    def chain(self, image: Image | None = None, after: tuple[int, int] = (0, 0)) -> Iterator[Entry]:
         """The entries to apply, in order, one at a time in memory: all, or those after an image or
         ``after`` a place (incarnation, number).
 

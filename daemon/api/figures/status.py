@@ -42,9 +42,9 @@ from shards.boards.rowboard import (
     router_board,
     subscription_board,
 )
+from shards.clock import boottime_ns
 from shards.doubles import double_of
 from shards.latency import Counted, Stage
-from shards.clock import boottime_ns
 from shards.segment import Segment
 from uploader.groups.buddy import Group
 from uploader.groups.puller import GroupTable

@@ -15,6 +15,7 @@ from typing import Concatenate
 import pytest
 
 from daemon.config import Override, load
+from daemon.process.inherit import Ground
 from daemon.process.listeners import Listeners, admin_listener, open_listeners
 from daemon.process.starvation import Starvation
 from daemon.process.supervisor import BACKOFF_TICKS, Child, Supervisor
@@ -74,10 +75,11 @@ class Rig:
         told, copied = (stack.enter_context(closing(Ledger(path, self.lock))) for _ in range(2))
         self.kept = stack.enter_context(closing(SlowLedger(path, self.lock)))
         admin = stack.enter_context(admin_listener(str(data)))
+        listeners = Listeners(open_listeners("127.0.0.1", 0, 1), [], admin)
+        ground = stack.enter_context(closing(Ground(self.config, listeners)))
         self.supervisor = Supervisor(
-            self.config, lock_file, self.log, store, told, self.kept, copied,
-            Listeners(open_listeners("127.0.0.1", 0, 1), [], admin),
-        )  # fmt: skip
+            self.config, lock_file, self.log, store, told, self.kept, copied, ground
+        )
         stack.enter_context(closing(self.supervisor))
         self.supervisor.prepare(self.log.take(take_over=False))
         self.supervisor._owner.start()

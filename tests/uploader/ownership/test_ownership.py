@@ -55,9 +55,7 @@ class OwnershipMachine(RuleBasedStateMachine):
     def wait(self, passed_ns: int) -> None:
         self.now_ns += passed_ns
 
-    @rule(
-        news=st.booleans(), again_ns=st.sampled_from([None, LISTEN_NS, STANDBY_LISTEN_NS, 10**8])
-    )
+    @rule(news=st.booleans(), again_ns=st.sampled_from([None, LISTEN_NS, STANDBY_LISTEN_NS, 10**8]))
     def look(self, news: bool, again_ns: int | None) -> None:
         step = self.ownership.decide(self.now_ns, news)
         if self.ownership.superseded:
