@@ -22,7 +22,7 @@ from ledger.dedupe import DedupeLimits
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log import backup
-from ledger.log.entry import Entry
+from ledger.log.entry import Entry, LogIncomplete
 from ledger.private_files import opener
 from shards.clock import boottime_ns
 from uploader.ownership.ownerlog import OwnerLog, Question, SealedLog
@@ -181,7 +181,7 @@ class StandbyThread:
                 continue
             try:
                 self._do(step.do)
-            except (StoreError, LedgerError) as error:
+            except (StoreError, LedgerError, LogIncomplete) as error:
                 self._failed(step.do, error)
             else:
                 self._told(step.do)

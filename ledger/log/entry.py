@@ -37,6 +37,10 @@ class EntryError(ValueError):
     """The bytes are not an entry of a version that this program knows."""
 
 
+class LogIncomplete(EntryError):
+    """Entries are missing; an image that is put right now may have replaced them."""
+
+
 class Owner(Struct, frozen=True):
     """Which daemon wrote an entry. ``device`` and ``inode`` are those of its directory's lock file:
     while one of its processes lives, no other file has that inode."""

@@ -121,3 +121,28 @@ def of_the_machine(schedule: Schedule) -> SimpleNamespace:
 def is_due(entries: int, _bytes: int, _size: int) -> bool:
     """Often."""
     return entries >= ENTRIES_MIN
+
+
+class ToldLedger:
+    """A standby's ledger: the commits that image and entries tell."""
+
+    def __init__(self, path: Path, _lock: object, **_: object) -> None:
+        body = path.read_bytes() if path.exists() else b""
+        there = msgspec.msgpack.decode(body, type=list[str]) if body else []
+        self._commits = dict(enumerate(there, 1))
+        path.touch()
+
+    def write(self, function: object, changes: Changes) -> None:
+        """Applies an entry."""
+        assert function is backup.apply
+        self._commits.update({row[0]: row[1] for row in changes.rows["objects"]})
+
+    @property
+    def commits(self) -> list[str]:
+        """In order, without a hole."""
+        found = sorted(self._commits)
+        require(found == list(range(1, len(found) + 1)), "a standby's ledger is whole", found)
+        return [self._commits[number] for number in found]
+
+    def close(self) -> None:
+        """There is nothing to close."""

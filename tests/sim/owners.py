@@ -35,6 +35,7 @@ from unittest.mock import patch
 
 from daemon.upkeep import image as image_module
 from daemon.upkeep import owner as owner_module
+from daemon.upkeep import standby as standby_module
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OtherHistory, OwnerThread
 from ledger.ledger import Ledger
@@ -45,7 +46,14 @@ from shards.alarms import AlarmBoard
 from shards.doorbell import Doorbells
 from shards.layout import Layout
 from shards.segment import Segment
-from tests.sim.images import BucketParts, ListLedger, is_due, of_the_machine, recovered
+from tests.sim.images import (
+    BucketParts,
+    ListLedger,
+    ToldLedger,
+    is_due,
+    of_the_machine,
+    recovered,
+)
 from tests.sim.schedule import (
     MS,
     Mutex,
@@ -58,7 +66,7 @@ from tests.sim.schedule import (
     require,
 )
 from uploader.ownership import ownerlog as ownerlog_module
-from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog
+from uploader.ownership.ownerlog import OwnedByAnother, OwnerLog, SealedLog
 from uploader.ownership.ownership import Moment, may_commit, sent_of, should_ask
 from uploader.pipeline import outage
 from uploader.stores.base import ObjectHead, ObjectMissing, StoreBusy, StoreError
@@ -86,12 +94,18 @@ class Bucket:
         self.faults = True
         # Whose entries are refused, until when: an owner that cannot renew while it still uploads.
         self.refused_until_ns: dict[Process, int] = {}
+        self.cut_until_ns: dict[Process, int] = {}  # who cannot reach the store
+        self.spared: set[Process] = set()  # for whom it always works, and fast
 
     def _pass(self) -> int:
         rng = self._schedule.rng
-        slow = self.faults and not rng.randrange(30)
+        task = self._schedule.current
+        faults = self.faults and (task is None or task.process not in self.spared)
+        slow = faults and not rng.randrange(30)
         self._schedule.sleep(int(log_uniform(rng, 1, 20_000 if slow else 200)) * MS)
-        return rng.randrange(10) if self.faults else 9
+        if task is not None and self.cut_until_ns.get(task.process, 0) > self._schedule.now_ns:
+            raise StoreError("no route", retryable=True, outcome_unknown=True)
+        return rng.randrange(10) if faults else 9
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """One attempt."""
@@ -130,6 +144,7 @@ class Bucket:
 
     def delete(self, locators: Sequence[str]) -> None:
         """Removes keys."""
+        self._pass()
         for key in locators:
             self.kept.pop(key, None)
 
@@ -178,6 +193,8 @@ class Daemon:
         self.rung = False
         self.segment = Segment.create(LAYOUT)
         self.ledger: ListLedger | None = None  # once it owns
+        self.drains = False
+        self.uploading = 0
         self._objects = 0
         world.schedule.start(self.process, "start", self._start)
 
@@ -210,12 +227,12 @@ class Daemon:
         view = SimpleNamespace(words=words, layout=LAYOUT, data=self.segment.data)
         bells = cast(Doorbells, _OwnerBells(self))
         try:
-            taken = owner_log.take(take_over=True)
+            taken, told_commits = self.take(owner_log)
             listed = frozenset(head.key for head in world.bucket.list("l0/"))
             listed_ns = world.schedule.now_ns
             told = 0 if taken.last is None else taken.last.mark.commit_number
             try:
-                commits = recovered(owner_log, told)
+                commits = recovered(owner_log, told) if told_commits is None else told_commits
                 world.check_recovered(commits, taken.last)
             except (ObjectMissing, EntryError, Violation) as error:
                 # A faster start, whose images have removed what this one has listed, gets it.
@@ -233,6 +250,7 @@ class Daemon:
         self.listed, self.listed_ns = listed, listed_ns
         self.ledger = ledger
         world.log(f"{self.process.name} owns as {self.incarnation}, {len(listed)} objects")
+        self.owns(thread, words)
         thread.start()
         board = AlarmBoard(cast(Segment, view), LAYOUT.shards)
         ImageThread(
@@ -241,12 +259,23 @@ class Daemon:
         for upload in range(UPLOADS):
             world.schedule.start(self.process, "upload", partial(self._upload, words, upload))
 
+    def take(self, owner_log: OwnerLog) -> tuple[SealedLog, list[str] | None]:
+        """Takes the prefix over; the commits that were told, if they are known without a
+        recovery."""
+        return owner_log.take(take_over=True), None
+
+    def owns(self, thread: OwnerThread, words: Words) -> None:
+        """Its first entry stands."""
+
     def _upload(self, words: Words, upload: int) -> None:
         """Uploads forever, in the order of uploader/pipeline/upload.py."""
         world, schedule = self.world, self.world.schedule
         wanted_at = LAYOUT.shard(upload) + at.S_ENTRY_WANTED_NS
         while True:
             schedule.sleep(int(log_uniform(schedule.rng, 1, 30_000)) * MS)
+            if self.drains:
+                return
+            self.uploading += 1
             self._objects += 1
             key = f"l0/{self.number}-{self._objects}"
             while True:
@@ -271,6 +300,7 @@ class Daemon:
             self.ledger.commits.append(key)
             words[at.G_COMMITS] = len(self.ledger.commits)
             world.log(f"{self.process.name} commits {key}")
+            self.uploading -= 1
 
     def _ask(self, words: Words, wanted_at: int) -> None:
         now = self.moment()
@@ -410,7 +440,10 @@ def simulated_owners(world: World) -> Iterator[None]:
             self._name = name
 
         def start(self) -> None:
-            schedule.start(current().process, self._name, self._target)
+            self._task = schedule.start(current().process, self._name, self._target)
+
+        def join(self) -> None:
+            schedule.wait(lambda: self._task.ended)
 
     class OwnEvent:
         """Nothing stops a daemon here: a wait is a sleep by its own clock."""
@@ -435,7 +468,8 @@ def simulated_owners(world: World) -> Iterator[None]:
     real_put = OwnerLog.put
     sent: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
     mutexes = SimpleNamespace(Lock=lambda: Mutex(schedule))
-    loggers = [logging.getLogger(f"headgate.{name}") for name in ("owner", "image", "store")]
+    names = ("owner", "image", "store", "standby")
+    loggers = [logging.getLogger(f"headgate.{name}") for name in names]
     levels = [logger.level for logger in loggers]
     with ExitStack() as stack:
         for target, name, value in (
@@ -451,6 +485,10 @@ def simulated_owners(world: World) -> Iterator[None]:
             (image_module, "os", of_the_machine(schedule)),
             (image_module, "is_due", is_due),
             (ownerlog_module, "wall_ms", lambda: current().now_ns() // MS),
+            (standby_module, "threading", SimpleNamespace(Thread=Thread, Event=OwnEvent)),
+            (standby_module, "boottime_ns", lambda: current().now_ns()),
+            (standby_module, "os", of_the_machine(schedule)),
+            (standby_module, "Ledger", ToldLedger),
             (OwnerLog, "put", put),
         ):
             stack.enter_context(patch.object(target, name, value))

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from ledger.log.entry import EntryError, Image
 from shards import checksum
-from uploader.stores.base import ObjectStore, PartedPut
+from uploader.stores.base import ObjectMissing, ObjectStore, PartedPut
 from uploader.stores.verified import verified
 
 PART_BYTES = 16 << 20
@@ -89,7 +89,9 @@ def get_image(store: ObjectStore, image: Image, file: BinaryIO | None = None) ->
 
 
 def _parts(store: ObjectStore, image: Image) -> Iterator[bytes]:
-    head = next(head for head in store.list(image.key) if head.key == image.key)
+    head = next((head for head in store.list(image.key) if head.key == image.key), None)
+    if head is None:  # a newer one has replaced it
+        raise ObjectMissing(f"{store.url}: there is no object {image.key}")
     crc32c = position = 0
     while position < image.size_bytes == head.size_bytes:
         length = min(PART_BYTES, image.size_bytes - position)

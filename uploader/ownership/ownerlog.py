@@ -26,6 +26,7 @@ from ledger.log.entry import (
     Entry,
     EntryError,
     Image,
+    LogIncomplete,
     Owner,
     entry_key,
     parse_entry_key,
@@ -225,7 +226,7 @@ class OwnerLog:
             if not missing:
                 yield entry
         if missing:
-            raise EntryError(
+            raise LogIncomplete(
                 f"the owner's log in {self.store_url} is incomplete: {missing} is missing, and"
                 f" there is no image of the ledger after it{lost}; restore what is missing, or move"
                 " the folder ledger/ aside to recover from the objects alone, without settings and"
