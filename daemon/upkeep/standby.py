@@ -148,6 +148,7 @@ class StandbyThread:
         self._nonce = ""
         self._stop = threading.Event()
         self._failing_ns = 0
+        self._caught_up_ns = 0
         self._cannot_write = ""
         self.view = StandbyView()
         self.taken: SealedLog | None = None
@@ -190,13 +191,16 @@ class StandbyThread:
         standby, warm = self._standby, self._warm
         match action:
             case StandbyAction.SURVEY:
+                began_ns = boottime_ns()
                 is_new = warm.catch_up()
+                self._caught_up_ns = began_ns
                 standby.surveyed(warm.end, boottime_ns(), is_new=is_new)
             case StandbyAction.LOOK:
                 began_ns = boottime_ns()
                 entry = warm.next()
                 if entry is None:
                     standby.empty(began_ns, boottime_ns())
+                    self._caught_up_ns = began_ns
                     return
                 found_ns = boottime_ns()
                 warm.apply(entry)
@@ -281,5 +285,5 @@ class StandbyThread:
         last, standby = self._warm.last, self._standby
         self.view = StandbyView(
             None if last is None else last.owner, self._commits(), self._warm.entries,
-            standby.seen_ns, standby.silent_ns, standby.answered_ns, trouble,
+            self._caught_up_ns, standby.silent_ns, standby.answered_ns, trouble,
         )  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.daemon import HANG_S, UNANSWERED, Daemon, ask, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Daemon, ask, wait_until
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 from tools.ports import kept_port
@@ -78,3 +79,11 @@ def started(*daemons: Standby) -> Iterator[None]:
 def wait_known(owner: Daemon, count: int = 1) -> None:
     """Waits until the owner knows of so many standbys."""
     wait_until(lambda: owner.status()["standbys"]["known"] == count, "the owner to see it", 90)
+
+
+def handover(data: Path) -> subprocess.CompletedProcess[str]:
+    """``headgate handover``."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli", "handover", "--data", str(data)],
+        cwd=ROOT, timeout=2 * HANG_S, capture_output=True, text=True, check=False,
+    )  # fmt: skip

@@ -6,27 +6,20 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ledger.log.entry import VERSION, entry_key
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, wait_until
-from tests.e2e.standbys import Standby, started, wait_known
+from tests.e2e.proxy import Fault, store_proxy
+from tests.e2e.standbys import STANDBY, Standby, handover, started, wait_known
 from tests.minio import Bucket
-
-
-def handover(data: Path) -> subprocess.CompletedProcess[str]:
-    """``headgate handover``."""
-    return subprocess.run(
-        [sys.executable, "-m", "cli", "handover", "--data", str(data)],
-        cwd=ROOT, timeout=2 * HANG_S, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
@@ -108,3 +101,90 @@ def test_a_handover_loses_nothing_and_the_former_owner_stands_by(
             first.wait_standby()
             assert second.stop() == 0  # a clean stop hands over too
             first.wait_owner()
+
+
+def refused(*arguments: str, environ: dict[str, str] | None = None) -> str:
+    """What a standby says that must not start."""
+    done = subprocess.run(
+        [*STANDBY, "--listen", "127.0.0.1:0", *arguments], env={**os.environ, **(environ or {})},
+        cwd=ROOT, timeout=2 * HANG_S, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def test_a_standby_that_could_never_take_over_is_refused_by_name(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    said = refused("--data", str(data), "--store", f"file://{tmp_path}/store")
+    assert "--standby cannot be used with the embedded store" in said
+    place = ("--store", bucket.url, "--set", f"s3_endpoint_url={bucket.endpoint_url}")
+    owner = Standby(data, bucket)
+    with started(owner):
+        owner.wait_owner()
+        # On the owner's own directory, and two on one.
+        said = refused("--data", str(data), *place, environ=bucket.environment)
+        assert f"is in use by the headgate with pid {owner.process.pid}" in said
+        # With credentials that may read only.
+        with store_proxy(bucket.endpoint_url) as proxy:
+            proxy.decide = lambda r: Fault.FORBIDDEN if r.method == "PUT" else Fault.NONE
+            reading = ("--store", bucket.url, "--set", f"s3_endpoint_url={proxy.endpoint_url}")
+            said = refused("--data", str(tmp_path / "reader"), *reading,
+                           environ=bucket.environment)  # fmt: skip
+            assert "403" in said or "AccessDenied" in said
+        # A log that a newer version writes.
+        key = f"prefix/{entry_key(1, 2)}"
+        bucket.client.put_object(
+            Bucket=bucket.bucket, Key=key, Body=msgspec.msgpack.encode({"version": VERSION + 1})
+        )
+        said = refused("--data", str(tmp_path / "older"), *place, environ=bucket.environment)
+        assert f"has version {VERSION + 1}, this headgate knows {VERSION}" in said
+
+
+def test_a_standby_that_loses_its_right_to_write_or_its_store_says_so_and_takes_nothing(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        first, second = Standby(data, bucket), Standby(tmp_path / "2", bucket, proxy.endpoint_url)
+        with started(first):
+            first.wait_owner()
+            with started(second):
+                second.wait_standby()
+                wait_known(first)
+                proxy.decide = lambda r: Fault.FORBIDDEN if r.method == "PUT" else Fault.NONE
+                wait_until(
+                    lambda: "cannot write to the store" in second.status()["standby"]["trouble"],
+                    "the standby to say that it cannot write", 90,
+                )  # fmt: skip
+                assert not second.status()["standby"]["able"]
+                proxy.decide = lambda _: Fault.RESET
+                wait_until(
+                    lambda: second.status()["standby"]["behind_ms"] > 25_000,
+                    "the standby to be cut off for longer than a take-over takes",
+                )
+                proxy.decide = lambda _: Fault.NONE
+                second.wait_standby()
+                assert first.readiness() == 200 and first.produce("t", 1).status == 200
+                assert "taking over" not in second.text
+
+
+def test_of_two_standbys_one_wins_and_the_other_waits_for_it(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    first = Standby(data, bucket)
+    others = [Standby(tmp_path / name, bucket) for name in ("a", "b")]
+    with started(first):
+        first.wait_owner()
+        first.produce("t", 1)
+        with started(*others):
+            for each in others:
+                each.wait_standby()
+            wait_known(first, 2)
+            first.kill_everything()
+            wait_until(lambda: any(o.readiness() == 200 for o in others), "one to win", 90)
+            winner, loser = sorted(others, key=lambda each: each.readiness())
+            loser.wait_standby()
+            assert winner.produce("t", 2).status == 200
+            wait_known(winner)
+            assert loser.status()["standby"]["owner"].count(f"pid {winner.process.pid},")
+            assert [each["data"] for each in winner.read_all("t")] == [1, 2]

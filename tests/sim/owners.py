@@ -95,6 +95,7 @@ class Bucket:
         # Whose entries are refused, until when: an owner that cannot renew while it still uploads.
         self.refused_until_ns: dict[Process, int] = {}
         self.cut_until_ns: dict[Process, int] = {}  # who cannot reach the store
+        self.down_until_ns = 0  # for everybody
         self.spared: set[Process] = set()  # for whom it always works, and fast
 
     def _pass(self) -> int:
@@ -103,7 +104,8 @@ class Bucket:
         faults = self.faults and (task is None or task.process not in self.spared)
         slow = faults and not rng.randrange(30)
         self._schedule.sleep(int(log_uniform(rng, 1, 20_000 if slow else 200)) * MS)
-        if task is not None and self.cut_until_ns.get(task.process, 0) > self._schedule.now_ns:
+        cut_until_ns = 0 if task is None else self.cut_until_ns.get(task.process, 0)
+        if max(cut_until_ns, self.down_until_ns) > self._schedule.now_ns:
             raise StoreError("no route", retryable=True, outcome_unknown=True)
         return rng.randrange(10) if faults else 9
 
@@ -174,6 +176,8 @@ class Bucket:
 
 class Daemon:
     """One start on the prefix."""
+
+    pause_ms_max = 30_000  # between two uploads
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -272,7 +276,7 @@ class Daemon:
         world, schedule = self.world, self.world.schedule
         wanted_at = LAYOUT.shard(upload) + at.S_ENTRY_WANTED_NS
         while True:
-            schedule.sleep(int(log_uniform(schedule.rng, 1, 30_000)) * MS)
+            schedule.sleep(int(log_uniform(schedule.rng, 1, self.pause_ms_max)) * MS)
             if self.drains:
                 return
             self.uploading += 1

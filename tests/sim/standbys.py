@@ -5,7 +5,7 @@ it follows, takes over, owns, and is a standby again when it is superseded or ha
 addition, daemons are killed and started again, cut off from the store, and told to hand over.
 
 In a *calm* world only standbys are stopped, cut off and given wrong clocks and a bad store; the
-owner lives, and then nobody may take its prefix.
+owner lives, and then nobody may take its prefix, not even after an outage of the store for all.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class StandbyWorld(World):
         self._running.append(daemon)
         if self.calm and len(self.daemons) == 1:
             self.bucket.spared.add(daemon.process)
+            daemon.pause_ms_max = 10_000_000  # often idle for minutes
 
     def step(self) -> None:
         """Runs one step, and sometimes what goes wrong. Raises Violation."""
@@ -98,10 +99,18 @@ class StandbyWorld(World):
         victim = rng.choice(self.daemons)
         if not (self.calm and victim is self.daemons[0]):
             self._trouble(cast(StandbyDaemon, victim))
+        self._outage()
         self.check()
         if self.calm:
             owners = [d.number for d in self.daemons if d.incarnation is not None]
             require(owners in ([], [0]), "an owner that lives keeps its prefix", owners)
+
+    def _outage(self) -> None:
+        """The store is down for all, and comes back for all."""
+        if not self.schedule.rng.randrange(500):
+            for_ns = int(log_uniform(self.schedule.rng, 1_000, 150_000)) * MS
+            self.log(f"the store is down for {for_ns} ns")
+            self.bucket.down_until_ns = self.schedule.now_ns + for_ns
 
     def _trouble(self, daemon: StandbyDaemon) -> None:
         schedule, rng = self.schedule, self.schedule.rng

@@ -24,7 +24,6 @@ from ledger.log import entry as entries
 from ledger.log.backup import Changes, Mark
 from ledger.log.entry import (
     Entry,
-    EntryError,
     Image,
     LogIncomplete,
     Owner,

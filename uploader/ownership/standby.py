@@ -97,7 +97,7 @@ class Standby:
         self.silent_ns = 0
         self.unanswered_ns: int | None = None  # of the silence, how long a question has stood
         self._is_surveyed = False
-        self.seen_ns = 0  # when the store was last seen: the silence is counted up to here
+        self._seen_ns = 0  # when the store was last seen: the silence is counted up to here
         self._found_ns = 0  # when the last entry was found
         self._next_look_ns = 0
         self._read_due = False  # whether the question stands; once per look
@@ -110,7 +110,7 @@ class Standby:
         """What to do now."""
         if now_ns >= self._next_look_ns:
             return StandbyStep(StandbyAction.LOOK if self._is_surveyed else StandbyAction.SURVEY)
-        if self._is_surveyed and now_ns - self.seen_ns <= LOOK_GAP_NS:
+        if self._is_surveyed and now_ns - self._seen_ns <= LOOK_GAP_NS:
             if self._read_due and self.unanswered_ns is not None:
                 return StandbyStep(StandbyAction.READ_QUESTION)
             if self._may_take():
@@ -122,7 +122,7 @@ class Standby:
     def surveyed(self, end: LogEnd, now_ns: int, *, is_new: bool) -> None:
         """The log was followed to its end. ``is_new``: there were entries to follow."""
         self._is_surveyed, self.end = True, end
-        self.seen_ns = now_ns
+        self._seen_ns = now_ns
         self._next_look_ns = now_ns + self._look_ns(now_ns)
         if is_new:
             self._found_ns = now_ns
@@ -144,11 +144,11 @@ class Standby:
     def empty(self, began_ns: int, now_ns: int) -> None:
         """A look that began then has found no entry: at that moment there was none."""
         self._next_look_ns = began_ns + self._look_ns(now_ns)
-        if max(began_ns - self.seen_ns, now_ns - began_ns) > LOOK_GAP_NS:
+        if max(began_ns - self._seen_ns, now_ns - began_ns) > LOOK_GAP_NS:
             self._blinded(now_ns)
             return
-        passed_ns = began_ns - self.seen_ns
-        self.seen_ns = began_ns
+        passed_ns = began_ns - self._seen_ns
+        self._seen_ns = began_ns
         self.silent_ns += passed_ns
         if self.unanswered_ns is not None:
             self.unanswered_ns += passed_ns
@@ -158,7 +158,7 @@ class Standby:
         """A call of the store has failed: what it would have told is not known."""
         self._next_look_ns = self._next_ask_ns = now_ns + RETRY_NS
         self._read_due = False
-        if now_ns - self.seen_ns > LOOK_GAP_NS:
+        if now_ns - self._seen_ns > LOOK_GAP_NS:
             self._blinded(now_ns)
 
     def asked(self, now_ns: int, *, is_ours: bool) -> None:
@@ -201,7 +201,7 @@ class Standby:
 
     def _is_known(self) -> bool:
         """Whether the owner knew of a standby when the silence began, and so looks more often."""
-        began_ns = self.seen_ns - self.silent_ns
+        began_ns = self._seen_ns - self.silent_ns
         return bool(self.answered_ns) and began_ns - self.answered_ns < KNOWN_NS
 
     def _should_ask(self, now_ns: int) -> bool:
@@ -212,12 +212,12 @@ class Standby:
 
     def _sign(self, now_ns: int) -> None:
         """A sign of life was seen: the silence begins again."""
-        self.seen_ns = now_ns
+        self._seen_ns = now_ns
         self._silence_begins()
 
     def _blinded(self, now_ns: int) -> None:
         """Nothing is known of the time since the store was last seen."""
-        self.seen_ns = now_ns
+        self._seen_ns = now_ns
         self._is_surveyed = False
         self._silence_begins()
 
@@ -231,5 +231,5 @@ class Standby:
         """Raises AssertionError when the state contradicts itself."""
         assert self.silent_ns >= 0
         # What safety needs: the last entry was found before the silence began.
-        assert self.silent_ns <= self.seen_ns - self._found_ns
+        assert self.silent_ns <= self._seen_ns - self._found_ns
         assert self.unanswered_ns is None or 0 <= self.unanswered_ns <= self.silent_ns
