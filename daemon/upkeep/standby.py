@@ -145,7 +145,6 @@ class StandbyThread:
         self._ended = ended
         self._standby = Standby()
         self._question: bytes | None = None  # that stands, ours or another's
-        self._nonce = ""
         self._stop = threading.Event()
         self._failing_ns = 0
         self._caught_up_ns = 0
@@ -194,6 +193,8 @@ class StandbyThread:
                 began_ns = boottime_ns()
                 is_new = warm.catch_up()
                 self._caught_up_ns = began_ns
+                if is_new:
+                    self._question = None
                 standby.surveyed(warm.end, boottime_ns(), is_new=is_new)
             case StandbyAction.LOOK:
                 began_ns = boottime_ns()
@@ -212,10 +213,11 @@ class StandbyThread:
                 self._ask()
             case StandbyAction.READ_QUESTION:
                 assert warm.place is not None
+                assert self._question is not None
                 if self._log.question(warm.place[0]) == self._question:
                     standby.stands()
                 else:
-                    self._question, self._nonce = None, ""
+                    self._question = None
                     standby.answered(boottime_ns())
             case StandbyAction.TAKE:
                 self._take()
@@ -224,7 +226,7 @@ class StandbyThread:
         if entry.number == 1:
             owner = entry.owner
             log.info("following %s (pid %d, %s)", owner.host, owner.pid, owner.data_dir)
-            self._question, self._nonce = None, ""
+            self._question = None
         if entry.hands_over:
             log.info("%s hands over", entry.owner.host)
 
@@ -232,11 +234,9 @@ class StandbyThread:
         """Puts our question, or finds another's: whether that stands tells as much."""
         warm = self._warm
         assert warm.place is not None
-        self._nonce = self._nonce or os.urandom(8).hex()
-        question = Question(
-            self._nonce, self._log.owner, self._commits(),
-            is_ready=self._standby.is_eager(boottime_ns()),
-        )  # fmt: skip
+        nonce = os.urandom(8).hex()
+        is_ready = self._standby.is_eager(boottime_ns())
+        question = Question(nonce, self._log.owner, self._commits(), is_ready)
         is_ours = self._log.ask(warm.place[0], question)
         self._question = self._log.question(warm.place[0])
         if self._question is None:  # another's, which was just answered

@@ -126,7 +126,7 @@ class Standby:
         self._next_look_ns = now_ns + self._look_ns(now_ns)
         if is_new:
             self._found_ns = now_ns
-            self.answered_ns = 0
+            self._another_owner()  # perhaps
             self._sign(now_ns)
 
     def found(self, end: LogEnd, now_ns: int, *, is_first: bool, hands_over: bool) -> None:
@@ -134,8 +134,7 @@ class Standby:
         self.end = end
         self._found_ns = self._next_look_ns = now_ns  # there may be more
         if is_first:
-            self.answered_ns = 0
-            self._hello_ns = 0
+            self._another_owner()
         if hands_over:
             self._eager_until_ns = now_ns + EAGER_NS
             self._hello_ns = self._next_ask_ns = 0
@@ -209,6 +208,11 @@ class Standby:
             return False
         is_due = self.silent_ns >= QUESTION_NS or now_ns >= self._hello_ns
         return is_due and now_ns >= self._next_ask_ns
+
+    def _another_owner(self) -> None:
+        """Whoever owns now was not asked yet."""
+        self.answered_ns = self._hello_ns = 0
+        self.unanswered_ns = None
 
     def _sign(self, now_ns: int) -> None:
         """A sign of life was seen: the silence begins again."""

@@ -89,15 +89,18 @@ class StandbyMachine(RuleBasedStateMachine):
         if step.do is StandbyAction.SURVEY:
             is_new = bool(self.new)
             if is_new:
+                self.question_ns = None  # who knows whose it is
                 self.end, self.found_ns, self.new = self.new[-1], self.now_ns, []
             self.signs_ns = self.now_ns
             standby.surveyed(self.end, self.now_ns, is_new=is_new)
             self.seen_ns = self.now_ns
         elif step.do is StandbyAction.LOOK and self.new:
+            is_first = self.end is not LogEnd.OWNED  # after a seal comes another owner
             self.end, self.found_ns = self.new.pop(0), self.now_ns
             self.signs_ns = self.seen_ns = self.now_ns
-            standby.found(self.end, self.now_ns, is_first=self.end is LogEnd.SEALED,
-                          hands_over=hands_over)  # fmt: skip
+            if is_first:
+                self.question_ns = None  # nobody has asked the new owner
+            standby.found(self.end, self.now_ns, is_first=is_first, hands_over=hands_over)
         elif step.do is StandbyAction.LOOK:
             if max(began_ns - self.seen_ns, slow_ns) > LOOK_GAP_NS:
                 self.blind_ns = self.now_ns
