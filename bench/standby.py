@@ -154,9 +154,10 @@ class Pair:
 
     def handover(self, which: int) -> None:
         """``headgate handover``. Raises CalledProcessError."""
+        data = str(self._folder / f"data-{which}")
         subprocess.run(
-            [sys.executable, "-m", "cli", "handover", "--data", str(self._folder / f"data-{which}")],
-            cwd=ROOT, env=plain_environment(), check=True, stdout=subprocess.DEVNULL,
+            [sys.executable, "-m", "cli", "handover", "--data", data], cwd=ROOT,
+            env=plain_environment(), check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
     def cpu_s(self, which: int) -> float:
@@ -200,8 +201,8 @@ def measure(folder: Path, rounds: int, gib: float) -> Result:
             with pair.sending():
                 pair.first_of(owner, monotonic_ns())
                 pair.handover(owner)
-                first_ns = pair.first_of(1 - owner, 0 if not pair.acknowledged else
-                                         max(w for w, by in pair.acknowledged if by == owner))  # fmt: skip
+                asked_ns = pair.acknowledged[-1][0]
+                first_ns = pair.first_of(1 - owner, asked_ns)
                 last_ns = max(w for w, by in pair.acknowledged if by == owner and w < first_ns)
                 result.handover_s.append((first_ns - last_ns) / 1e9)
             owner = 1 - owner

@@ -77,7 +77,7 @@ class Ground:
         """Starts the processes of all shards, which wait."""
         for shard in range(config.shards):
             inheritance = self._inheritance(shard, 0, config, certificate)
-            self._spares[shard] = _start(inheritance, subprocess.PIPE)
+            self._spares[shard] = _start(inheritance, subprocess.PIPE, "spare")
 
     def start(
         self, shard: int, cpu: int, config: Config, certificate: Certificate | None
@@ -128,9 +128,9 @@ class Ground:
         self.segment.close()
 
 
-def _start(inheritance: Inheritance, stdin: int) -> subprocess.Popen[bytes]:
+def _start(inheritance: Inheritance, stdin: int, *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "daemon.process.shard", str(inheritance.shard)],
+        [sys.executable, "-P", "-m", "daemon.process.shard", str(inheritance.shard), *more],
         pass_fds=inheritance.fds,
         stdin=stdin,
     )

@@ -16,6 +16,7 @@ import asyncio
 import faulthandler
 import functools
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -351,6 +352,8 @@ async def serve(inheritance: Inheritance) -> None:
 def main() -> int:
     """The entry point of a shard process; its standard input is an Inheritance."""
     faulthandler.enable()  # a loop that is stuck is aborted, and writes where
+    if sys.argv[2:] == ["spare"]:
+        importlib.import_module("uploader.stores.s3")  # half a second, which it has now
     text = sys.stdin.buffer.read()
     if not text:
         return 0  # a spare whose supervisor has ended

@@ -42,7 +42,7 @@ QUESTION_NS = 7 * SECOND_NS
 HELLO_NS = 60 * SECOND_NS  # 43,200 PUTs a month, $0.22
 # An owner that knows of its standby looks for its question every 3 s: time for a slow GET and a
 # slow DELETE, and for one failure of each. One that has never answered looks every 10 s.
-KNOWN_ANSWER_NS = 13 * SECOND_NS
+KNOWN_ANSWER_NS = 12 * SECOND_NS
 KNOWN_NS = 150 * SECOND_NS  # since its last answer: owners forget later (KNOWN_STANDBY_NS)
 # Another start has sealed the log. It may have to rebuild a large ledger before its first entry.
 SEALED_NS = 120 * SECOND_NS
@@ -152,6 +152,9 @@ class Standby:
         if self.unanswered_ns is not None:
             self.unanswered_ns += passed_ns
         self._read_due = True
+        if self.end is LogEnd.OWNED and self.silent_ns < TAKE_OVER_NS:  # not a moment too late
+            left_ns = TAKE_OVER_NS - self.silent_ns
+            self._next_look_ns = min(self._next_look_ns, began_ns + left_ns)
 
     def failed(self, now_ns: int) -> None:
         """A call of the store has failed: what it would have told is not known."""
