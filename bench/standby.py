@@ -4,7 +4,7 @@ One client sends a record at a time, to one daemon and after any failure to the 
 round the owner and its shards are killed with SIGKILL, and the seconds until the first
 acknowledgment by the standby are noted; then the killed daemon is started again and becomes the
 standby. After that the same for ``headgate handover``, where the gap is between two
-acknowledgments. With ``--gib``, the ledger has had so many GiB before, as an image in the store.
+acknowledgments. With ``--gib``, the ledger has had this many GiB before, as an image in the store.
 
 It needs six times ``--gib`` on the disk of ``--folder``, which must not exist, and removes it.
 """

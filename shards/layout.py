@@ -14,8 +14,7 @@ push rules and their
 text
 global: owned, entry   supervisor's owner thread
 number, superseded,
-backed up, standbys,
-handed over
+backed up, standbys
 global: age offset     supervisor
 global: clock, records supervisor's retention thread
 evicted
@@ -37,13 +36,13 @@ shard: heartbeat,      that shard
 counters, cpu, seen,
 heard
 shard: latencies       that shard; of PUT and COMMITTED, its uploads under their mutex
-shard: what it senses  that shard
+shard: what it senses, that shard
+handover wanted
 shard: lease counter,  that shard
 epoch, owns, routers'
 gate, lagged
 shard: pid, restarts   supervisor
-shard: audited,        that shard
-handover wanted
+shard: audited         that shard
 shard: journal head,   that shard
 tail, waits, and the
 journal's bytes
@@ -119,12 +118,9 @@ G_OWNED_SENT_NS = 8 * LINE_WORDS
 G_SUPERSEDED = G_OWNED_SENT_NS + 1
 G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
 G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
-# Since the boot: an accepted entry covers the ledger as it was then.
-G_BACKED_UP_NS = G_OWNED_SENT_NS + 4
-# Standbys that have asked lately, as of the last look: how many, when, the best one's commit.
-G_STANDBYS = 12 * LINE_WORDS
-G_STANDBY_SEEN_NS = G_STANDBYS + 1
-G_STANDBY_COMMITS = G_STANDBYS + 2
+G_BACKED_UP_NS = G_OWNED_SENT_NS + 4  # an accepted entry covers the ledger as it was then
+# Of standbys that ask: how many, when one last did, the best one's commit.
+G_STANDBYS, G_STANDBY_SEEN_NS, G_STANDBY_COMMITS = range(12 * LINE_WORDS, 12 * LINE_WORDS + 3)
 G_HANDED_OVER_NS = G_STANDBYS + 3  # since when a standby waits for the last entry; 0: none does
 G_COMMITS_RESERVED = 9 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
@@ -137,10 +133,8 @@ GATE_SINCE_NS = 1
 GATE_PAUSES = 2
 GATE_WORDS = 3
 G_GATE = 11 * LINE_WORDS  # of producers
-# What all bodies on their way may take in each shard (daemon/memory.py); 0 before it is known.
-G_BODIES_BYTES = G_GATE + GATE_WORDS
-# By sensor (daemon/config/sensors.py): its raw value as the bits of a double, its pressure,
-# the shard that it is of, plus 1, and its weight.
+G_BODIES_BYTES = G_GATE + GATE_WORDS  # all, on their way to a shard (daemon/memory.py); 0: unknown
+# By sensor (daemon/config/sensors.py): raw value (a double), pressure, its shard plus 1, weight.
 G_SENSORS = 13 * LINE_WORDS
 SENSORS_MAX = 16
 SENSOR_RAW = 0
@@ -188,6 +182,7 @@ S_PID = 5 * LINE_WORDS
 S_RESTARTS = S_PID + 1
 S_CPU = S_PID + 2
 S_AUDITED = S_PID + 3  # a count: its lines of the audit log
+S_HANDOVER_WANTED_NS = S_PID + 4
 S_LEASE_COUNTER = 6 * LINE_WORDS
 S_REQUEST_ID = S_LEASE_COUNTER + 1
 S_ENTRY_WANTED_NS = S_LEASE_COUNTER + 2
@@ -231,8 +226,7 @@ S_JOURNAL_WAITS = S_JOURNAL_HEAD + 2  # a count: acknowledgments that waited for
 S_GATE = S_JOURNAL_HEAD + 3  # of the shard's routers
 S_LAGGED = S_GATE + GATE_WORDS  # as of its heartbeat: watchers that have lagged
 S_LAGS = S_LAGGED + 1  # a count: how often watchers have
-S_HANDOVER_WANTED_NS = 13 * LINE_WORDS
-SHARD_WORDS = 14 * LINE_WORDS
+SHARD_WORDS = 13 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS

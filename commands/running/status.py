@@ -13,11 +13,11 @@ from commands.live.degraded import troubles
 from commands.output import duration_text, say, show
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
+from daemon.schemas.standby import StandbyStatus
 from daemon.schemas.status import (
     GateStatus,
     PushFigures,
     RouterFigures,
-    StandbyStatus,
     Status,
     SubscriptionFigures,
 )

@@ -17,7 +17,8 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.http.response import JSON
 from daemon.schemas.errors import ApiError
-from daemon.schemas.status import Live, StandbyFigures, StandbyStatus
+from daemon.schemas.standby import StandbyFigures, StandbyStatus
+from daemon.schemas.status import Live
 from shards.clock import boottime_ns, monotonic_ns
 from uploader.ownership.standby import StandbyView
 

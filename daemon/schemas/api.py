@@ -20,6 +20,7 @@ from msgspec.structs import fields
 
 from compaction.source.schemas import Plan, PlanRequest
 from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost, StoreStatus
+from daemon.schemas.standby import StandbysStatus
 from daemon.schemas.status import (
     AlarmStatus,
     CertificateStatus,
@@ -39,7 +40,6 @@ from daemon.schemas.status import (
     SchedulerStatus,
     SensorStatus,
     ShardStatus,
-    StandbysStatus,
     Status,
     SubscriptionScaling,
     SubscriptionsStatus,

@@ -77,7 +77,7 @@ def started(*daemons: Standby) -> Iterator[None]:
 
 
 def wait_known(owner: Daemon, count: int = 1) -> None:
-    """Waits until the owner knows of so many standbys."""
+    """Waits until the owner knows of this many standbys."""
     wait_until(lambda: owner.status()["standbys"]["known"] == count, "the owner to see it", 90)
 
 

@@ -18,7 +18,7 @@ not ours, we are *superseded*, for good.
                                                               |  failed: again after RETRY_NS
                                                               +--taken by another--> superseded
 
-An owner without news puts nothing. It looks periodically whether somebody asks for it: a start
+An owner without news puts nothing. It looks periodically whether it is asked: a start
 after a boot (``OwnerLog.await_silence``), whose answer is an entry, or a standby, whose answer is
 that its question is removed. A busy owner looks too, between two entries.
 

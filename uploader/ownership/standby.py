@@ -164,7 +164,7 @@ class Standby:
             self._blinded(now_ns)
 
     def asked(self, now_ns: int, *, is_ours: bool) -> None:
-        """A question stands in the store: ours, or one that somebody else has put before."""
+        """A question stands in the store: ours, or one that another process has put before."""
         self.unanswered_ns = 0
         self._read_due = False
         if is_ours:
