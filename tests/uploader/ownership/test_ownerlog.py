@@ -25,7 +25,7 @@ from ledger.log.entry import (
     parse_image_key,
 )
 from tests.minio import Bucket
-from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog
+from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, SealedLog
 from uploader.ownership.ownership import ANSWER_NS, TAKE_OVER_NS
 from uploader.stores import open_store
 from uploader.stores.base import ObjectHead, ObjectStore, PartedStore
@@ -366,3 +366,24 @@ def test_a_foreign_object_in_the_log_is_named(store: ObjectStore) -> None:
     assert store.put_if_absent("ledger/readme.txt", b"hello")
     with pytest.raises(EntryError, match=r"ledger/readme\.txt"):
         log.take(take_over=True)
+
+
+def test_a_seal_at_a_number_that_an_image_has_freed_counts_for_nothing(store: ObjectStore) -> None:
+    log, _ = log_of(store)
+    last = write(log, 1, "entry", "entry", "entry", "entry")[-1]
+    store.delete([head.locator for head in store.list(entry_key(1, 3))])
+    standby, _ = log_of(store, COPY)
+    assert standby.take_after((1, 2), last) is None, "the log goes on"
+    # As of a standby that was stopped between its LIST and its seal.
+    assert not standby._seal(standby.entry(1, 3, "seal", MARK))
+    taken = standby.take_after((1, 4), last)
+    assert taken is not None and (taken.last, taken.former) == (last, Former.ANOTHER)
+    assert standby.take_after((1, 4), last) is None, "of two standbys one wins"
+
+
+def test_a_standby_takes_a_free_or_a_released_log_without_waiting(store: ObjectStore) -> None:
+    standby, waits = log_of(store, COPY)
+    assert standby.take_after(None, None) == SealedLog(0, None)
+    released = write(log_of(store)[0], 1, "entry", "release")[-1]
+    assert standby.take_after((1, 2), released) == SealedLog(1, released, Former.RELEASED)
+    assert not waits

@@ -1,0 +1,116 @@
+"""A standby's thread and its ledger on real stores and ledgers, next to a real owner's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon.upkeep.recover import rebuild
+from daemon.upkeep.standby import StandbyThread, WarmLedger
+from ledger import epochs, topics
+from ledger.ledger import Ledger
+from ledger.log import backup
+from ledger.log.backup import Mark
+from ledger.log.entry import Entry, LogIncomplete, Owner
+from ledger.types import TopicConfig
+from tests.e2e.daemon import wait_until
+from uploader.ownership.ownerlog import OwnerLog
+from uploader.ownership.standby import LogEnd
+from uploader.stores.file import FileStore
+
+OWNER = Owner("host", 1, "boot", 1, 1, "/data")
+STANDBY = msgspec.structs.replace(OWNER, host="other", inode=2)
+
+
+class Rig:
+    """An owner's ledger and log, and a standby's, on one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = FileStore(str(folder / "store"))
+        self.log = OwnerLog(self.store, OWNER, lambda _: None)
+        self.ledger = Ledger(folder / "ledger.db", nullcontext())
+        self.ledger.write(epochs.begin_incarnation, 1, 0)
+        self.told = Mark()
+        self.number = 0
+        self.standby_log = OwnerLog(self.store, STANDBY, lambda _: None)
+        self.warm = WarmLedger(folder / "theirs.db", nullcontext(), self.standby_log)
+
+    def tell(self, *names: str, kind: str = "entry") -> Entry:
+        """Writes an entry with new topics."""
+        for name in names:
+            self.ledger.write(topics.create, name, TopicConfig(), 1)
+        self.number += 1
+        mark, changes = self.ledger.read(backup.changes_since, self.told)
+        entry = self.log.entry(1, self.number, kind, mark, changes)  # type: ignore[arg-type]
+        assert self.log.put(entry)
+        self.told = mark
+        return entry
+
+    def close(self) -> None:
+        self.warm.close()
+        self.ledger.close()
+        self.store.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with closing(Rig(tmp_path)) as made:
+        yield made
+
+
+def names_in(path: Path) -> list[str]:
+    with closing(Ledger(path, nullcontext())) as ledger:
+        return [
+            topic.name
+            for topic_id in range(1, 10)
+            if (topic := ledger.read(topics.by_id, topic_id)) is not None
+        ]
+
+
+def test_a_warm_ledger_follows_entry_by_entry_and_becomes_the_ledger(rig: Rig) -> None:
+    rig.tell("a")
+    assert rig.warm.catch_up() and rig.warm.place == (1, 1) and rig.warm.next() is None
+    assert not rig.warm.catch_up(), "nothing is new"
+    entry = rig.tell("b")
+    found = rig.warm.next()
+    assert found == entry
+    rig.warm.apply(entry)
+    last = rig.tell("c", kind="release")
+    assert rig.warm.catch_up() and rig.warm.end is LogEnd.RELEASED and rig.warm.last == last
+    taken = rig.standby_log.take_after(rig.warm.place, rig.warm.last)
+    assert taken is not None
+    rig.warm.close()
+    path = rig.folder / "theirs.db"
+    rebuild(path, nullcontext(), rig.store, taken, rig.standby_log, warm=rig.warm.path)
+    assert names_in(path) == ["a", "b", "c"] and not rig.warm.path.exists()
+
+
+def test_a_warm_ledger_of_which_entries_are_missing_is_built_anew_or_says_so(rig: Rig) -> None:
+    rig.tell("a")
+    rig.warm.catch_up()
+    rig.tell("b")
+    rig.tell("c")
+    rig.store.delete([head.locator for head in rig.store.list("ledger/000000000001/000000000002")])
+    with pytest.raises(LogIncomplete, match="is incomplete"):
+        rig.warm.catch_up()
+
+
+def test_a_thread_takes_a_released_log_and_asks_an_owner_that_is_silent(rig: Rig) -> None:
+    rig.tell("a")
+    ended: list[bool] = []
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: ended.append(True))
+    thread.start()
+    wait_until(lambda: rig.log.question(1) is not None, "the standby to make itself known")
+    rig.log.forget_question(1)
+    rig.tell("b")
+    wait_until(lambda: thread.view.entries == 2, "the entry to be applied")
+    assert thread.view.owner == OWNER and not thread.view.trouble and thread.taken is None
+    rig.tell(kind="release")
+    wait_until(lambda: ended, "the standby to take the log")
+    assert thread.error is None and thread.taken is not None
+    assert thread.taken.last is not None and thread.taken.last.kind == "release"
