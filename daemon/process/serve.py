@@ -55,6 +55,8 @@ from uploader.stores.counted import CountedPartedStore
 
 log = logging.getLogger("headgate.serve")
 
+# In the environment: the process of this pid has ended for a standby, and goes on as one.
+GAVE_UP = "STANDBY_AFTER_PID"
 _REFUSALS = (
     StoreError, LedgerError, ListenError, EntryError, OwnedByAnother, OtherHistory,
     TokenFileError, AuditError, CertificateError, faults.ChaosSpecError, barrier.MachineUnknown,
@@ -69,14 +71,16 @@ def run(config: Config, *, take_over: bool = False, standby: bool = False, chaos
     """
     logs.start(config.log_level, config.log_format, "serve")
     notify = Notifier.take(os.environ, os.getpid())
+    gave_up = os.environ.pop(GAVE_UP, "") == str(os.getpid())
     try:
         barrier.require_supported(platform.machine())
         if standby:
             _check_standby(config)
         with contextlib.closing(take_directory(config)) as lock_file:
             code, goes_on = _run(
-                config, lock_file, notify, take_over=take_over, standby=standby, chaos=chaos
-            )
+                config, lock_file, notify, take_over=take_over, standby=standby, chaos=chaos,
+                gave_up=gave_up,
+            )  # fmt: skip
     except StandbyStopped:
         log.info("the standby was stopped")
         return 0
@@ -93,6 +97,7 @@ def _begin_again(notify: Notifier) -> NoReturn:
     # has seen it ready, sees no end.
     log.info("going on as a standby")
     os.environ.update(notify.taken)
+    os.environ[GAVE_UP] = str(os.getpid())
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -116,7 +121,7 @@ def _check_tokens(path: Path, before: ReadBefore | None) -> Access:
 
 def _run(
     config: Config, lock_file: LockFile, notify: Notifier, *, take_over: bool, standby: bool,
-    chaos: str,
+    chaos: str, gave_up: bool,
 ) -> tuple[int, bool]:  # fmt: skip
     """The exit code, and whether this is to go on as a standby."""
     access = Access(None)
@@ -147,8 +152,8 @@ def _run(
         ground = Ground(config, Listeners(listeners, tls_listeners, admin), chaos)
         stack.enter_context(contextlib.closing(ground))
         warm = None
-        if standby and not _is_ours(owner_log):
-            warm = WarmLedger(ledger_path, lock, owner_log, config.dedupe_limits)
+        if standby and (gave_up or not _is_ours(owner_log)):
+            warm = WarmLedger(ledger_path, lock, owner_log, config.dedupe_limits, gave_up=gave_up)
             ground.prepare_spares(config, certificate)
             taken = wait_as_standby(
                 config, owner_log, warm, ground.listeners, certificate, access, notify

@@ -35,8 +35,8 @@ class StandbysStatus(Struct, frozen=True):
     """The standbys that have asked for this owner lately. One that cannot write, or has not caught
     up, asks nothing."""
 
-    known: Annotated[int, figure("standbys that have asked lately", "headgate_standbys")]
-    seen_ms: Annotated[int | None, figure("since one asked last; null: never")]
+    known: Annotated[int, figure("standbys that have asked lately", "headgate_standbys")] = 0
+    seen_ms: Annotated[int | None, figure("since one asked last; null: never")] = None
     commits: Annotated[
         int, figure("commits in the best one's ledger, as it said", "headgate_standbys_commits")
-    ]
+    ] = 0

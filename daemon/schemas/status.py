@@ -572,6 +572,4 @@ class Status(Struct, frozen=True):
     groups: Annotated[list[GroupStatus], figure("", by="group")]
     totals: Totals
     certificate: Annotated[CertificateStatus | None, figure("null without `tls_listen`")] = None
-    standbys: Annotated[
-        StandbysStatus | None, figure("null with an embedded store, which nobody else can reach")
-    ] = None
+    standbys: Annotated[StandbysStatus, figure("")] = StandbysStatus()

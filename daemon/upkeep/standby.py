@@ -39,13 +39,15 @@ TROUBLE_TOLD_NS = 30 * 10**9  # the store has to fail for so long, until the log
 class WarmLedger:
     """A ledger that holds what a log tells, up to the entry at ``place``.
 
-    ``last`` is the last entry that is not a seal. One thread.
+    ``last`` is the last entry that is not a seal. ``gave_up``: this directory's last run has ended
+    for a standby, which takes what it released. One thread.
     """
 
     def __init__(
         self, ledger_path: Path, lock: contextlib.AbstractContextManager[object],
-        owner_log: OwnerLog, limits: DedupeLimits | None = None,
+        owner_log: OwnerLog, limits: DedupeLimits | None = None, *, gave_up: bool = False,
     ) -> None:  # fmt: skip
+        self._gave_up = gave_up
         self.path = ledger_path.with_name(ledger_path.name + ".standby")
         self._lock = lock
         self._log = owner_log
@@ -93,6 +95,8 @@ class WarmLedger:
             self._ledger.write(backup.apply, entry.changes)
         self.place = entry.incarnation, entry.number
         self.end = _ENDS.get(entry.kind, LogEnd.OWNED)
+        if self._gave_up and entry.owner.same_directory(self._log.owner):
+            self.end = LogEnd.SEALED
         if entry.kind != "seal":
             self.last = entry
         self.entries += 1

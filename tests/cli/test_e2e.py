@@ -117,7 +117,7 @@ def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> No
     status = parsed(run(daemon, "status", "-o", "json"))
     documented = {
         "version", "uptime_s", "ready", "store", "window_ms", "pressure", "memory_bound_bytes",
-        "shards", "groups", "totals", "certificate",
+        "shards", "groups", "totals", "certificate", "standbys",
     }  # fmt: skip
     assert documented <= set(status)
     shard = {

@@ -155,9 +155,7 @@ class StatusBuilder:
             standbys=self._standbys(),
         )
 
-    def _standbys(self) -> schemas.StandbysStatus | None:
-        if self._config.store_url.startswith("file://"):
-            return None
+    def _standbys(self) -> schemas.StandbysStatus:
         words = self._words
         seen_ns = words[at.G_STANDBY_SEEN_NS]
         return schemas.StandbysStatus(

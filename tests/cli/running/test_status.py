@@ -14,6 +14,7 @@ STATUS: dict[str, Any] = {
     "version": "0.1.0",
     "uptime_s": 200,
     "certificate": None,
+    "standbys": {"known": 0, "seen_ms": None, "commits": 0},
     "ready": True,
     "alarms": [],
     "incarnation": 3,

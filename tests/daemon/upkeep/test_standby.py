@@ -90,6 +90,14 @@ def test_a_warm_ledger_follows_entry_by_entry_and_becomes_the_ledger(rig: Rig) -
     assert names_in(path) == ["a", "b", "c"] and not rig.warm.path.exists()
 
 
+def test_what_this_directory_released_for_a_standby_is_left_to_it(rig: Rig) -> None:
+    rig.tell("a", kind="release")
+    assert rig.warm.catch_up() and rig.warm.end is LogEnd.RELEASED
+    ours = WarmLedger(rig.folder / "ours.db", nullcontext(), rig.log, gave_up=True)
+    with closing(ours):
+        assert ours.catch_up() and ours.end is LogEnd.SEALED
+
+
 def test_a_warm_ledger_of_which_entries_are_missing_is_built_anew_or_says_so(rig: Rig) -> None:
     rig.tell("a")
     rig.warm.catch_up()
