@@ -117,7 +117,7 @@ def test_a_thread_takes_a_released_log_and_asks_an_owner_that_is_silent(rig: Rig
     rig.log.forget_question(1)
     rig.tell("b")
     wait_until(lambda: thread.view.entries == 2, "the entry to be applied")
-    assert thread.view.owner == OWNER and not thread.view.trouble and thread.taken is None
+    assert thread.view.owner == OWNER and not thread.view.trouble and not ended
     rig.tell(kind="release")
     wait_until(lambda: ended, "the standby to take the log")
     assert thread.error is None and thread.taken is not None
