@@ -208,7 +208,7 @@ def measure(folder: Path, rounds: int, gib: float) -> Result:
             owner = 1 - owner
         _settle(pair, owner)
         before_s, began_ns = pair.cpu_s(owner), monotonic_ns()
-        time.sleep(30)
+        time.sleep(15)
         passed_s = (monotonic_ns() - began_ns) / 1e9
         result.owner_cpu_share = (pair.cpu_s(owner) - before_s) / passed_s
     finally:
