@@ -113,7 +113,8 @@ class StandbyMachine(RuleBasedStateMachine):
         elif step.do is StandbyAction.READ_QUESTION:
             assert self.question_ns is not None
             if self.answer:
-                self.question_ns, self.signs_ns = None, self.now_ns
+                self.question_ns = None
+                self.signs_ns = self.seen_ns = self.now_ns  # an answer shows the store too
                 standby.answered(self.now_ns)
             else:
                 standby.stands()
