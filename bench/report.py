@@ -9,6 +9,7 @@ from bench import (
     delivery_report,
     governor_report,
     hot,
+    neighbor,
     push_report,
     subscription_report,
 )
@@ -64,6 +65,10 @@ def text(results: Results) -> str:
         sections.append(_section("CPU in ms by the number of shards", *_scale(results.scale)))
     if results.access:
         sections.append(_section("Tokens and TLS, on one core", *access.table(results.access)))
+    if results.neighbor:
+        sections.append(
+            _section("A guest and its neighbor, four shards", *neighbor.table(results.neighbor))
+        )
     if results.hot:
         sections.append(
             _section(
@@ -105,6 +110,7 @@ def targets(results: Results) -> list[Target]:
         *_compaction_targets(results),
         *_scale_targets(results),
         *access.targets(results.access),
+        *neighbor.targets(results.neighbor),
         *delivery_report.targets(results.delivery),
         *subscription_report.targets(results.subscriptions),
         *push_report.targets(results.push),

@@ -9,6 +9,7 @@ from bench.delivery_results import DeliveryResults
 from bench.governor_results import GovernorResults
 from bench.hot import HotResult
 from bench.load import Load
+from bench.neighbor import NeighborResult
 from bench.push_results import PushResults
 from bench.put_cost import PutCost
 from bench.subscription_results import SubscriptionResults
@@ -132,6 +133,7 @@ class Results(msgspec.Struct):
     compactions: list[CompactionResult] = []
     scale: list[ScaleResult] = []
     access: list[AccessResult] = []
+    neighbor: list[NeighborResult] = []
     hot: list[HotResult] = []
     hot_before: list[HotResult] = []  # of the last run that was kept
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)

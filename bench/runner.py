@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import access, bodies, hot, plan, put_cost, scale
+from bench import access, bodies, hot, neighbor, plan, put_cost, scale
 from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
 from bench.governor import GovernorBench
@@ -115,6 +115,10 @@ class Runner:
             turn_s = self._times.ceiling_s
             self._results.access += access.measure(
                 self._generator, case.size, self._work, daemon_cpus, cpus, turn_s
+            )
+        elif case.kind == plan.NEIGHBOR:
+            self._results.neighbor = neighbor.measure(
+                self._generator, self._work, self._cpus, self._cpus
             )
         elif case.kind == plan.HOT:
             assert case.size is not None
