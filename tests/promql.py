@@ -23,7 +23,9 @@ _TOKEN = re.compile(
 )
 _PAIRS = {"(": ")", "{": "}"}
 AGGREGATIONS = frozenset(("sum", "min", "max", "avg", "count", "topk"))
-FUNCTIONS = frozenset(("rate", "increase", "histogram_quantile", "label_values", "time"))
+FUNCTIONS = frozenset(
+    ("rate", "increase", "max_over_time", "histogram_quantile", "label_values", "time")
+)
 LISTS = frozenset(("by", "without", "on", "ignoring", "group_left", "group_right"))
 OPERATORS = frozenset(("and", "or", "unless"))
 
