@@ -23,6 +23,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compaction.access.bearer import TOKEN
 from compaction.archive import NAME as ARCHIVE_NAME
 from compaction.archive import build_archive, is_local
 from compaction.run.java import Java, find_java
@@ -93,7 +94,8 @@ def spark_session(
     ``master`` defaults to ``local[cores]``, ``cores`` to all that this process may use. ``scratch``
     is an existing folder for spills, archive, and log; the caller removes it. ``conf`` overrides
     the settings made here and does not apply to a given session. A session of ours knows
-    ``format("headgate")``. Raises SparkMissing, NoJava, SparkFailed.
+    ``format("headgate")``, which must be told of a file if it needs a token. Raises SparkMissing,
+    NoJava, SparkFailed.
     """
     try:
         import pyspark
@@ -150,6 +152,17 @@ def _settings(master: str, app_name: str, scratch: Path, memory_bytes: int) -> d
 
 
 @contextmanager
+def _without_token() -> Iterator[None]:
+    """What the block starts does not inherit the token: only this process asks the daemon."""
+    token = os.environ.pop(TOKEN, None)
+    try:
+        yield
+    finally:
+        if token is not None:
+            os.environ[TOKEN] = token
+
+
+@contextmanager
 def _ours(
     master: str, settings: Mapping[str, str], scratch: Path, java: Java
 ) -> Iterator[SparkSession]:
@@ -175,7 +188,7 @@ def _ours(
         made.set(key, value)
     gateway: Any = None
     try:
-        with log.open("ab") as output:
+        with log.open("ab") as output, _without_token():
             gateway = launch_gateway(  # type: ignore[no-untyped-call]  # pyspark has no types here
                 made, {"stdout": output, "stderr": output}
             )

@@ -127,13 +127,12 @@ def test_secrets_are_nowhere_but_in_their_files(tmp_path: Path) -> None:
 def test_neither_sparks_event_log_nor_its_processes_show_a_secret(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction and a read, with a token in a file, and the store's key in the environment."""
+    """A compaction and a read, with a token and the store's key in the environment."""
     file, token_file = TokenFile(tmp_path / "tokens.json"), tmp_path / "token"
     token = file.issue("spark", list(Scope))[1]
     token_file.write_text(token)
     for name, value in bucket.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HEADGATE_TOKEN_FILE", str(token_file))
     settings = {
         "auth_file": file.path, "admin_over_tcp": "true", "s3_endpoint_url": bucket.endpoint_url,
     }  # fmt: skip
@@ -150,6 +149,7 @@ def test_neither_sparks_event_log_nor_its_processes_show_a_secret(
         settings=settings,
     ) as daemon:  # fmt: skip
         daemon.produce("t", *range(20))
+        monkeypatch.setenv("HEADGATE_TOKEN", token)
         with spark_session("local[1]", scratch, conf=conf) as session:
             assert job.main(["--url", daemon.url]) == 0
             daemon.produce("t", *range(20))
