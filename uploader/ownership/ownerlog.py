@@ -42,6 +42,8 @@ log = logging.getLogger("headgate.owner")
 
 SEALS_MAX = 100  # a former owner that lives adds one entry per 5 s; more are from another start
 LOOKS = 3  # for an answer while a start waits
+COMMIT_NUMBER_MAX = (1 << 63) - 1  # of SQLite; a word of the segment holds it
+QUESTION_BYTES_MAX = 16 << 10  # of what stands there no more is read, whoever has put it
 
 
 def question_key(incarnation: int) -> str:
@@ -61,11 +63,12 @@ class Question(Struct, frozen=True):
 
 
 def question_of(body: bytes) -> Question | None:
-    """A standby's question; None: a start after a boot asks."""
+    """A standby's question; None: a start after a boot asks, or somebody with another body."""
     try:
-        return msgspec.json.decode(body, type=Question)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        question = msgspec.json.decode(body, type=Question)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return question if 0 <= question.commit_number <= COMMIT_NUMBER_MAX else None
 
 
 class OwnedByAnother(RuntimeError):
@@ -344,7 +347,7 @@ class OwnerLog:
         """What is asked of the owner of this incarnation, if anything: one GET. One attempt.
         Raises StoreError."""
         try:
-            return self._once.get(question_key(incarnation))
+            return self._once.get(question_key(incarnation), 0, QUESTION_BYTES_MAX)
         except ObjectMissing:
             return None
 

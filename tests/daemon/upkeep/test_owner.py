@@ -390,3 +390,18 @@ def test_an_idle_owner_that_was_stopped_for_long_finds_out_that_it_is_superseded
     assert last is not None and other.take_after((1, 1), last) is not None
     monkeypatch.setattr("daemon.upkeep.owner.may_commit", lambda *_: False)  # time has passed
     wait_until(lambda: rig.words[at.G_SUPERSEDED], "the seal to be found")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b'{"x": ' + b"[" * 10_000, msgspec.json.encode(Question("00", STANDBY, -1))],
+    ids=["empty", "nested", "negative"],
+)  # fmt: skip
+def test_an_owner_outlives_whatever_is_put_for_a_question(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr("uploader.ownership.ownership.LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    assert rig.store.put_if_absent(question_key(1), body)
+    wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
+    assert rig.owner.alive and not rig.words[at.G_STANDBYS]
+    rig.owner.release()

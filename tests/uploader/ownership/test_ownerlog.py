@@ -25,7 +25,16 @@ from ledger.log.entry import (
     parse_image_key,
 )
 from tests.minio import Bucket
-from uploader.ownership.ownerlog import Former, OwnedByAnother, OwnerLog, SealedLog
+from uploader.ownership.ownerlog import (
+    QUESTION_BYTES_MAX,
+    Former,
+    OwnedByAnother,
+    OwnerLog,
+    Question,
+    SealedLog,
+    question_key,
+    question_of,
+)
 from uploader.ownership.ownership import ANSWER_NS, TAKE_OVER_NS
 from uploader.stores import open_store
 from uploader.stores.base import ObjectHead, ObjectStore, PartedStore
@@ -387,3 +396,25 @@ def test_a_standby_takes_a_free_or_a_released_log_without_waiting(store: ObjectS
     released = write(log_of(store)[0], 1, "entry", "release")[-1]
     assert standby.take_after((1, 2), released) == SealedLog(1, released, Former.RELEASED)
     assert not waits
+
+
+def test_of_what_stands_for_a_question_little_is_read_whoever_put_it(store: ObjectStore) -> None:
+    log, _ = log_of(store)
+    for body in (b"", b"?", bytes(QUESTION_BYTES_MAX + 1)):
+        assert store.put_if_absent(question_key(1), body)
+        assert log.question(1) == body[:QUESTION_BYTES_MAX]
+        log.forget_question(1)
+    assert log.question(1) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"\xff", b"[]", b'{"nonce": "1"}', b'{"x": ' + b"[" * QUESTION_BYTES_MAX,
+        msgspec.json.encode(Question("1", COPY, -1)),
+        msgspec.json.encode(Question("1", COPY, 1 << 63)),
+    ],
+    ids=["empty", "no text", "a list", "unfinished", "nested", "negative", "too large"],
+)  # fmt: skip
+def test_what_is_not_a_standbys_question_is_a_starts(body: bytes) -> None:
+    assert question_of(body) is None
