@@ -229,7 +229,8 @@ class OwnerThread:
         words[at.G_STANDBY_COMMITS] = max(
             (asked.commit_number for _, asked in self._standbys.values()), default=0
         )
-        if self._handover_told and question is not None and question.is_ready:
+        is_told = self._handover_told and now_ns - self._handover_ns <= HANDOVER_NS
+        if is_told and question is not None and question.is_ready:
             self._hand_over(question.asker, now_ns)
         self._ownership.listened(
             now_ns,
@@ -262,8 +263,9 @@ class OwnerThread:
     def _handover_begins(self) -> bool:
         """Whether the next entry must tell that we hand over."""
         wanted_ns = self._handover_ns
-        is_new = wanted_ns > self._ownership.sent.boot_ns and not self._handover_told
-        return is_new and boottime_ns() - wanted_ns < HANDOVER_NS
+        if not wanted_ns or self._handover_told:
+            return False
+        return boottime_ns() - wanted_ns < HANDOVER_NS
 
     def _hand_over(self, standby: Owner, now_ns: int) -> None:
         """A standby waits for our last entry: the supervisor ends, and writes it."""

@@ -51,6 +51,12 @@ class FailingStore(FileStore):
         self.fail_kept = 0
         self.fail_lost = 0
         self.asks_when_kept = False
+        self.before_a_question: Callable[[], object] = lambda: None
+
+    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
+        if locator == question_key(1):
+            self.before_a_question()
+        return super().get(locator, start, length)
 
     def put_if_absent(self, key: str, body: bytes) -> bool:
         if self.fail_lost:
@@ -66,15 +72,21 @@ class FailingStore(FileStore):
 
 
 class FailingLedger(Ledger):
-    """The real ledger; while told so, it cannot say what an entry must tell."""
+    """The real ledger; while told so, it cannot say what an entry must tell.
+
+    ``once``: is called before that is read, once."""
 
     error: LedgerError | None = None
+    once: Callable[[], object] | None = None
 
     def read(
         self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         if function is backup.changes_since and self.error is not None:
             raise self.error
+        if function is backup.changes_since and self.once is not None:
+            once, self.once = self.once, None
+            once()
         return super().read(function, *args, **kwargs)
 
 
@@ -378,6 +390,41 @@ def test_a_handover_is_told_by_an_entry_and_begins_when_a_standby_is_ready(
     assert [(e.kind, e.hands_over) for e in rig.entries()] == [
         ("entry", False), ("entry", True), ("release", False)
     ]  # fmt: skip
+
+
+def test_a_handover_that_is_wanted_while_an_entry_is_made_is_told_by_the_next_one(
+    rig: Rig,
+) -> None:
+    rig.own()
+
+    def want() -> None:
+        rig.words[rig.segment.layout.shard(0) + at.S_HANDOVER_WANTED_NS] = boottime_ns()
+
+    rig.told.once = want
+    rig.news("a")
+    wait_until(lambda: len(rig.entries()) == 3, "the entry that tells")
+    rig.owner.release()
+    assert [e.hands_over for e in rig.entries()] == [False, False, True, False]
+
+
+def test_a_standby_that_is_ready_when_its_time_is_over_gets_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
+    monkeypatch.setattr("daemon.upkeep.owner.STANDBY_LISTEN_NS", PERIOD_NS // 100)
+    rig.own()
+    rig.words[rig.segment.layout.shard(0) + at.S_HANDOVER_WANTED_NS] = boottime_ns()
+    rig.bells.ring(rig.bells.owner)
+    wait_until(lambda: rig.entries()[-1].hands_over, "the entry that tells")
+
+    def takes_long() -> None:
+        monkeypatch.setattr("daemon.upkeep.owner.HANDOVER_NS", 0)
+
+    rig.store.before_a_question = takes_long
+    assert rig.log.ask(1, question_from(STANDBY, is_ready=True))
+    wait_until(lambda: rig.words[at.G_STANDBYS] == 1, "the standby to be known")
+    rig.owner.release()
+    assert not rig.words[at.G_HANDED_OVER_NS], "whoever wanted it was told that we go on"
 
 
 def test_an_idle_owner_that_was_stopped_for_long_finds_out_that_it_is_superseded(
