@@ -169,11 +169,11 @@ class StandbyThread:
 
     def _run(self) -> None:
         try:
-            self.follow()
+            with contextlib.closing(self._warm):
+                self.follow()
         except Exception as error:  # noqa: BLE001 - told by whoever waits for us
             self.error = error
         finally:
-            self._warm.close()
             self._ended()
 
     def follow(self) -> None:
@@ -185,7 +185,7 @@ class StandbyThread:
                 continue
             try:
                 self._do(step.do)
-            except (StoreError, LedgerError, LogIncomplete) as error:
+            except (StoreError, LedgerError, LogIncomplete, OSError) as error:
                 self._failed(step.do, error)
             else:
                 self._told(step.do)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from daemon.upkeep.recover import rebuild
 from daemon.upkeep.standby import StandbyThread, WarmLedger
 from ledger import epochs, topics
+from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
@@ -122,3 +124,42 @@ def test_a_thread_takes_a_released_log_and_asks_an_owner_that_is_silent(rig: Rig
     wait_until(lambda: ended, "the standby to take the log")
     assert thread.error is None and thread.taken is not None
     assert thread.taken.last is not None and thread.taken.last.kind == "release"
+
+
+def test_a_thread_whose_ledger_cannot_be_closed_ends_and_says_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a", kind="release")
+
+    ended: list[bool] = []
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: ended.append(True))
+    close = rig.warm.close
+
+    def fail() -> None:
+        close()
+        if thread.taken is not None:
+            raise LedgerError("the disk is full")
+
+    monkeypatch.setattr(rig.warm, "close", fail)
+    thread.start()
+    wait_until(lambda: ended, "whoever waits to be told")
+    assert isinstance(thread.error, LedgerError)
+    monkeypatch.undo()
+
+
+def test_a_standby_without_space_for_an_image_says_so_and_tries_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a")
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rig.warm, "_begin", fail)
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: None)
+    thread.start()
+    wait_until(lambda: "No space left" in thread.view.trouble, "the trouble to be told")
+    monkeypatch.undo()
+    wait_until(lambda: thread.view.entries == 1, "the entry to be applied")
+    thread.stop()
+    assert thread.error is None and not thread.view.trouble
