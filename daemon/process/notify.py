@@ -16,6 +16,7 @@ from collections.abc import Mapping, MutableMapping
 
 log = logging.getLogger("headgate.notify")
 
+START_S = 3600.0  # a take-over may rebuild a ledger; a first start is not watched at all
 SEND_TIMEOUT_S = 0.5  # the manager's queue may be full while a machine boots
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 BEATS_PER_PERIOD = 4  # a beat is at most a tick late, and must arrive within half a period
@@ -29,6 +30,7 @@ class Notifier:
     ) -> None:
         self.taken = dict(taken or {})  # of the environment; a process that replaces us needs it
         self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog_usec = watchdog_usec
         self._beat_ns = watchdog_usec * 1_000 // BEATS_PER_PERIOD
         self._beaten_ns = 0
 
@@ -42,8 +44,13 @@ class Notifier:
         return cls(address, int(usec) if ours else 0, taken)
 
     def ready(self, status: str) -> None:
-        """The start or the reload is done."""
-        self._send("READY=1", f"STATUS={status}")
+        """The start or the reload is done: from now on the daemon is watched."""
+        self._send("READY=1", f"STATUS={status}", *self._watched(self._watchdog_usec))
+
+    def starting(self, status: str) -> None:
+        """What was ready starts again, as a standby or its owner: no tick feeds the watchdog
+        until ``ready``, so it gets START_S."""
+        self._send(f"STATUS={status}", *self._watched(int(START_S * 1e6)))
 
     def status(self, status: str) -> None:
         """Sets the line of ``systemctl status``."""
@@ -62,6 +69,9 @@ class Notifier:
         """Feeds the watchdog if that is due. Call it on each tick on which all shards live."""
         if self._beat_ns and now_ns - self._beaten_ns >= self._beat_ns and self._send("WATCHDOG=1"):
             self._beaten_ns = now_ns
+
+    def _watched(self, usec: int) -> tuple[str, ...]:
+        return (f"WATCHDOG_USEC={usec}",) if self._watchdog_usec else ()
 
     def _send(self, *lines: str) -> bool:
         """Sends one datagram. The daemon serves on if the manager does not take it."""

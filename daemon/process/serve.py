@@ -158,6 +158,7 @@ def _run(
             taken = wait_as_standby(
                 config, owner_log, warm, ground.listeners, certificate, access, notify
             )
+            notify.starting("taking over")
         else:
             taken = owner_log.take(take_over=take_over)
         report = settle(

@@ -91,6 +91,7 @@ async def _wait(
         await server.close()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end a take-over
     if thread.error is not None:
         raise thread.error
     if stopped or thread.taken is None:

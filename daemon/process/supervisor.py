@@ -73,6 +73,7 @@ START_FAILURES_MAX = 5  # deaths in a row of a shard that was never ready
 SUPERSEDED_TICKS = 5  # for half a second, producers are answered 503
 EXIT_SUPERSEDED = 5
 STARVED_TICKS_TOLD = 15
+_STOPS = {signal.SIGTERM, signal.SIGINT}
 BACKOFF_TICKS = 10  # after an exit that was not by a signal
 
 
@@ -194,20 +195,32 @@ class Supervisor:
                     wakee.recv(4096)
             self._handle_signals()
             self._reap()
-        # A later signal would be written to a descriptor that is closed or reused; and while the
-        # interpreter ends, the handler is gone and the signal would kill.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        # A later signal would be written to a descriptor that is closed or reused.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         waker.close()
         wakee.close()
         self._images.stop(IMAGE_STOP_S)
         self._let_go()
-        self.goes_on = self._standby and not self._stops
+        self.goes_on = self._goes_on()
         if self._owner.superseded:
             return EXIT_SUPERSEDED
         return 1 if self._failed else 0
+
+    def _goes_on(self) -> bool:
+        """Whether this run ends only for a standby; a stop that came since the drain counts.
+
+        What goes on has nothing left to finish, so a later signal kills it. Otherwise it would kill
+        while the interpreter ends, when its handler is gone.
+        """
+        may_go_on = self._standby and not self._stops
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_DFL if may_go_on else signal.SIG_IGN)
+        if not may_go_on or not self._signals & _STOPS:
+            return may_go_on
+        self._stops = True
+        return self._goes_on()
 
     def _let_go(self) -> None:
         """Releases the prefix, after the upkeep: the last entry has all of its work, and what was
@@ -224,7 +237,7 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         signals, self._signals = self._signals, set()
-        if signals & {signal.SIGTERM, signal.SIGINT}:
+        if signals & _STOPS:
             self._stops = True
             if not self._words[at.G_DRAINING]:
                 log.info("stopping: no new requests; what was accepted is finished first")
@@ -237,7 +250,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         if self._standby and not self._stops:
-            self._notify.status("draining, to go on as a standby")
+            self._notify.starting("draining, to go on as a standby")
         else:
             self._notify.stopping("draining", STOP_S)
         # Upload immediately: a commit window may be longer than a stop may take.

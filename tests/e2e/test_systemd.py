@@ -22,6 +22,7 @@ import pytest
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.processes import alive, kill_shards, shard_pids, stopped, succession
+from tests.e2e.standbys import Standby, started
 from tests.e2e.stores import on_s3
 from tests.e2e.unit import UNIT, command, confined, settings, systemd_analyze
 from tests.minio import Bucket
@@ -80,7 +81,9 @@ def test_ready_is_announced_when_readyz_is_200_and_not_before(
         ready = manager.index("READY=1")
         daemon.port = int(listen.rpartition(":")[2])
         assert daemon.get("/readyz").status == 200
-        assert manager.seen[ready] == f"READY=1\nSTATUS=ready on http://{listen} with 3 shards"
+        assert manager.seen[ready].splitlines() == [
+            "READY=1", f"STATUS=ready on http://{listen} with 3 shards", "WATCHDOG_USEC=1000000",
+        ]  # fmt: skip
         assert not any(s.startswith("WATCHDOG") for s in manager.seen[:ready])
         assert daemon.stop() == 0
     finally:
@@ -115,6 +118,19 @@ def test_a_reload_is_announced_from_start_to_end(data: Path, manager: Manager) -
         assert told and before_usec <= int(told[1]) <= monotonic_ns() // 1_000
         manager.index("READY=1", begin)
         wait_until(lambda: "configuration reloaded" in daemon.text, "the reload to be said")
+
+
+def test_a_take_over_has_more_time_than_the_watchdog_gives(
+    data: Path, manager: Manager, bucket: Bucket
+) -> None:
+    daemon = Standby(data, bucket)
+    daemon.environ |= manager.environ
+    with started(daemon):  # of a prefix that nobody has owned
+        waits = manager.index("READY=1\nSTATUS=standby on")
+        takes = manager.index("STATUS=taking over", waits)
+        assert manager.seen[takes].endswith("\nWATCHDOG_USEC=3600000000")
+        serves = manager.index("READY=1\nSTATUS=ready on", takes)
+        assert manager.seen[serves].endswith("\nWATCHDOG_USEC=1000000")
 
 
 def test_a_stop_is_announced_with_the_time_that_it_may_take(data: Path, manager: Manager) -> None:

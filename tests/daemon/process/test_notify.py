@@ -51,6 +51,20 @@ def test_each_message_is_one_datagram(manager: tuple[str, socket.socket]) -> Non
     ]
 
 
+def test_a_start_after_ready_is_given_an_hour(manager: tuple[str, socket.socket]) -> None:
+    address, bound = manager
+    watched, free = Notifier(address, 30_000_000), Notifier(address)
+    for notifier in (watched, free):
+        notifier.starting("taking over")
+        notifier.ready("")
+    assert datagrams(bound) == [
+        "STATUS=taking over\nWATCHDOG_USEC=3600000000",
+        "READY=1\nSTATUS=\nWATCHDOG_USEC=30000000",
+        "STATUS=taking over",
+        "READY=1\nSTATUS=",
+    ]
+
+
 def test_the_variables_are_taken_out_of_the_environment_so_that_no_shard_inherits_them() -> None:
     environ = {
         "NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "7", "PATH": "/bin",

@@ -207,3 +207,32 @@ def test_the_last_entry_tells_what_the_upkeep_did_last(rig: Rig) -> None:
     assert last is not None and last.kind == "release"
     assert ledger.read(reads.partition_states, topic.topic_id)[0].earliest_seq == 3
     assert last.mark == ledger.read(backup.mark)
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGHUP])
+def test_only_a_stop_that_comes_while_it_lets_go_keeps_it_from_going_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, number: signal.Signals | None
+) -> None:
+    supervisor = rig.supervisor
+    supervisor._standby = True
+    supervisor.segment.words[at.G_HANDED_OVER_NS] = 1
+    monkeypatch.setattr(supervisor._owner, "start", lambda: None)  # the rig has
+    let_go = supervisor._let_go
+
+    def is_told() -> None:
+        let_go()
+        if number is not None:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(supervisor, "_let_go", is_told)
+    changed = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+    before = [signal.getsignal(each) for each in changed]
+    try:
+        assert supervisor.run() == 0
+        found = signal.getsignal(signal.SIGTERM)
+    finally:
+        for each, handler in zip(changed, before, strict=True):
+            signal.signal(each, handler)
+    is_stopped = number is signal.SIGTERM
+    assert supervisor.goes_on is not is_stopped
+    assert found is (signal.SIG_IGN if is_stopped else signal.SIG_DFL), "exec keeps what is ignored"
