@@ -132,6 +132,9 @@ def settle(
     Raises OtherHistory, LedgerError, StoreError, EntryError.
     """
     path = Path(ledger_path)
+    if warm is not None and taken.last is None and not take_over:
+        with contextlib.closing(Ledger(path, lock)) as ledger:
+            check_history(ledger, None, store.url)  # a mistyped store looks like a new one
     if taken.former is Former.ANOTHER or warm is not None:
         return rebuild(path, lock, store, taken, owner_log, limits, warm=warm)
     with contextlib.closing(Ledger(path, lock, dedupe_limits=limits)) as ledger:
@@ -169,7 +172,10 @@ def rebuild(
     if warm is None:
         _apply_entries(aside, lock, owner_log, report)
     else:
-        warm.rename(aside)
+        for suffix in ("", "-wal"):  # a close that failed leaves a log
+            part = warm.with_name(warm.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
     with contextlib.closing(Ledger(aside, lock, dedupe_limits=limits)) as ledger:
         check_complete(ledger, taken, store.url)
         ledger.write(recovery.begin_history, secrets.token_hex(8), taken.told)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from daemon.upkeep.recover import rebuild
+from daemon.upkeep.owner import OtherHistory
+from daemon.upkeep.recover import rebuild, settle
 from daemon.upkeep.standby import StandbyThread, WarmLedger
 from ledger import epochs, topics
 from ledger.errors import LedgerError
@@ -20,6 +22,7 @@ from ledger.log.backup import Mark
 from ledger.log.entry import Entry, LogIncomplete, Owner
 from ledger.types import TopicConfig
 from tests.e2e.daemon import wait_until
+from tests.ledger.requests import Request, draft_of, lease
 from uploader.ownership.ownerlog import OwnerLog
 from uploader.ownership.standby import LogEnd
 from uploader.stores.file import FileStore
@@ -163,3 +166,36 @@ def test_a_standby_without_space_for_an_image_says_so_and_tries_again(
     wait_until(lambda: thread.view.entries == 1, "the entry to be applied")
     thread.stop()
     assert thread.error is None and not thread.view.trouble
+
+
+def test_a_standby_with_another_stores_ledger_does_not_begin_on_a_new_one(rig: Rig) -> None:
+    path = rig.folder / "theirs.db"
+    with closing(Ledger(path, nullcontext())) as ledger:
+        topic, _ = ledger.write(topics.create, "t", TopicConfig(), 1)
+        ledger.commit(draft_of(lease(1, epoch=0), [Request(topic.topic_id)]), 1, lambda _: None)
+    assert rig.warm.catch_up() is False
+    taken = rig.standby_log.take_after(rig.warm.place, rig.warm.last)
+    assert taken is not None
+    rig.warm.close()
+    settled = partial(
+        settle, str(path), nullcontext(), rig.store, taken, rig.standby_log, warm=rig.warm.path
+    )
+    with pytest.raises(OtherHistory, match="has never been owned"):
+        settled(take_over=False)
+    assert names_in(path) == ["t"]
+    assert settled(take_over=True) is not None and names_in(path) == []
+
+
+def test_a_take_over_has_what_only_the_warm_ledgers_wal_has(rig: Rig) -> None:
+    last = rig.tell("a")
+    rig.warm.catch_up()
+    names = [rig.warm.path.name + suffix for suffix in ("", "-wal")]
+    kept = {name: (rig.folder / name).read_bytes() for name in names}
+    rig.warm.close()
+    for name, data in kept.items():  # as of a close that could not copy the one into the other
+        (rig.folder / name).write_bytes(data)
+    taken = rig.standby_log.take_after((1, 1), last)
+    assert taken is not None
+    path = rig.folder / "theirs.db"
+    rebuild(path, nullcontext(), rig.store, taken, rig.standby_log, warm=rig.warm.path)
+    assert names_in(path) == ["a"]
