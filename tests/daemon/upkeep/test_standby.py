@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from functools import partial
@@ -19,12 +20,14 @@ from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
-from ledger.log.entry import Entry, LogIncomplete, Owner
+from ledger.log.entry import Entry, Image, LogIncomplete, Owner, image_key
 from ledger.types import TopicConfig
 from tests.e2e.daemon import wait_until
 from tests.ledger.requests import Request, draft_of, lease
-from uploader.ownership.ownerlog import OwnerLog
+from uploader.ownership.image import put_image
+from uploader.ownership.ownerlog import OwnerLog, SealedLog, question_key
 from uploader.ownership.standby import LogEnd
+from uploader.stores.base import StoreRefused
 from uploader.stores.file import FileStore
 
 OWNER = Owner("host", 1, "boot", 1, 1, "/data")
@@ -45,16 +48,28 @@ class Rig:
         self.standby_log = OwnerLog(self.store, STANDBY, lambda _: None)
         self.warm = WarmLedger(folder / "theirs.db", nullcontext(), self.standby_log)
 
-    def tell(self, *names: str, kind: str = "entry") -> Entry:
-        """Writes an entry with new topics."""
+    def tell(self, *names: str, kind: str = "entry", image: Image | None = None) -> Entry:
+        """Writes an entry with new topics, that names an image."""
         for name in names:
             self.ledger.write(topics.create, name, TopicConfig(), 1)
         self.number += 1
         mark, changes = self.ledger.read(backup.changes_since, self.told)
-        entry = self.log.entry(1, self.number, kind, mark, changes)  # type: ignore[arg-type]
+        entry = self.log.entry(1, self.number, kind, mark, changes, image)  # type: ignore[arg-type]
         assert self.log.put(entry)
         self.told = mark
         return entry
+
+    def put_image(self) -> Image:
+        """Puts an image of what was told."""
+        path = self.folder / "image.db"
+        with (
+            closing(sqlite3.connect(self.ledger.path)) as ledger,
+            closing(sqlite3.connect(path)) as copy,
+        ):
+            ledger.backup(copy)
+        key = image_key(1, self.number, bytes(8))
+        found = put_image(self.store.put_in_parts(key), path, lambda: None)
+        return Image(key, *found, self.number, self.told.commit_number)
 
     def close(self) -> None:
         self.warm.close()
@@ -199,3 +214,57 @@ def test_a_take_over_has_what_only_the_warm_ledgers_wal_has(rig: Rig) -> None:
     path = rig.folder / "theirs.db"
     rebuild(path, nullcontext(), rig.store, taken, rig.standby_log, warm=rig.warm.path)
     assert names_in(path) == ["a"]
+
+
+def test_a_warm_ledger_that_fell_behind_an_image_has_it_and_what_followed(rig: Rig) -> None:
+    rig.tell("a")
+    rig.warm.catch_up()
+    rig.tell("b")
+    image = rig.put_image()
+    rig.tell("c", image=image)
+    rig.log.forget_before(image)
+    assert rig.log.keys() == [(1, 1), (1, 3)], "what it would need next is gone"
+    assert rig.warm.catch_up() and rig.warm.place == (1, 3)
+    rig.warm.close()
+    assert names_in(rig.warm.path) == ["a", "b", "c"]
+
+
+def test_a_standby_that_may_not_put_its_question_says_so_until_it_may(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a")
+    put = rig.store.put_if_absent
+
+    def refuse(key: str, body: bytes) -> bool:
+        if key == question_key(1):
+            raise StoreRefused("s3:PutObject is missing")
+        return put(key, body)
+
+    monkeypatch.setattr(rig.store, "put_if_absent", refuse)
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: None)
+    thread.start()
+    wait_until(lambda: "it cannot write to the store" in thread.view.trouble, "the trouble")
+    monkeypatch.undo()
+    wait_until(lambda: not thread.view.trouble, "the trouble to end")
+    thread.stop()
+
+
+def test_a_standby_that_was_too_slow_waits_for_the_faster_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = rig.tell("a", kind="release")
+    faster = OwnerLog(rig.store, msgspec.structs.replace(STANDBY, inode=3), lambda _: None)
+    take_after, results = rig.standby_log.take_after, []
+
+    def is_late(end: tuple[int, int] | None, last: Entry | None) -> SealedLog | None:
+        faster.take_after(end, last)
+        results.append(take_after(end, last))
+        return results[-1]
+
+    monkeypatch.setattr(rig.standby_log, "take_after", is_late)
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: None)
+    thread.start()
+    wait_until(lambda: rig.warm.end is LogEnd.SEALED, "the seal to be found")
+    thread.stop()
+    assert results == [None] and rig.warm.place == (1, 2)
+    assert rig.warm.last == last, "a seal is no entry of an owner"
