@@ -63,7 +63,7 @@ class Question(Struct, frozen=True):
 
 
 def question_of(body: bytes) -> Question | None:
-    """A standby's question; None: a start after a boot asks, or somebody with another body."""
+    """A standby's question; None: a start after a boot asks, or the body is anything else."""
     try:
         question = msgspec.json.decode(body, type=Question)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

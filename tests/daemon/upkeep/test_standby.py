@@ -267,4 +267,4 @@ def test_a_standby_that_was_too_slow_waits_for_the_faster_one(
     wait_until(lambda: rig.warm.end is LogEnd.SEALED, "the seal to be found")
     thread.stop()
     assert results == [None] and rig.warm.place == (1, 2)
-    assert rig.warm.last == last, "a seal is no entry of an owner"
+    assert rig.warm.last == last, "a seal is not an entry of an owner"
