@@ -75,6 +75,10 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
             description="a long poll: if there is nothing to read, wait this long for a record",
         ),
     ] = 0
+    stale: Annotated[
+        bool,
+        Meta(description="a standby may answer, without a wait, from what it has read so far"),
+    ] = False
 
 
 class DiffRecord(Struct, frozen=True):
@@ -119,3 +123,14 @@ class DiffAnswer(Struct, frozen=True):
         Tombstone | None,
         Meta(description="what the reader misses before the first of these records, if anything"),
     ]
+    stale_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="only of a standby: how long ago it saw the end of its owner's log."
+                " What the owner acknowledged since then may be missing, and in the 5 s before",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET

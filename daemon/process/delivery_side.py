@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from daemon.api.refusals import stream_error
 from daemon.config import Config
@@ -20,6 +19,7 @@ from daemon.governor.routers_gate import RoutersGate
 from daemon.memory import pipe_frame_bytes_max
 from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
+from daemon.upkeep.directory import place_of
 from delivery.changes import ChangesFound, DeliveryChanges, FollowedChanges
 from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher, Served
@@ -64,9 +64,6 @@ from shards.clock import monotonic_ns, wall_ms
 from shards.journal import FinishedJournal
 from shards.latency import LatencyHistogram, Stage
 
-if TYPE_CHECKING:
-    from compaction.inputs.place import Place
-
 log = logging.getLogger("headgate.shard")
 
 TOPICS_AT_ONCE = 1_000  # changes of topics that are read together: 10 ms of the ledger's thread
@@ -90,7 +87,7 @@ class DeliverySide:
         self._failed = failed
         self._coalesce_ns = 0
         self._is_deferring = False
-        lake = LakeReader(partial(_place_of, config), opened.threads)
+        lake = LakeReader(partial(place_of, config), opened.threads)
         objects = L0Reader(opened.store, opened.threads)
         self.partitions = PartitionReader(
             FollowedPartitions(write.feed.recent), TailReader(segment), ledger,
@@ -285,10 +282,3 @@ def _limiter_settings(config: Config) -> LimiterSettings:
         heartbeat_delay_s=config.push_heartbeat_delay_s,
         update_interval_s=config.push_update_interval_s,
     )
-
-
-def _place_of(config: Config) -> Place:
-    """Where the lake is. Called at the first read of L1, since it loads pyarrow."""
-    from compaction.inputs.place import Place
-
-    return Place(config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url)

@@ -35,14 +35,13 @@ from daemon.process.listeners import (
     open_listeners,
 )
 from daemon.process.notify import Notifier
-from daemon.process.standby import StandbyStopped, wait_as_standby
 from daemon.process.supervisor import Supervisor
 from daemon.tls.certificate import Certificate, CertificateError, files_of
 from daemon.upkeep.directory import StartError, open_config_store, take_directory
 from daemon.upkeep.lake_catalog import register_tables
 from daemon.upkeep.owner import OtherHistory, this_owner
 from daemon.upkeep.recover import say, settle, sleep_s
-from daemon.upkeep.standby import WarmLedger
+from daemon.upkeep.standby import StandbyStopped, WarmLedger
 from ledger.errors import LedgerError
 from ledger.ledger import Ledger
 from ledger.log.entry import EntryError
@@ -155,8 +154,11 @@ def _run(
         if standby and (gave_up or not _is_ours(owner_log)):
             warm = WarmLedger(ledger_path, lock, owner_log, config.dedupe_limits, gave_up=gave_up)
             ground.prepare_spares(config, certificate)
+            # Only a standby reads: its readers take memory and time to load.
+            from daemon.process.standby import wait_as_standby
+
             taken = wait_as_standby(
-                config, owner_log, warm, ground.listeners, certificate, access, notify
+                config, opened, owner_log, warm, ground.listeners, certificate, access, notify
             )
             notify.starting("taking over")
         else:

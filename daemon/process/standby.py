@@ -11,12 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import random
 import signal
 import socket
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
 import uvloop
 
 from daemon.access.access import Access
+from daemon.api.handlers.stale import StaleReads
 from daemon.api.standby import StandbyApi
 from daemon.config import Config
 from daemon.http.guard import guard_of
@@ -25,31 +30,59 @@ from daemon.http.server import Server
 from daemon.process.listeners import Listeners, address_of
 from daemon.process.notify import Notifier
 from daemon.tls.certificate import Certificate, CertificateError
-from daemon.upkeep.standby import StandbyThread, WarmLedger
+from daemon.upkeep.directory import place_of
+from daemon.upkeep.standby import StandbyStopped, StandbyThread, WarmLedger
+from delivery.ledger_thread import LedgerReads
+from delivery.reading.lake import LakeReader
+from delivery.reading.objects import L0Reader
+from delivery.reading.store_threads import StoreThreads
+from delivery.reading.stored import StoredReader
 from shards.clock import monotonic_ns
 from uploader.ownership.ownerlog import OwnerLog, SealedLog
+from uploader.stores.base import ObjectStore
 
 log = logging.getLogger("headgate.standby")
 
 TICK_S = 0.5
-
-
-class StandbyStopped(Exception):
-    """A signal has ended the standby."""
+READERS = 2  # threads that read the store for stale reads
+CACHE_BYTES_MAX = 16 << 20  # of objects, of row groups, and of blocks
 
 
 def wait_as_standby(
-    config: Config, owner_log: OwnerLog, warm: WarmLedger, listeners: Listeners,
-    certificate: Certificate | None, access: Access, notify: Notifier,
+    config: Config, store: ObjectStore, owner_log: OwnerLog, warm: WarmLedger,
+    listeners: Listeners, certificate: Certificate | None, access: Access, notify: Notifier,
 ) -> SealedLog:  # fmt: skip
     """Returns when this process has sealed the log for itself. Raises StandbyStopped after SIGTERM
     or SIGINT; EntryError for a log that this version does not know, or that is incomplete."""
-    return uvloop.run(_wait(config, owner_log, warm, listeners, certificate, access, notify))
+    threads = [
+        ThreadPoolExecutor(count, thread_name_prefix=name)
+        for count, name in ((1, "ledger"), (READERS, "reader"))
+    ]
+    try:
+        reads = _reads(config, store, warm, *threads)
+        return uvloop.run(
+            _wait(config, owner_log, warm, listeners, certificate, access, notify, reads)
+        )
+    finally:
+        for each in threads:
+            each.shutdown(wait=False, cancel_futures=True)
+
+
+def _reads(
+    config: Config, store: ObjectStore, warm: WarmLedger, ledger_thread: Executor, readers: Executor
+) -> StaleReads:
+    """What reads the store for those who allow stale answers. Its GETs are not counted."""
+    rng = random.Random(f"{os.getpid()} standby")
+    threads = StoreThreads(readers, lambda _: None, rng)
+    ledger = LedgerReads(warm, ledger_thread)
+    objects = L0Reader(store, threads, CACHE_BYTES_MAX)
+    lake = LakeReader(partial(place_of, config), threads, CACHE_BYTES_MAX, CACHE_BYTES_MAX)
+    return StaleReads(ledger, StoredReader(ledger, objects, lake, rng))
 
 
 async def _wait(
     config: Config, owner_log: OwnerLog, warm: WarmLedger, listeners: Listeners,
-    certificate: Certificate | None, access: Access, notify: Notifier,
+    certificate: Certificate | None, access: Access, notify: Notifier, reads: StaleReads,
 ) -> SealedLog:  # fmt: skip
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -67,7 +100,7 @@ async def _wait(
     )
     thread = StandbyThread(owner_log, warm, lambda: loop.call_soon_threadsafe(ended.set))
     server = Server()
-    api = StandbyApi(access, lambda: thread.view)
+    api = StandbyApi(access, lambda: thread.view, reads)
     await _listen(server, api, config, listeners, certificate)
     thread.start()
     said = f"standby on http://{address_of(listeners.http[0])}"
@@ -86,6 +119,7 @@ async def _wait(
                         server.serve_certificate(certificate.in_force)
     finally:
         await asyncio.to_thread(thread.stop)
+        await api.finish()
         server.stop_accepting()
         server.drain()
         await server.close()

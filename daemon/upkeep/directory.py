@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from daemon.config import Config
@@ -19,6 +20,9 @@ from shards.locks import LockFile
 from uploader.stores import open_store
 from uploader.stores.base import PartedStore
 from uploader.stores.disk import settle_directory
+
+if TYPE_CHECKING:
+    from compaction.inputs.place import Place
 
 log = logging.getLogger("headgate.serve")
 
@@ -105,3 +109,10 @@ def open_config_store(config: Config, threads: int = 4) -> PartedStore:
         encryption=config.s3_encryption,
         threads=threads,
     )
+
+
+def place_of(config: Config) -> Place:
+    """Where the lake is. Called at the first read of L1, since it loads pyarrow."""
+    from compaction.inputs.place import Place
+
+    return Place(config.store_url, config.s3_endpoint_url, config.s3_region, config.lake_url)

@@ -17,13 +17,15 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Concatenate
 
 from ledger.dedupe import DedupeLimits
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, LedgerMissing
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.entry import Entry, LogIncomplete
 from ledger.private_files import opener
+from ledger.tx import P, ReadTx, T
 from shards.clock import boottime_ns
 from uploader.ownership.ownerlog import OwnerLog, Question, SealedLog
 from uploader.ownership.standby import LogEnd, Standby, StandbyAction, StandbyView
@@ -36,11 +38,15 @@ _ENDS = {"seal": LogEnd.SEALED, "release": LogEnd.RELEASED}
 TROUBLE_TOLD_NS = 30 * 10**9  # the store has to fail for so long, until the log says so
 
 
+class StandbyStopped(Exception):
+    """A signal has ended the standby."""
+
+
 class WarmLedger:
     """A ledger that holds what a log tells, up to the entry at ``place``.
 
     ``last`` is the last entry that is not a seal. ``gave_up``: this directory's last run has ended
-    for a standby, which takes what it released. One thread.
+    for a standby, which takes what it released. One thread, but ``read`` may be called by others.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class WarmLedger:
         self._log = owner_log
         self._limits = limits
         self._ledger: Ledger | None = None
+        self._use = threading.Lock()  # of the ledger's connection
         self.place: tuple[int, int] | None = None
         self.last: Entry | None = None
         self.end = LogEnd.EMPTY
@@ -92,7 +99,8 @@ class WarmLedger:
         if entry.image is not None:
             self._replace(entry.image)
         elif entry.changes is not None:
-            self._ledger.write(backup.apply, entry.changes)
+            with self._use:
+                self._ledger.write(backup.apply, entry.changes)
         self.place = entry.incarnation, entry.number
         self.end = _ENDS.get(entry.kind, LogEnd.OWNED)
         if self._gave_up and entry.owner.same_directory(self._log.owner):
@@ -101,11 +109,22 @@ class WarmLedger:
             self.last = entry
         self.entries += 1
 
+    def read(
+        self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As Ledger.read; waits while an entry is applied. Raises LedgerMissing before there is an
+        image, and between two."""
+        with self._use:
+            if self._ledger is None:
+                raise LedgerMissing(self.path)
+            return self._ledger.read(question, *args, **kwargs)
+
     def close(self) -> None:
         """Closes the file, which stays."""
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        with self._use:
+            ledger, self._ledger = self._ledger, None
+            if ledger is not None:
+                ledger.close()
 
     def remove(self) -> None:
         """Closes and removes it."""

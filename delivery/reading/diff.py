@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from delivery.ledger_thread import LedgerThread
+from delivery.ledger_thread import LedgerReads
 from delivery.reading.followed import Key
 from delivery.reading.partition import PartitionReader
 from delivery.reading.waiters import Waiters
@@ -59,7 +59,7 @@ def diff_record(offset: int, ts_ms: int, record: Record) -> DiffRecord:
 class DiffReader:
     """Answers the diffs of one shard."""
 
-    def __init__(self, partitions: PartitionReader, ledger: LedgerThread) -> None:
+    def __init__(self, partitions: PartitionReader, ledger: LedgerReads) -> None:
         self._partitions = partitions
         self._ledger = ledger
         self.waiters = Waiters()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from compaction.parquet.merge import EVER_MS
-from delivery.ledger_thread import LedgerThread
+from delivery.ledger_thread import LedgerReads
 from delivery.reading.followed import FollowedPartitions, Key
 from delivery.reading.lake import Item
 from delivery.reading.readable import ReadableRange, ReadableRanges
@@ -66,7 +66,7 @@ class PartitionReader:
         self,
         followed: FollowedPartitions,
         tail: TailReader,
-        ledger: LedgerThread,
+        ledger: LedgerReads,
         stored: StoredReader,
         version: Callable[[int], int],
     ) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from delivery.ledger_thread import LedgerThread
+from delivery.ledger_thread import LedgerReads
 from delivery.reading.followed import FOLLOWED_MAX, Key
 from delivery.schemas import Tombstone
 from ledger import reads
@@ -75,7 +75,7 @@ def readable_of(view: tuple[PartitionState, list[Gap]] | None) -> ReadableRange:
 class ReadableRanges:
     """The ranges of the partitions that were read last, as of the last eviction."""
 
-    def __init__(self, ledger: LedgerThread, version: Callable[[int], int]) -> None:
+    def __init__(self, ledger: LedgerReads, version: Callable[[int], int]) -> None:
         self._ledger = ledger
         self._version = version
         self._kept: LruCache[Key, tuple[int, ReadableRange]] = LruCache(KEPT_MAX)

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Iterable
 from msgspec import Struct
 
 from compaction.parquet.merge import EVER_MS
-from delivery.ledger_thread import LedgerThread
+from delivery.ledger_thread import LedgerReads
 from delivery.reading.followed import Key
 from delivery.reading.lake import Item, LakeReader
 from delivery.reading.objects import L0Reader
@@ -77,7 +77,7 @@ class StoredReader:
     """Records by (topic id, partition, offset), from ledger and store."""
 
     def __init__(
-        self, ledger: LedgerThread, l0: L0Reader, lake: LakeReader, rng: random.Random
+        self, ledger: LedgerReads, l0: L0Reader, lake: LakeReader, rng: random.Random
     ) -> None:
         self._ledger = ledger
         self._l0 = l0

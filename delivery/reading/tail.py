@@ -54,10 +54,12 @@ class _Pieces(NamedTuple):
 
 
 class TailReader:
-    """Copies records of recent commits out of the rings."""
+    """Copies records of recent commits out of the rings of a segment; None has none."""
 
-    def __init__(self, segment: Segment) -> None:
-        self._readers = [RingReader(segment, s) for s in range(segment.layout.shards)]
+    def __init__(self, segment: Segment | None) -> None:
+        self._readers = [] if segment is None else [
+            RingReader(segment, s) for s in range(segment.layout.shards)
+        ]  # fmt: skip
         # By commit and shard: the walk, or by key in addition the chain.
         self._walks: LruCache[tuple[int, int], Walk] = LruCache(KEPT_MAX, LINKS_MAX, _links_of)
         self._chains: LruCache[tuple[int, int, Key], list[Link]] = LruCache(

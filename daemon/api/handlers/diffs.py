@@ -31,6 +31,15 @@ def check_diff(asked: DiffRequest) -> None:
         )
 
 
+def check_partition(name: str, partitions: int, partition: int) -> None:
+    """Raises ApiError 400 for a partition that the topic does not have."""
+    if partition >= partitions:
+        raise invalid(
+            f"topic {name!r} has partitions 0 to {partitions - 1}, got partition {partition}",
+            field="partition",
+        )
+
+
 class DiffRoutes:
     """Reads. ``must_be_short`` says whether clients have left too many answers untaken."""
 
@@ -53,12 +62,7 @@ class DiffRoutes:
         if asked.topic_id is not UNSET and asked.topic_id != entry.topic_id:
             # This shard may learn late of a recreated topic, and no cursor may go backwards.
             entry = await self._topics.entry_now(name)
-        if asked.partition >= entry.partitions:
-            raise invalid(
-                f"topic {name!r} has partitions 0 to {entry.partitions - 1}, got partition"
-                f" {asked.partition}",
-                field="partition",
-            )
+        check_partition(name, entry.partitions, asked.partition)
         self._recency.consumed(entry.topic_id, monotonic_ns())
         if asked.max_bytes > SHORT_BYTES and self._must_be_short():
             asked = replace(asked, max_bytes=SHORT_BYTES)

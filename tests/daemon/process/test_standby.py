@@ -32,7 +32,7 @@ def test_a_reload_does_not_end_a_take_over(tmp_path: Path) -> None:
         stack.enter_context(listener)
         listeners = Listeners([listener], [], admin)
         taken = wait_as_standby(
-            config, owner_log, warm, listeners, None, Access(None), Notifier("")
+            config, store, owner_log, warm, listeners, None, Access(None), Notifier("")
         )
         assert taken == SealedLog(0, None), "nobody has owned the prefix"
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

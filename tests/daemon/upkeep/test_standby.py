@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from functools import partial
@@ -16,7 +17,7 @@ from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import rebuild, settle
 from daemon.upkeep.standby import StandbyThread, WarmLedger
 from ledger import epochs, topics
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, LedgerMissing
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
@@ -268,3 +269,32 @@ def test_a_standby_that_was_too_slow_waits_for_the_faster_one(
     thread.stop()
     assert results == [None] and rig.warm.place == (1, 2)
     assert rig.warm.last == last, "a seal is not an entry of an owner"
+
+
+def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(rig: Rig) -> None:
+    with pytest.raises(LedgerMissing):
+        rig.warm.read(topics.find, "a")
+    rig.tell("a")
+    rig.warm.catch_up()
+    found: list[Exception | str] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            try:
+                topic = rig.warm.read(topics.find, "a")
+                found.append("" if topic is None else topic.name)
+            except Exception as error:
+                found.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(100):
+        rig.tell(f"t{number}")
+        rig.warm.catch_up()
+    ended.set()
+    thread.join()
+    assert set(map(repr, found)) == {"'a'"}
+    rig.warm.close()
+    with pytest.raises(LedgerMissing):
+        rig.warm.read(topics.find, "a")
