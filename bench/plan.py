@@ -4,9 +4,10 @@ Names: ``embedded/1/1KiB/ndjson`` is the embedded store, one shard and this body
 is the null responder, ``s2-lite/SIZE`` the peer, ``put-cost`` the PUT loops, ``scale`` what grows
 with the shards, ``delivery/WHAT`` what comes after the commit, ``subscriptions/WHAT`` what
 consumers share, ``push/WHAT`` what is POSTed, ``governor/WHAT`` what pressure does, ``access/SIZE``
-what tokens and TLS cost, ``neighbor`` what a limit spares others, ``hot/SIZE`` a known request by
-step in one process, and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that
-are compared run one after the other, because machines drift.
+what tokens and TLS cost, ``neighbor`` what a limit spares others, ``standby`` how long nobody
+acknowledges when an owner dies or hands over, ``hot/SIZE`` a known request by step in one process,
+and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run one after the
+other, because machines drift.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ GOVERNED = {
 ACCESS = "access"
 NEIGHBOR = "neighbor"
 NEIGHBOR_S = 115
+STANDBY = "standby"
+STANDBY_S = 180
 HOT = "hot"
 HOT_S = 20
 SCALE = "scale"
@@ -160,6 +163,8 @@ class Case(NamedTuple):
             return HOT_S
         if self.kind == NEIGHBOR:
             return NEIGHBOR_S
+        if self.kind == STANDBY:
+            return STANDBY_S
         if self.kind == "put-cost":
             return 3 + times.puts * 0.15
         if self.kind == "ceiling":
@@ -193,7 +198,7 @@ def full() -> list[Case]:
         for body_format in FORMATS
     ]
     cases += [Case(kind, size_named(name)) for kind in (ACCESS, HOT) for name in PEER_SIZES]
-    kinds = [NEIGHBOR, SCALE, *DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
+    kinds = [NEIGHBOR, STANDBY, SCALE, *DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 
 

@@ -11,6 +11,7 @@ from bench import (
     hot,
     neighbor,
     push_report,
+    standby,
     subscription_report,
 )
 from bench.figures import GIB, MIB, NONE, Target, cpu_s_per_gib, mib_per_s, number, ratio
@@ -69,6 +70,8 @@ def text(results: Results) -> str:
         sections.append(
             _section("A guest and its neighbor, four shards", *neighbor.table(results.neighbor))
         )
+    if results.standby:
+        sections.append(_section("A pair of daemons on MinIO", *standby.table(results.standby)))
     if results.hot:
         sections.append(
             _section(
@@ -111,6 +114,7 @@ def targets(results: Results) -> list[Target]:
         *_scale_targets(results),
         *access.targets(results.access),
         *neighbor.targets(results.neighbor),
+        *standby.targets(results.standby),
         *delivery_report.targets(results.delivery),
         *subscription_report.targets(results.subscriptions),
         *push_report.targets(results.push),

@@ -12,6 +12,7 @@ from bench.load import Load
 from bench.neighbor import NeighborResult
 from bench.push_results import PushResults
 from bench.put_cost import PutCost
+from bench.standby import PairResult
 from bench.subscription_results import SubscriptionResults
 
 
@@ -134,6 +135,7 @@ class Results(msgspec.Struct):
     scale: list[ScaleResult] = []
     access: list[AccessResult] = []
     neighbor: list[NeighborResult] = []
+    standby: PairResult | None = None
     hot: list[HotResult] = []
     hot_before: list[HotResult] = []  # of the last run that was kept
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import access, bodies, hot, neighbor, plan, put_cost, scale
+from bench import access, bodies, hot, neighbor, plan, put_cost, scale, standby
 from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
 from bench.governor import GovernorBench
@@ -34,6 +34,7 @@ from bench.tail import TailReader
 from shards.clock import monotonic_ns
 
 TOPIC = "bench"
+STANDBY_ROUNDS = 3
 HALF = 0.5
 PROBE_S = 1
 # At light load a request finds its group idle for a window, so it is uploaded immediately.
@@ -120,6 +121,10 @@ class Runner:
             self._results.neighbor = neighbor.measure(
                 self._generator, self._work, self._cpus, self._cpus
             )
+        elif case.kind == plan.STANDBY:
+            folder = self._work / "standby"
+            folder.mkdir()
+            self._results.standby = standby.measure(folder, STANDBY_ROUNDS, 0)
         elif case.kind == plan.HOT:
             assert case.size is not None
             self._results.hot += hot.measure(case.size, self._work)

@@ -1,4 +1,5 @@
-"""``python -m bench.standby``: a pair of daemons on MinIO, whose owner is killed or hands over.
+"""A pair of daemons on MinIO, whose owner is killed or hands over; ``python -m bench.standby`` for
+more rounds than ``make bench`` has, and a large ledger.
 
 One client sends a record at a time, to one daemon and after any failure to the other one. In each
 round the owner and its shards are killed with SIGKILL, and the seconds until the first
@@ -30,17 +31,22 @@ import msgspec
 from msgspec import Struct
 
 from bench import large_ledger
+from bench.figures import NONE, Target, number
 from bench.processes import BUCKET, ROOT, Minio, ServerError, plain_environment
 from shards.clock import monotonic_ns
 from tools import minio
 
 POLL_S = 0.01
 PATIENCE_S = 180
+IDLE_S = 15
+TAKE_OVER_S_MAX = 23  # the fence's 20 s, and 3
+HANDOVER_S_MAX = 2
 BODY = b'{"records": [{"data": 1}]}'
 
 
-class Result(Struct):
-    """Seconds."""
+class PairResult(Struct):
+    """Seconds. Shares are of one CPU, of the owner's supervisor while nobody sends: alone, and with
+    a standby."""
 
     ledger_gib: float
     killed_s: list[float] = []
@@ -49,7 +55,8 @@ class Result(Struct):
     killed_max_s: float = 0.0
     handover_p50_s: float = 0.0
     handover_max_s: float = 0.0
-    owner_cpu_share: float = 0.0  # of one CPU, of the supervisor, while idle with a standby
+    alone_cpu_share: float = 0.0
+    owner_cpu_share: float = 0.0
 
 
 class Pair:
@@ -168,9 +175,9 @@ class Pair:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(folder: Path, rounds: int, gib: float) -> Result:
-    """All rounds."""
-    result = Result(gib)
+def measure(folder: Path, rounds: int, gib: float) -> PairResult:
+    """All rounds, in a folder of their own. Raises ServerError."""
+    result = PairResult(gib)
     store = Minio(folder / "minio", os.sched_getaffinity(0))
     pair = Pair(folder, store)
     try:
@@ -184,6 +191,7 @@ def measure(folder: Path, rounds: int, gib: float) -> Result:
             shutil.rmtree(folder / "large")
         pair.start(0)
         pair.wait("owner", 0)
+        result.alone_cpu_share = _idle_share(pair, 0)
         pair.start(1)
         owner = 0
         for _ in range(rounds):
@@ -207,10 +215,7 @@ def measure(folder: Path, rounds: int, gib: float) -> Result:
                 result.handover_s.append((first_ns - last_ns) / 1e9)
             owner = 1 - owner
         _settle(pair, owner)
-        before_s, began_ns = pair.cpu_s(owner), monotonic_ns()
-        time.sleep(15)
-        passed_s = (monotonic_ns() - began_ns) / 1e9
-        result.owner_cpu_share = (pair.cpu_s(owner) - before_s) / passed_s
+        result.owner_cpu_share = _idle_share(pair, owner)
     finally:
         pair.kill(0)
         pair.kill(1)
@@ -223,6 +228,36 @@ def measure(folder: Path, rounds: int, gib: float) -> Result:
     return result
 
 
+def _idle_share(pair: Pair, which: int) -> float:
+    before_s, began_ns = pair.cpu_s(which), monotonic_ns()
+    time.sleep(IDLE_S)
+    return (pair.cpu_s(which) - before_s) / ((monotonic_ns() - began_ns) / 1e9)
+
+
+def table(result: PairResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What is printed."""
+    rows = [
+        ("kill -9 of the owner to the first acknowledgment by the standby", result.killed_s),
+        ("the gap of a handover", result.handover_s),
+    ]
+    cpu = f"{result.alone_cpu_share:.1%} alone, {result.owner_cpu_share:.1%} with a standby"
+    return ("seconds", "p50", "worst", "rounds"), [
+        *((what, number(statistics.median(took_s)), number(max(took_s)), str(len(took_s)))
+          for what, took_s in rows if took_s),
+        (f"an idle owner's supervisor: {cpu} of a CPU", NONE, NONE, NONE),
+    ]  # fmt: skip
+
+
+def targets(result: PairResult | None) -> Iterator[Target]:
+    """How long nobody may acknowledge."""
+    if result is None or not result.killed_s:
+        return
+    yield Target("worst take-over, kill -9 to acknowledgment", TAKE_OVER_S_MAX,
+                 result.killed_max_s, at_least=False, unit=" s")  # fmt: skip
+    yield Target("worst gap of a handover", HANDOVER_S_MAX, result.handover_max_s, at_least=False,
+                 unit=" s")  # fmt: skip
+
+
 def _settle(pair: Pair, owner: int) -> None:
     pair.wait("owner", owner)
     pair.wait("standby", 1 - owner)
@@ -230,7 +265,7 @@ def _settle(pair: Pair, owner: int) -> None:
 
 
 def main() -> int:
-    """Prints a Result as JSON."""
+    """Prints a PairResult as JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.standby", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--gib", type=float, default=0.0)
