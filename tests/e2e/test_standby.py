@@ -141,6 +141,71 @@ def test_a_standby_that_could_never_take_over_is_refused_by_name(
         assert f"has version {VERSION + 1}, this headgate knows {VERSION}" in said
 
 
+# Of every process of a daemon: its own clock is an hour ahead, and that of its requests too or not.
+_AHEAD = """
+import time
+now_s, now_ns = time.time, time.time_ns
+time.time = lambda: now_s() + 3_600
+time.time_ns = lambda: now_ns() + 3_600 * 10**9
+"""
+_SIGNED_AHEAD = """
+import datetime
+import botocore.compat
+present, hour = botocore.compat.get_current_datetime, datetime.timedelta(hours=1)
+botocore.compat.get_current_datetime = lambda *args, **named: present(*args, **named) + hour
+"""
+
+
+def ahead(folder: Path, code: str) -> dict[str, str]:
+    """The environment in which Python begins with this code."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_a_clock_that_is_an_hour_off_robs_nobody_and_hinders_no_take_over(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    first, second = Standby(data, bucket), Standby(tmp_path / "second", bucket)
+    second.environ = {**second.environ, **ahead(tmp_path / "ahead", _AHEAD)}
+    with started(first):
+        first.wait_owner()
+        first.produce("t", "by a right clock")
+        with started(second):
+            second.wait_standby()
+            wait_known(first)
+            # A look, a question and its answer: nothing has frightened the standby.
+            wait_until(
+                lambda: second.status()["standby"]["answered_ms"] is not None, "an answer", 90
+            )
+            assert first.produce("t", "still by a right clock").status == 200
+            first.kill_everything()
+            second.wait_owner()
+            assert second.produce("t", "by a wrong clock").status == 200
+            first.start()
+            first.wait_standby()
+            wait_known(second)
+            assert second.readiness() == 200, "the owner with the wrong clock is left alone"
+            second.kill_everything()
+            first.wait_owner()
+            assert first.produce("t", "by a right clock again").status == 200
+            records = first.read_all("t")
+            assert [each["data"] for each in records] == [
+                "by a right clock", "still by a right clock", "by a wrong clock",
+                "by a right clock again",
+            ]  # fmt: skip
+            assert records[2]["ts"] - records[1]["ts"] > 3_500_000, "the clock was not wrong"
+
+
+def test_a_clock_that_the_store_refuses_is_named(tmp_path: Path, bucket: Bucket) -> None:
+    said = refused(
+        "--data", str(tmp_path / "data"), "--store", bucket.url, "--set",
+        f"s3_endpoint_url={bucket.endpoint_url}",
+        environ={**bucket.environment, **ahead(tmp_path / "ahead", _AHEAD + _SIGNED_AHEAD)},
+    )  # fmt: skip
+    assert "clock" in said, said
+
+
 def test_a_standby_that_loses_its_right_to_write_or_its_store_says_so_and_takes_nothing(
     data: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
