@@ -26,7 +26,7 @@ import logging
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -489,7 +489,11 @@ def simulated_owners(world: World) -> Iterator[None]:
             (image_module, "os", of_the_machine(schedule)),
             (image_module, "is_due", is_due),
             (ownerlog_module, "wall_ms", lambda: current().now_ns() // MS),
-            (standby_module, "threading", SimpleNamespace(Thread=Thread, Event=OwnEvent)),
+            (
+                standby_module,
+                "threading",  # nobody reads a warm ledger here, so nothing waits for its lock
+                SimpleNamespace(Thread=Thread, Event=OwnEvent, Lock=nullcontext),
+            ),
             (standby_module, "boottime_ns", lambda: current().now_ns()),
             (standby_module, "os", of_the_machine(schedule)),
             (standby_module, "Ledger", ToldLedger),
