@@ -103,8 +103,11 @@ class WarmLedger:
                 self._ledger.write(backup.apply, entry.changes)
         self.place = entry.incarnation, entry.number
         self.end = _ENDS.get(entry.kind, LogEnd.OWNED)
-        if self._gave_up and entry.owner.same_directory(self._log.owner):
-            self.end = LogEnd.SEALED
+        if entry.owner.same_directory(self._log.owner):
+            if self._gave_up:
+                self.end = LogEnd.SEALED
+            elif self.end is LogEnd.SEALED:
+                self.end = LogEnd.SEALED_HERE
         if entry.kind != "seal":
             self.last = entry
         self.entries += 1
@@ -205,9 +208,9 @@ class StandbyThread:
             try:
                 self._do(step.do)
             except (StoreError, LedgerError, LogIncomplete, OSError) as error:
-                self._failed(step.do, error)
+                self._failed(error)
             else:
-                self._told(step.do)
+                self._told()
 
     def _do(self, action: StandbyAction) -> None:
         standby, warm = self._standby, self._warm
@@ -260,7 +263,12 @@ class StandbyThread:
         nonce = os.urandom(8).hex()
         is_ready = self._standby.is_eager(boottime_ns())
         question = Question(nonce, self._log.owner, self._commits(), is_ready)
-        is_ours = self._log.ask(warm.place[0], question)
+        try:
+            is_ours = self._log.ask(warm.place[0], question)
+        except StoreError as error:
+            self._cannot_write = f"it cannot write to the store: {error}"
+            raise
+        self._cannot_write = ""
         self._question = self._log.question(warm.place[0])
         if self._question is None:  # another's, which was just answered
             self._standby.answered(boottime_ns())
@@ -285,11 +293,9 @@ class StandbyThread:
         last = self._warm.last
         return 0 if last is None else last.mark.commit_number
 
-    def _failed(self, action: StandbyAction, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         now_ns = boottime_ns()
         self._standby.failed(now_ns)
-        if action is StandbyAction.ASK:
-            self._cannot_write = f"it cannot write to the store: {error}"
         if not self._failing_ns:
             self._failing_ns = now_ns
         elif self._failing_ns > 0 and now_ns - self._failing_ns > TROUBLE_TOLD_NS:
@@ -297,10 +303,8 @@ class StandbyThread:
             self._failing_ns = -1
         self._show(self._cannot_write or str(error))
 
-    def _told(self, action: StandbyAction) -> None:
+    def _told(self) -> None:
         """A step has succeeded."""
-        if action is StandbyAction.ASK:
-            self._cannot_write = ""
         self._failing_ns = 0
         self._show(self._cannot_write)
 

@@ -55,6 +55,7 @@ class LogEnd(Enum):
     EMPTY = "empty"  # nobody has ever owned the prefix
     OWNED = "owned"
     SEALED = "sealed"  # another start takes over
+    SEALED_HERE = "sealed here"  # by an earlier start on our directory, which is over
     RELEASED = "released"
 
 
@@ -197,6 +198,8 @@ class Standby:
             return True
         if self.end is LogEnd.SEALED:
             return self.silent_ns >= SEALED_NS
+        if self.end is LogEnd.SEALED_HERE:  # the owner before it may still own what it had
+            return self.silent_ns >= TAKE_OVER_NS
         if self.unanswered_ns is None or self.silent_ns < TAKE_OVER_NS:
             return False
         return self.unanswered_ns >= (KNOWN_ANSWER_NS if self._is_known() else ANSWER_NS)

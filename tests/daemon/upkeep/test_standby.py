@@ -271,6 +271,33 @@ def test_a_standby_that_was_too_slow_waits_for_the_faster_one(
     assert rig.warm.last == last, "a seal is not an entry of an owner"
 
 
+def test_the_seal_of_an_earlier_start_on_this_directory_is_known(rig: Rig) -> None:
+    last = rig.tell("a")
+    assert rig.standby_log.take_after((1, 1), last) is not None
+    for log, end in (
+        (OwnerLog(rig.store, STANDBY, lambda _: None), LogEnd.SEALED_HERE),
+        (rig.log, LogEnd.SEALED),
+    ):
+        with closing(WarmLedger(rig.folder / f"{end.name}.db", nullcontext(), log)) as warm:
+            assert warm.catch_up() and warm.end is end and warm.last == last
+
+
+def test_a_question_that_cannot_be_read_is_not_said_to_be_unwritable(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a")
+
+    def refuse(incarnation: int) -> bytes | None:
+        raise StoreRefused("s3:GetObject is missing")
+
+    monkeypatch.setattr(rig.standby_log, "question", refuse)
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: None)
+    thread.start()
+    wait_until(lambda: "s3:GetObject" in thread.view.trouble, "the trouble")
+    assert thread.view.trouble == "s3:GetObject is missing"
+    thread.stop()
+
+
 def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(rig: Rig) -> None:
     with pytest.raises(LedgerMissing):
         rig.warm.read(topics.find, "a")

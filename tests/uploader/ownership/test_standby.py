@@ -26,7 +26,8 @@ from uploader.ownership.standby import (
 )
 
 MS = SECOND_NS // 1000
-ENDS = [LogEnd.OWNED, LogEnd.OWNED, LogEnd.OWNED, LogEnd.SEALED, LogEnd.RELEASED]
+ENDS = [LogEnd.OWNED, LogEnd.OWNED, LogEnd.OWNED, LogEnd.SEALED, LogEnd.SEALED_HERE,
+        LogEnd.RELEASED]  # fmt: skip
 
 
 class StandbyMachine(RuleBasedStateMachine):
@@ -129,6 +130,8 @@ class StandbyMachine(RuleBasedStateMachine):
             assert now_ns - self.question_ns >= KNOWN_ANSWER_NS
         elif self.end is LogEnd.SEALED:
             assert now_ns - max(self.found_ns, self.blind_ns) >= SEALED_NS
+        elif self.end is LogEnd.SEALED_HERE:
+            assert now_ns - max(self.found_ns, self.blind_ns) >= TAKE_OVER_NS
         if self.new:
             self.standby.not_taken(now_ns)
             assert self.standby.decide(now_ns).do is StandbyAction.SURVEY
