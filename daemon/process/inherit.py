@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,9 +76,14 @@ class Ground:
 
     def prepare_spares(self, config: Config, certificate: Certificate | None) -> None:
         """Starts the processes of all shards, which wait."""
-        for shard in range(config.shards):
-            inheritance = self._inheritance(shard, 0, config, certificate)
-            self._spares[shard] = _start(inheritance, subprocess.PIPE, "spare")
+        # They inherit it: a Ctrl-C is for the one that they wait for.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for shard in range(config.shards):
+                inheritance = self._inheritance(shard, 0, config, certificate)
+                self._spares[shard] = _start(inheritance, subprocess.PIPE, "spare")
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
     def start(
         self, shard: int, cpu: int, config: Config, certificate: Certificate | None

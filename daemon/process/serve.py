@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def run(config: Config, *, take_over: bool = False, standby: bool = False, chaos
     ``standby``: until nobody else owns the prefix, and again when another has taken it.
     ``chaos``: faults of the shards' store (``uploader/stores/faults.py``).
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     logs.start(config.log_level, config.log_format, "serve")
     notify = Notifier.take(os.environ, os.getpid())
     gave_up = os.environ.pop(GAVE_UP, "") == str(os.getpid())

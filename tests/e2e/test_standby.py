@@ -197,6 +197,33 @@ def test_a_clock_that_is_an_hour_off_robs_nobody_and_hinders_no_take_over(
             assert records[2]["ts"] - records[1]["ts"] > 3_500_000, "the clock was not wrong"
 
 
+def test_a_reload_before_there_is_anything_to_reload_ends_nothing(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        standby = Standby(data, bucket, proxy.endpoint_url)
+
+        def reload(_: object) -> Fault:
+            standby.process.send_signal(signal.SIGHUP)
+            return Fault.NONE
+
+        proxy.decide = reload
+        with started(standby):
+            standby.wait_owner()
+            assert standby.stop() == 0
+
+
+def test_a_standby_ends_quietly_at_a_ctrl_c(data: Path, tmp_path: Path, bucket: Bucket) -> None:
+    owner, standby = Standby(data, bucket), Standby(tmp_path / "second", bucket)
+    with started(owner):
+        owner.wait_owner()
+        with started(standby):
+            standby.wait_standby()
+            os.killpg(standby.process.pid, signal.SIGINT)
+            assert standby.process.wait(HANG_S) == 0
+            assert "Traceback" not in standby.text and standby.text.count("stopped") == 1
+
+
 def test_a_clock_that_the_store_refuses_is_named(tmp_path: Path, bucket: Bucket) -> None:
     said = refused(
         "--data", str(tmp_path / "data"), "--store", bucket.url, "--set",
