@@ -35,6 +35,7 @@ log = logging.getLogger("headgate.standby")
 
 _SUFFIXES = ("", "-wal", "-shm")
 _ENDS = {"seal": LogEnd.SEALED, "release": LogEnd.RELEASED}
+STOP_S = 10.0  # a service manager kills after 25 (TimeoutStopSec)
 TROUBLE_TOLD_NS = 30 * 10**9  # the store has to fail for so long, until the log says so
 
 
@@ -185,9 +186,10 @@ class StandbyThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, after the call of the store that is under way."""
+        """Ends the thread after the call of the store that is under way, or leaves it to that call
+        after STOP_S: a store that cannot be reached must not hold up a stop."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(STOP_S)
 
     def _run(self) -> None:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import daemon.upkeep.standby
 from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import rebuild, settle
 from daemon.upkeep.standby import StandbyThread, WarmLedger
@@ -296,6 +297,29 @@ def test_a_question_that_cannot_be_read_is_not_said_to_be_unwritable(
     wait_until(lambda: "s3:GetObject" in thread.view.trouble, "the trouble")
     assert thread.view.trouble == "s3:GetObject is missing"
     thread.stop()
+
+
+def test_a_store_that_does_not_answer_holds_up_no_stop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a")
+    asked, answered, ended = threading.Event(), threading.Event(), threading.Event()
+    look = rig.warm.next
+
+    def hang() -> Entry | None:
+        asked.set()
+        answered.wait()
+        return look()
+
+    monkeypatch.setattr(rig.warm, "next", hang)
+    monkeypatch.setattr(daemon.upkeep.standby, "STOP_S", 0.05)
+    thread = StandbyThread(rig.standby_log, rig.warm, ended.set)
+    thread.start()
+    wait_until(asked.is_set, "a look")
+    thread.stop()
+    assert not ended.is_set() and thread.taken is None and thread.error is None
+    answered.set()
+    wait_until(ended.is_set, "the call to be answered, and the thread to end")
 
 
 def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(rig: Rig) -> None:
