@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from daemon.access.access import Access
 from daemon.access.token_file import Scope
 from daemon.api.figures.status import version
-from daemon.api.handlers.stale import StaleReads
+from daemon.api.handlers.stale import StaleReads, behind
 from daemon.api.refusals import refusal_of
 from daemon.http.head import Head
 from daemon.http.request import Request
@@ -162,6 +162,8 @@ class StandbyApi:
         )
         if not asked.stale:
             raise self._refusal(', or read with "stale": true')
+        if not self._view().caught_up_ns:
+            raise behind("has not read the owner's log yet")
         if len(self._tasks) >= _READS_MAX:
             raise ApiError(
                 503, "standby", f"{_READS_MAX} reads are under way, which is the limit",

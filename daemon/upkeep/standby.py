@@ -61,6 +61,7 @@ class WarmLedger:
         self._limits = limits
         self._ledger: Ledger | None = None
         self._use = threading.Lock()  # of the ledger's connection
+        self._is_whole = False  # it has been at the end of the log since it was begun
         self.place: tuple[int, int] | None = None
         self.last: Entry | None = None
         self.end = LogEnd.EMPTY
@@ -80,6 +81,7 @@ class WarmLedger:
         else:
             for entry in self._log.chain(after=before):
                 self.apply(entry)
+        self._is_whole = True
         return self.place != before
 
     def next(self) -> Entry | None:
@@ -116,10 +118,10 @@ class WarmLedger:
     def read(
         self, question: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As Ledger.read; waits while an entry is applied. Raises LedgerMissing before there is an
-        image, and between two."""
+        """As Ledger.read; waits while an entry is applied. Raises LedgerMissing until the end of
+        the log was reached, also if it is built anew."""
         with self._use:
-            if self._ledger is None:
+            if self._ledger is None or not self._is_whole:
                 raise LedgerMissing(self.path)
             return self._ledger.read(question, *args, **kwargs)
 
@@ -137,6 +139,7 @@ class WarmLedger:
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
     def _begin(self) -> None:
+        self._is_whole = False
         self.remove()
         self.place = self.last = None
         self.end = LogEnd.EMPTY

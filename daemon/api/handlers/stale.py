@@ -37,11 +37,11 @@ class StaleReads:
         try:
             topic = await self._ledger.read(topics.find, name)
         except LedgerMissing:
-            raise _behind("has not read the owner's log yet") from None
+            raise behind("has not read the owner's log yet") from None
         if topic is None:
             raise unknown_topic(name)
         if asked.topic_id is not UNSET and asked.topic_id > topic.topic_id:
-            raise _behind(f"has not heard of topic id {asked.topic_id} of {name!r} yet")
+            raise behind(f"has not heard of topic id {asked.topic_id} of {name!r} yet")
         check_partition(name, topic.config.partitions, asked.partition)
         partitions = PartitionReader(
             FollowedPartitions(), self._tail, self._ledger, self._stored, lambda _: 0
@@ -51,13 +51,14 @@ class StaleReads:
                 topic.topic_id, replace(asked, wait_ms=0)
             )
         except OffsetPastEnd as error:
-            raise _behind(
+            raise behind(
                 f"knows partition {asked.partition} of {name!r} up to offset {error.head_seq},"
                 f" and from_seq is {error.from_seq}"
             ) from error
 
 
-def _behind(why: str) -> ApiError:
+def behind(why: str) -> ApiError:
+    """The refusal of a standby that knows less than it is asked for."""
     return ApiError(
         503, "standby_behind",
         f"this standby {why}: ask again, or ask the owner", retry_after_s=1,

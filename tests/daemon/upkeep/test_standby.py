@@ -346,6 +346,21 @@ def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(ri
     ended.set()
     thread.join()
     assert set(map(repr, found)) == {"'a'"}
+    # While it is built anew, what it has is older than what it had.
+    rig.tell("b")
+    image = rig.put_image()
+    rig.tell("c", image=image)
+    rig.log.forget_before(image)
+    apply = rig.warm.apply
+
+    def half(entry: Entry) -> None:
+        apply(entry)
+        with pytest.raises(LedgerMissing):
+            rig.warm.read(topics.find, "a")
+
+    rig.warm.apply = half  # type: ignore[method-assign]
+    assert rig.warm.catch_up()
+    assert rig.warm.read(topics.find, "c") is not None
     rig.warm.close()
     with pytest.raises(LedgerMissing):
         rig.warm.read(topics.find, "a")
