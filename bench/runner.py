@@ -34,7 +34,7 @@ from bench.tail import TailReader
 from shards.clock import monotonic_ns
 
 TOPIC = "bench"
-STANDBY_ROUNDS = 3
+STANDBY_ROUNDS = 2
 HALF = 0.5
 PROBE_S = 1
 # At light load a request finds its group idle for a window, so it is uploaded immediately.
