@@ -109,8 +109,8 @@ class Standby:
 
     def decide(self, now_ns: int) -> StandbyStep:
         """What to do now."""
-        if now_ns >= self._next_look_ns:
-            return StandbyStep(StandbyAction.LOOK if self._is_surveyed else StandbyAction.SURVEY)
+        # What a look has shown is acted on before the next one: that is always due already when a
+        # look takes as long as the pause between two.
         if self._is_surveyed and now_ns - self._seen_ns <= LOOK_GAP_NS:
             if self._read_due and self.unanswered_ns is not None:
                 return StandbyStep(StandbyAction.READ_QUESTION)
@@ -118,6 +118,8 @@ class Standby:
                 return StandbyStep(StandbyAction.TAKE)
             if self._should_ask(now_ns):
                 return StandbyStep(StandbyAction.ASK)
+        if now_ns >= self._next_look_ns:
+            return StandbyStep(StandbyAction.LOOK if self._is_surveyed else StandbyAction.SURVEY)
         return StandbyStep(StandbyAction.WAIT, self._next_look_ns)
 
     def surveyed(self, end: LogEnd, now_ns: int, *, is_new: bool) -> None:

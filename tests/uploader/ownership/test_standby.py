@@ -6,6 +6,7 @@ see the store.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -240,3 +241,42 @@ def test_a_standby_that_was_told_of_a_handover_looks_often_and_asks() -> None:
     quiet.standby.asked(now_ns, is_ours=True)
     quiet.standby.stands()
     assert quiet.standby.decide(now_ns).at_ns - now_ns <= EAGER_LOOK_NS
+
+
+@pytest.mark.parametrize("slow_ns", [MS, EAGER_LOOK_NS, 3 * EAGER_LOOK_NS, LOOK_NS // 2, LOOK_NS])
+def test_a_handover_ends_however_long_a_look_takes(slow_ns: int) -> None:
+    standby, now_ns, done, released = Standby(), 10**12, [], False
+    standby.surveyed(LogEnd.OWNED, now_ns, is_new=True)
+    standby.found(LogEnd.OWNED, now_ns, is_first=False, hands_over=True)
+    while StandbyAction.TAKE not in done:
+        step = standby.decide(now_ns)
+        done.append(step.do)
+        assert len(done) < 10, done
+        began_ns = now_ns
+        now_ns = max(now_ns + slow_ns, step.at_ns if step.do is StandbyAction.WAIT else 0)
+        if step.do is StandbyAction.ASK:
+            standby.asked(now_ns, is_ours=True)
+        elif step.do is StandbyAction.READ_QUESTION:
+            standby.stands()
+        elif step.do is StandbyAction.LOOK and StandbyAction.ASK in done and not released:
+            released = True
+            standby.found(LogEnd.RELEASED, now_ns, is_first=False, hands_over=False)
+        elif step.do is StandbyAction.LOOK:
+            standby.empty(began_ns, now_ns)
+
+
+def test_an_owner_that_is_dead_is_found_dead_by_a_store_that_is_slow() -> None:
+    standby, now_ns, done = Standby(), 10**12, []
+    standby.surveyed(LogEnd.OWNED, now_ns, is_new=True)
+    while StandbyAction.TAKE not in done:
+        step = standby.decide(now_ns)
+        done.append(step.do)
+        assert len(done) < 200, done[-20:]
+        began_ns = now_ns
+        now_ns = max(now_ns + LOOK_NS, step.at_ns if step.do is StandbyAction.WAIT else 0)
+        if step.do is StandbyAction.ASK:
+            standby.asked(now_ns, is_ours=True)
+        elif step.do is StandbyAction.READ_QUESTION:
+            standby.stands()
+        elif step.do is StandbyAction.LOOK:
+            standby.empty(began_ns, now_ns)
