@@ -178,7 +178,9 @@ def rebuild(
                 part.rename(aside.with_name(aside.name + suffix))
     with contextlib.closing(Ledger(aside, lock, dedupe_limits=limits)) as ledger:
         check_complete(ledger, taken, store.url)
-        ledger.write(recovery.begin_history, secrets.token_hex(8), taken.told)
+        ledger.write(
+            recovery.begin_history, secrets.token_hex(8), taken.told, followed=warm is not None
+        )
         show = progress or _no_progress
         if warm is None:
             report.records_listed = sum(row.records for row in _rows(ledger))

@@ -53,9 +53,9 @@ class EventSource(Struct, frozen=True):
     """The topic whose records are sent.
 
     An id of an event has the id of the topic and when it was created, because offsets of a topic
-    that was deleted and created again begin at 1 again; and the history of the ledger
-    (ledger/log/backup.py), because a recovery may give an offset to another record. It has no full
-    stop, so that it can be signed."""
+    that was deleted and created again begin at 1 again; and a history of the ledger
+    (ledger/log/backup.py), because a recovery from a log that was put back gives offsets again. A
+    standby's take-over keeps it. An id has no full stop, so that it can be signed."""
 
     topic: str
     topic_id: int

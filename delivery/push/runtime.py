@@ -301,7 +301,7 @@ class PushSenders:
 
 def _settings(tx: ReadTx, after: int, also: set[int]) -> ChangesFound[SenderSettings]:
     change, found = subscriptions.changed(tx, after, also)
-    history = backup.history(tx)
+    history = backup.event_history(tx)
     return ChangesFound(
         change,
         [

@@ -42,6 +42,7 @@ from ledger.types import LeaseId
 
 Row = list[Any]
 
+EVENT_HISTORY = "event_history"  # a note
 COPY_PAGES = 4_096  # 16 MiB between two calls of ``between``
 
 # Table: (columns, how many of them are the key). Columns are added only at the end: a row of an
@@ -179,6 +180,13 @@ def mark(tx: ReadTx) -> Mark:
 def history(tx: ReadTx) -> str:
     """The name of this history; empty before the first recovery."""
     return notes.get(tx, "history") or ""
+
+
+def event_history(tx: ReadTx) -> str:
+    """The history in the ids of events. A standby that has followed the log to its end gives no
+    offset again, so it goes on with that of its owner."""
+    kept = notes.get(tx, EVENT_HISTORY)
+    return history(tx) if kept is None else kept
 
 
 def _last_id(tx: ReadTx, table: str) -> int:

@@ -40,8 +40,10 @@ class TopicSeen(Struct, frozen=True):
     created_ms: int
 
 
-def begin_history(tx: WriteTx, name: str, mark: Mark) -> None:
-    """After the entries up to ``mark`` were applied: begins another history."""
+def begin_history(tx: WriteTx, name: str, mark: Mark, *, followed: bool = False) -> None:
+    """After the entries up to ``mark`` were applied: begins another history. ``followed``: each
+    entry was applied as it was written, so nobody can have put an older log back."""
+    notes.put(tx, backup.EVENT_HISTORY, backup.event_history(tx) if followed else name)
     backup.keep_ids_above(tx, mark)
     backup.forget_named(tx)
     # Carried as a whole, so entries may have brought some of topics that an image lacks.

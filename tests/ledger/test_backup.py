@@ -36,6 +36,7 @@ OWNER = Owner("host", 1, "boot", 1, 2, "/data")
 
 # What is found again rather than told, and what ends with its ledger.
 NOT_TOLD = {("objects", "free_ms"), ("partitions", "freed_seq")}
+HISTORIES = {"history", "event_history"}  # notes, which a recovery changes
 NO_TABLES = {"runs", "push_rates", "sqlite_sequence"}
 
 
@@ -63,7 +64,7 @@ def assert_same(source: Path, copy: Path) -> None:
     are gone: a collection in the copy finds them gone."""
     there, here = tables_of(source), tables_of(copy)
     for tables in (there, here):
-        tables["meta"] = [row for row in tables["meta"] if row[0] != "history"]
+        tables["meta"] = [row for row in tables["meta"] if row[0] not in HISTORIES]
     kept = {row[1:3]: row for row in here.pop("dedupe")}
     assert all(kept[row[1:3]] == row for row in there.pop("dedupe"))
     assert set(there.pop("deletions")) <= set(here.pop("deletions"))
@@ -319,6 +320,17 @@ def test_ids_that_were_told_are_not_given_again_by_a_recovered_ledger(
     rows = ledger.read(backup.changes_since, told)[1].rows
     assert [row[0] for row in rows["dedupe"]] == [6]
     assert [row[0] for row in rows["deletions"]] == [8]
+
+
+def test_events_keep_their_ids_when_a_standby_goes_on_and_not_after_another_recovery(
+    ledger: Ledger,
+) -> None:
+    found = []
+    for name, followed in (("a", True), ("b", False), ("c", True), ("d", True), ("e", False)):
+        ledger.write(recovery.begin_history, name, Mark(), followed=followed)
+        assert ledger.read(backup.history) == name
+        found.append(ledger.read(backup.event_history))
+    assert found == ["", "b", "b", "b", "e"]
 
 
 def test_an_entry_carries_the_cursors_and_positions_that_changed_since_and_no_others(
