@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import click
 
+from tests.chaos.pair import bucket_in
 from tests.chaos.run import (
     only_push,
     only_soak,
     only_subscriptions,
     run,
     under_pressure,
+    with_pair,
     with_recreation,
 )
 from tests.chaos.world import SPEC, Options
@@ -36,11 +39,12 @@ SHOWN_MAX = 20
 @click.option("--push", is_flag=True, help="Push subscriptions and little else.")
 @click.option("--recreate", is_flag=True, help="What is used is deleted and created again.")
 @click.option("--soak", is_flag=True, help="Fifty subscriptions, and no kills.")
+@click.option("--pair", is_flag=True, help="An owner and its standby, on MinIO.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
     subscriptions: bool, push: bool, recreate: bool, soak: bool,
-    no_steps: bool,
+    pair: bool, no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-chaos-"))
@@ -60,7 +64,10 @@ def main(
     if soak:
         options = only_soak(options)
     try:
-        report = run(options)
+        with contextlib.ExitStack() as stack:
+            if pair:
+                options = with_pair(options, stack.enter_context(bucket_in(folder)))
+            report = run(options)
     except Exception:
         click.echo(f"the run broke; history and log stay in {folder}", err=True)
         raise

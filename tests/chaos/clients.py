@@ -181,7 +181,14 @@ class Producer(Client):
         if status == 200:
             self.acknowledged += 1
             self._history.add(
-                Answered(attempt, status, document["first_seq"], document["deduped"], wait_ms)
+                Answered(
+                    attempt,
+                    status,
+                    document["first_seq"],
+                    document["deduped"],
+                    wait_ms,
+                    monotonic_ns() // 1_000_000,
+                )
             )
             return
         self.refused[status] = self.refused.get(status, 0) + 1

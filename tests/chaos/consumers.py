@@ -131,6 +131,13 @@ class Consumer(Client):
         self._number += 1
         return self._number
 
+    def _where(self) -> tuple[int, int]:
+        """The port, and the era of who listens there."""
+        while True:
+            era, port = self._era(), self._port()
+            if era == self._era():
+                return port, era
+
     def _begins(self, era: int) -> int:
         """A connection is about to be made."""
         number = self._next()
@@ -192,8 +199,8 @@ class Consumer(Client):
             document |= {"batch": epoch, "except": [{"partition": p, "seq": s} for p, s in but]}
         path = f"{wanted.path}/{'nack' if failed else 'ack'}"
         for _ in range(TRIES):
-            port = self._port()
-            number, era = self._next(), self._era()
+            port, era = self._where()
+            number = self._next()
             self._history.add(Settling(self._judged, number, epoch, tuple(spots), era, failed))
             answer = self._ask(port, "POST", path, document)
             if answer is None:
@@ -258,7 +265,7 @@ class StreamConsumer(Consumer):
         assert wanted.form is not None
         connecting = contextlib.ExitStack()
         self._judged = connecting.enter_context(self._lives.present(wanted.subscription))
-        port, era = self._port(), self._era()
+        port, era = self._where()
         connection = self._begins(era)
         goes = False
         try:
@@ -331,7 +338,7 @@ class Poller(Consumer):
         query = self._query(max=POLL_MESSAGES, wait_ms=500)
         connection, era = 0, -1
         while not self.stopping.is_set():
-            port, now_era = self._port(), self._era()
+            port, now_era = self._where()
             if not port:
                 self.stopping.wait(RETRY_S)
                 continue

@@ -71,6 +71,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     first_seq: int = 0
     deduped: bool = False
     wait_ms: float = 0.0
+    at_ms: int = 0
 
 
 class Page(msgspec.Struct, frozen=True, tag="page"):
@@ -305,6 +306,16 @@ class Harmed(msgspec.Struct, frozen=True, tag="harmed"):
     whole: bool = False
 
 
+class TakenOver(msgspec.Struct, frozen=True, tag="taken over"):
+    """Another daemon is the owner from ``at_ms`` on, and an era begins. What the former one stored
+    or noted after ``since_ms`` may have other offsets, or be forgotten; the log has the rest. The
+    former one was there until ``until_ms``."""
+
+    since_ms: int
+    at_ms: int
+    until_ms: int
+
+
 class Did(msgspec.Struct, frozen=True, tag="did"):
     """What was done to the daemon; for people, not for the checker."""
 
@@ -316,7 +327,7 @@ OfPush = Posted | Replied
 OfSubscription = Consuming | Handed | Settling | Settled | Parted | Missed | Drained
 Line = (
     Sent | Answered | Page | Watching | Routed | Lossy | Capped | Subscribed | OfSubscription
-    | Ended | Trimmed | Renewed | Pushes | OfPush | Unheard | Harmed | Did
+    | Ended | Trimmed | Renewed | Pushes | OfPush | Unheard | Harmed | TakenOver | Did
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from tests.chaos.history import (
     Routed,
     Sent,
     Subscribed,
+    TakenOver,
     Trimmed,
     Unheard,
     Watching,
@@ -56,6 +57,7 @@ class Known:
         self.pushes: dict[str, Posts] = {}
         self.unheard: list[Unheard] = []
         self.harms: list[Harmed] = []
+        self.take_overs: list[TakenOver] = []  # each ends the era that its place is the number of
         self.bygone: dict[str, str] = {}  # what was stored in former lives of topics, and which
         self._straddling: set[int] = set()
         self._forgotten: set[str] = set()
@@ -105,10 +107,21 @@ class Known:
                     self.subscriptions[line.subscription].take(number, line)
             elif isinstance(line, Harmed):
                 self.harms.append(line)
+            elif isinstance(line, TakenOver):
+                self.take_overs.append(line)
+        for place, gaps in self.gaps.items():
+            self.gaps[place] = sorted(set(gaps))
         for page in self.pages:
             for seq, record in page.records:
-                if seq <= self.evicted[page.place]:
+                if seq <= self.evicted[page.place] and not self.is_gap(page.place, seq):
                     self.kept[page.place].setdefault(seq, record)
+        self._last: dict[Place, dict[str, int]] = defaultdict(dict)  # offsets by record
+        for place, records in self.kept.items():
+            for seq, record in sorted(records.items(), reverse=bool(self.take_overs)):
+                last = self._last[place].setdefault(record, seq)
+                if last > seq and seq <= self.evicted[place]:
+                    # It was moved, and the gap where it was seen before is evicted too.
+                    del records[seq]
         # By record: everywhere it is kept except as a copy, and the attempts that sent it.
         self.offsets: dict[str, list[tuple[Place, int]]] = defaultdict(list)
         for place, records in self.kept.items():
@@ -137,6 +150,19 @@ class Known:
             elif answer is not None and answer.status == 200:
                 del self.sent[attempt]
                 self.bygone.update(dict.fromkeys(sent.records, line.topic))
+
+    def is_gap(self, place: Place, seq: int) -> bool:
+        """Whether a recovery skipped this offset."""
+        return any(first <= seq <= last for first, last in self.gaps[place])
+
+    def is_moved(self, record: str, place: Place, seq: int) -> bool:
+        """Whether a record of this offset may have another one since a take-over: the offset is
+        in a gap, which may be evicted, and the record is after it."""
+        return (
+            bool(self.take_overs)
+            and (self.is_gap(place, seq) or seq <= self.evicted[place])
+            and self._last[place].get(record, 0) > seq
+        )
 
     @property
     def dead_letters(self) -> set[str]:

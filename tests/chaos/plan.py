@@ -23,6 +23,13 @@ class Act(Enum):
     RESTART = "stop in good order, start again"
     RELOAD = "reload a configuration with other commit windows"
 
+    KILL_OWNER = "kill the owner, start again"
+    STOP_OWNER = "stop the owner until it is superseded"
+    CUT_OWNER = "cut the owner off from the store until it is superseded"
+    CUT_STANDBY = "cut the standby off from the store for a while"
+    KILL_STANDBY = "kill the standby, start again"
+    HAND_OVER = "hand over"
+
 
 # Shares of the steps. A shard's death is what the design is about; a restart takes seconds.
 WEIGHTS = {
@@ -37,7 +44,13 @@ WEIGHTS = {
     Act.RESTART: 3,
     Act.RELOAD: 6,
 }
+OF_PAIR = (
+    Act.KILL_OWNER, Act.STOP_OWNER, Act.CUT_OWNER, Act.CUT_STANDBY, Act.KILL_STANDBY,
+    Act.HAND_OVER,
+)  # fmt: skip
 PAUSE_MS = (30, 900)  # from within one commit to several after the last step
+PAIR_PAUSE_MS = (500, 5_000)  # entries of the owner's log are 5 s apart
+PAIR_STOP_MS = (1_000, 12_000)  # beyond the 7 s of silence after which a standby asks
 STOP_MS = (50, 3_500)  # up to beyond the 2 s after which a stopped lease holder is killed
 
 
@@ -61,3 +74,14 @@ def steps(seed: int, shards: int) -> Iterator[Step]:
             shard=rng.randrange(shards),
             stop_ms=rng.randint(*STOP_MS),
         )
+
+
+def pair_steps(seed: int) -> Iterator[Step]:
+    """An endless sequence of steps of a pair: each act in turn, in another order each time."""
+    rng = random.Random(seed)
+    while True:
+        for act in rng.sample(OF_PAIR, len(OF_PAIR)):
+            yield Step(
+                pause_ms=rng.randint(*PAIR_PAUSE_MS), act=act, shard=0,
+                stop_ms=rng.randint(*PAIR_STOP_MS),
+            )  # fmt: skip

@@ -56,6 +56,7 @@ class GovernorWatch(Client):
                 status = ask(self._port(), "GET", "/v0/status")
             except UNANSWERED:
                 continue
-            if status is not None:
+            # Of a standby, which was the owner, there is no pressure.
+            if status is not None and "pressure" in status:
                 self.rungs.update(status["pressure"]["rungs"])
                 self.windows_ms.add(status["window_ms"])

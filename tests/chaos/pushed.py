@@ -60,11 +60,20 @@ def _undelivered(known: Known, posts: Posts) -> Iterator[str]:
             )
 
 
+def _is_moved(known: Known, record: str, posts: Posts, event_id: str) -> bool:
+    if not known.take_overs:
+        return False
+    partition, seq = map(int, event_id.split("-")[-2:])
+    return known.is_moved(record, (posts.rules.topic, partition), seq)
+
+
 def _named(known: Known, posts: Posts) -> Iterator[str]:
     owners: dict[str, str] = {}
     for record, found in posts.posts.items():
         ids = sorted({post.id for post in found})
-        if len(ids) > 1:
+        # A record that a take-over has moved to another offset has another id there.
+        lasting = [each for each in ids if not _is_moved(known, record, posts, each)]
+        if len(lasting) > 1:
             yield f"renamed: {record} of {posts.rules.subscription} had the ids {ids}"
         for each in ids:
             other = owners.setdefault(each, record)
@@ -205,8 +214,10 @@ def _harms_ms(known: Known) -> list[int]:
 def _harmed(known: Known, at_ms: int) -> bool:
     """Whether a death or a stop may have undone what was answered then."""
     deaths = [harm.at_ms for harm in known.harms if harm.whole]
-    return any(abs(harm_ms - at_ms) <= HELD_MS for harm_ms in _harms_ms(known)) or any(
-        0 <= death_ms - at_ms < FLUSHED_MS for death_ms in deaths
+    return (
+        any(abs(harm_ms - at_ms) <= HELD_MS for harm_ms in _harms_ms(known))
+        or any(0 <= death_ms - at_ms < FLUSHED_MS for death_ms in deaths)
+        or any(each.since_ms <= at_ms <= each.until_ms for each in known.take_overs)
     )
 
 

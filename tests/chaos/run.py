@@ -23,7 +23,6 @@ from shards.clock import monotonic_ns
 from tests.chaos import (
     history,
     letters,
-    plan,
     pressure,
     pushes,
     renewing,
@@ -39,9 +38,11 @@ from tests.chaos.history import History
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.known import COLD
 from tests.chaos.lives import Lives
+from tests.chaos.pair import PairWorld
 from tests.chaos.watchers import WANTED, Watcher, wait_until_seen
 from tests.chaos.world import Options, World
 from tests.e2e.daemon import HANG_S, wait_until
+from tests.minio import Bucket
 
 FIRST_RECORDS = 200  # of each partition before the first compaction
 
@@ -107,11 +108,16 @@ def only_soak(options: Options) -> Options:
     )  # fmt: skip
 
 
+def with_pair(options: Options, bucket: Bucket) -> Options:
+    """The same run, over an owner and its standby."""
+    return replace(options, bucket=bucket, lake=False, spec="")
+
+
 def run(options: Options) -> Report:
     """Runs and checks. Raises the error of a client or of a start of the daemon."""
     path = options.folder / "history.jsonl"
     with History(path) as written:
-        world = World(options, written)
+        world = (World if options.bucket is None else PairWorld)(options, written)
         cast = cast_of(options)
         spoiler = (
             pushes.Spoiler(options.folder, written, options.seed, cast.pushed)
@@ -186,8 +192,10 @@ def _live(
 
     def is_met() -> bool:
         """Whether the run has met what it is about."""
-        return set(options.rungs) <= set(governor.rungs) and all(
-            set(pushes.told(list(each.lines()))) >= pushes.KINDS for each in spoilers
+        return (
+            set(options.rungs) <= set(governor.rungs)
+            and all(set(pushes.told(list(each.lines()))) >= pushes.KINDS for each in spoilers)
+            and world.is_met()
         )
 
     with _running(clients):
@@ -322,7 +330,7 @@ def _steps(options: Options, world: World, is_met: Callable[[], bool]) -> None:
     ended = threading.Event()  # only its timeouts are used: the run's own pace
     end_ns = monotonic_ns() + int(options.seconds * 1e9)
     said_ns = monotonic_ns()
-    for step in plan.steps(options.seed, options.shards):
+    for step in world.steps():
         if monotonic_ns() >= end_ns:
             return
         if options.kills and world.kills >= options.kills and is_met():

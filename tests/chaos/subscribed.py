@@ -234,7 +234,8 @@ def _mistold(known: Known, served: Handings) -> Iterator[str]:
         place = (served.rules.topic, handing.spot[0])
         kept = known.kept.get(place, {}).get(handing.spot[1])
         evicted = handing.spot[1] <= known.evicted[place] and kept is None
-        if kept != handing.message.record and not evicted:
+        moved = known.is_moved(handing.message.record, place, handing.spot[1])
+        if kept != handing.message.record and not evicted and not moved:
             yield (
                 f"mistold: {served.rules.subscription} sent {handing.message.record} of"
                 f" {handing.spot}, where {kept} is kept"
@@ -269,7 +270,9 @@ def _damaged(known: Known, served: Handings) -> Iterator[str]:
         is_declared = any(
             first <= each.gap[0] and each.gap[1] <= last for first, last in known.gaps[each.place]
         )
-        is_evicted = each.reason in EVICTED and each.gap[1] <= known.evicted[each.place]
+        # What a take-over skipped may be evicted before other readers come there.
+        reasons = {*EVICTED, "recovery"} if known.take_overs else EVICTED
+        is_evicted = each.reason in reasons and each.gap[1] <= known.evicted[each.place]
         if not is_evicted and not is_declared:
             yield (
                 f"damaged: {served.rules.subscription} was told {each.reason} of {each.place},"
@@ -355,6 +358,8 @@ def _harmed(known: Known, before: Handing, after: Handing) -> bool:
 
 def _forgotten(known: Known, served: Handings, said: Said) -> bool:
     """Whether a death of all processes may have undone what was accepted."""
+    if said.era < len(known.take_overs):
+        return said.at_ms >= known.take_overs[said.era].since_ms
     deaths = sum(harm.whole for harm in known.harms)
     return said.era < deaths and served.alive_ms[said.era] - said.at_ms < FLUSHED_MS
 

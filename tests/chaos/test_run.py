@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from tests.chaos.plan import OF_PAIR
 from tests.chaos.pressure import RUNGS
 from tests.chaos.pushes import KINDS
 from tests.chaos.run import (
@@ -14,10 +16,12 @@ from tests.chaos.run import (
     only_subscriptions,
     run,
     under_pressure,
+    with_pair,
     with_recreation,
 )
 from tests.chaos.watchers import WANTED
 from tests.chaos.world import Options
+from tests.minio import Bucket
 
 
 @pytest.mark.slow
@@ -70,6 +74,36 @@ def test_kills_while_pushing_lose_and_reorder_nothing(tmp_path: Path) -> None:
     pushed = report.pushed
     assert pushed["answered 200"] > report.records_kept / 2, "little was pushed"
     assert set(pushed) >= KINDS
+
+
+def pair_options(folder: Path, bucket: Bucket, seed: int) -> Options:
+    """A run that ends when each act of a pair was done, and one death of each kind."""
+    return with_pair(Options(folder, seed=seed, seconds=600, kills=2, shards=2), bucket)
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.timeout(1800)
+def test_take_overs_lose_and_reorder_nothing_for_readers_and_receivers(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    """Row L24, and what watchers, routers and push make of it."""
+    report = run(replace(only_push(pair_options(tmp_path, bucket, 24)), read=True))
+    assert report.contradictions == []
+    assert all(report.acts[act.value] for act in OF_PAIR)
+    assert report.acknowledged and report.unknown, "the acts did not meet the load"
+    assert report.streams > len(WANTED), "no watcher resumed"
+    assert report.pushed["answered 200"]
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.timeout(1800)
+def test_take_overs_lose_and_reorder_nothing_for_consumers(tmp_path: Path, bucket: Bucket) -> None:
+    report = run(only_subscriptions(pair_options(tmp_path, bucket, 25)))
+    assert report.contradictions == []
+    assert all(report.acts[act.value] for act in OF_PAIR)
+    assert report.consumed["acknowledged"] and report.consumed["again"]
 
 
 @pytest.mark.slow

@@ -8,18 +8,19 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 from msgspec import Struct
 
 from shards.clock import monotonic_ns, wall_ms
-from tests.chaos import pressure
+from tests.chaos import plan, pressure
 from tests.chaos.history import Did, Harmed, History
 from tests.chaos.keeper import Keeper
 from tests.chaos.plan import Act, Step
 from tests.e2e.daemon import HANG_S, UNANSWERED, Daemon, wait_until
+from tests.minio import Bucket
 
 SPEC = (
     "latency=1ms..300ms@0.05,busy=1s/15s,reset_before=0.01,reset_after=0.02,timeout_after=0.002,"
@@ -36,7 +37,8 @@ class Options(Struct, frozen=True):
     """Options of a run. It ends after ``seconds``, or after this many ``kills`` (0: no limit) if it
     has met by then what it is about: all ``rungs``, and each kind of answer to a push. ``read``:
     there are readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push
-    subscriptions; ``renew``: names are deleted and created again; ``soak``: see soak.py."""
+    subscriptions; ``renew``: names are deleted and created again; ``soak``: see soak.py;
+    ``bucket``: there is a pair on it, see pair.py."""
 
     folder: Path
     seed: int
@@ -51,6 +53,7 @@ class Options(Struct, frozen=True):
     push: bool = False
     renew: bool = False
     soak: bool = False
+    bucket: Bucket | None = None
     producers: int = 6
     pause_s: float = 0.005
     pad_bytes: int = 0
@@ -79,13 +82,21 @@ class World:
         self._unready_kills = 0
 
     def era(self) -> int:
-        """How often all processes were killed. Ask for the port first."""
+        """How often all processes were killed. While it is the same, so is who has the port."""
         return self._era
 
     def port(self) -> int:
         """Where the daemon listens, 0 while it does not."""
         daemon = self.daemon
         return daemon.port if daemon is not None else 0
+
+    def steps(self) -> Iterator[Step]:
+        """What is to be done, one after the other."""
+        return plan.steps(self._options.seed, self._options.shards)
+
+    def is_met(self) -> bool:
+        """Whether all is done that a run is about."""
+        return True
 
     def start(self) -> None:
         """Starts the daemon on the run's data and waits until it serves."""

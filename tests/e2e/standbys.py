@@ -27,6 +27,7 @@ class Standby(Daemon):
             pass
         super().__init__(
             data, listen=f"127.0.0.1:{port}", command=options.pop("command", STANDBY),
+            shards=options.pop("shards", 1),
             **on_s3(bucket, endpoint_url, **options),
         )  # fmt: skip
         self.port = port
