@@ -78,7 +78,7 @@ def test_kills_while_pushing_lose_and_reorder_nothing(tmp_path: Path) -> None:
 
 def pair_options(folder: Path, bucket: Bucket, seed: int) -> Options:
     """A run that ends when each act of a pair was done, and one death of each kind."""
-    return with_pair(Options(folder, seed=seed, seconds=600, kills=2, shards=2), bucket)
+    return with_pair(Options(folder, seed=seed, seconds=1_200, kills=2, shards=2), bucket)
 
 
 @pytest.mark.slow
