@@ -97,6 +97,7 @@ class Standby:
         self.end = LogEnd.EMPTY
         self.silent_ns = 0
         self.unanswered_ns: int | None = None  # of the silence, how long a question has stood
+        self._asked_ns = 0
         self._is_surveyed = False
         self._seen_ns = 0  # when the store was last seen: the silence is counted up to here
         self._found_ns = 0  # when the last entry was found
@@ -153,7 +154,7 @@ class Standby:
         self._seen_ns = began_ns
         self.silent_ns += passed_ns
         if self.unanswered_ns is not None:
-            self.unanswered_ns += passed_ns
+            self.unanswered_ns += max(0, min(passed_ns, began_ns - self._asked_ns))
         self._read_due = True
         if self.end is LogEnd.OWNED and self.silent_ns < TAKE_OVER_NS:  # not a moment too late
             left_ns = TAKE_OVER_NS - self.silent_ns
@@ -168,7 +169,7 @@ class Standby:
 
     def asked(self, now_ns: int, *, is_ours: bool) -> None:
         """A question stands in the store: ours, or one that another process has put before."""
-        self.unanswered_ns = 0
+        self.unanswered_ns, self._asked_ns = 0, now_ns
         self._read_due = False
         if is_ours:
             self._hello_ns = now_ns + HELLO_NS
