@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Questioned(Protocol):
+class ReadableLedger(Protocol):
     """A ledger that is only read."""
 
     def read(
@@ -28,7 +28,7 @@ class Questioned(Protocol):
 class LedgerReads:
     """The questions to a ledger, and the thread that puts them. Raises LedgerError."""
 
-    def __init__(self, ledger: Questioned, thread: Executor) -> None:
+    def __init__(self, ledger: ReadableLedger, thread: Executor) -> None:
         self._asked = ledger
         self._thread = thread
 

@@ -129,7 +129,8 @@ class DiffAnswer(Struct, frozen=True):
             Meta(
                 ge=0,
                 description="only of a standby: how long ago it saw the end of its owner's log."
-                " What the owner acknowledged since then may be missing, and in the 5 s before",
+                " What the owner acknowledged since then may be missing, and in the 5 s before (15"
+                " if the owner cannot write its log)",
             ),
         ]
         | UnsetType

@@ -68,8 +68,9 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _is_diff(head: Head) -> bool:
-    segments = head.segments
-    return len(segments) == 4 and segments[:2] == ("v0", "topics") and segments[3] == "diff"
+    # Only the topic may be percent-encoded, as in the routes of an owner.
+    segments = head.raw_segments
+    return len(segments) == 4 and segments[:2] == (b"v0", b"topics") and segments[3] == b"diff"
 
 
 class StandbyApi:

@@ -65,6 +65,8 @@ def test_a_standby_answers_who_allows_it_to_be_stale_and_nobody_else(
                 answer = stale(standby, partition=1, **ahead)
                 assert (answer.status, answer.code) == (503, "standby_behind"), ahead
             assert stale(standby, "other").status == 404
+            escaped = standby.json("POST", "/v0/topics/t/%64iff", {"stale": True})
+            assert escaped.code == "standby", "a proxy would not know this path"
             assert stale(standby, partition=2).status == 400
             assert stale(standby, tail=True, from_seq=1).status == 400
             assert stale(standby, tag="x" * 5_000).status == 413

@@ -103,7 +103,7 @@ class Standby:
         self._found_ns = 0  # when the last entry was found
         self._next_look_ns = 0
         self._read_due = False  # whether the question stands; once per look
-        self._next_ask_ns = 0
+        self._retry_ns = 0  # a call has failed: nothing is written until then
         self._hello_ns = 0  # when the owner is to be told of us
         self.answered_ns = 0  # 0: this owner has not
         self._eager_until_ns = 0
@@ -115,7 +115,7 @@ class Standby:
         if self._is_surveyed and now_ns - self._seen_ns <= LOOK_GAP_NS:
             if self._read_due and self.unanswered_ns is not None:
                 return StandbyStep(StandbyAction.READ_QUESTION)
-            if self._may_take():
+            if self._may_take() and now_ns >= self._retry_ns:
                 return StandbyStep(StandbyAction.TAKE)
             if self._should_ask(now_ns):
                 return StandbyStep(StandbyAction.ASK)
@@ -141,7 +141,7 @@ class Standby:
             self._another_owner()
         if hands_over:
             self._eager_until_ns = now_ns + EAGER_NS
-            self._hello_ns = self._next_ask_ns = 0
+            self._hello_ns = self._retry_ns = 0
         self._sign(now_ns)
 
     def empty(self, began_ns: int, now_ns: int) -> None:
@@ -162,7 +162,7 @@ class Standby:
 
     def failed(self, now_ns: int) -> None:
         """A call of the store has failed: what it would have told is not known."""
-        self._next_look_ns = self._next_ask_ns = now_ns + RETRY_NS
+        self._next_look_ns = self._retry_ns = now_ns + RETRY_NS
         self._read_due = False
         if now_ns - self._seen_ns > LOOK_GAP_NS:
             self._blinded(now_ns)
@@ -216,7 +216,7 @@ class Standby:
         if self.end is not LogEnd.OWNED or self.unanswered_ns is not None:
             return False
         is_due = self.silent_ns >= QUESTION_NS or now_ns >= self._hello_ns
-        return is_due and now_ns >= self._next_ask_ns
+        return is_due and now_ns >= self._retry_ns
 
     def _another_owner(self) -> None:
         """Whoever owns now was not asked yet."""

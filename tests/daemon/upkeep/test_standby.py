@@ -322,7 +322,9 @@ def test_a_store_that_does_not_answer_holds_up_no_stop(
     wait_until(ended.is_set, "the call to be answered, and the thread to end")
 
 
-def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(rig: Rig) -> None:
+def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(LedgerMissing):
         rig.warm.read(topics.find, "a")
     rig.tell("a")
@@ -358,7 +360,7 @@ def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(ri
         with pytest.raises(LedgerMissing):
             rig.warm.read(topics.find, "a")
 
-    rig.warm.apply = half  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.warm, "apply", half)
     assert rig.warm.catch_up()
     assert rig.warm.read(topics.find, "c") is not None
     rig.warm.close()

@@ -243,40 +243,54 @@ def test_a_standby_that_was_told_of_a_handover_looks_often_and_asks() -> None:
     assert quiet.standby.decide(now_ns).at_ns - now_ns <= EAGER_LOOK_NS
 
 
+def does(standby: Standby, slow_ns: int, now_ns: int) -> tuple[StandbyAction, int]:
+    """One instruction, with a store that takes so long and an owner that is silent. Returns what it
+    was, and when it is done."""
+    step = standby.decide(now_ns)
+    ended_ns = max(now_ns + slow_ns, step.at_ns if step.do is StandbyAction.WAIT else 0)
+    if step.do is StandbyAction.ASK:
+        standby.asked(ended_ns, is_ours=True)
+    elif step.do is StandbyAction.READ_QUESTION:
+        standby.stands()
+    elif step.do is StandbyAction.LOOK:
+        standby.empty(now_ns, ended_ns)
+    return step.do, ended_ns
+
+
 @pytest.mark.parametrize("slow_ns", [MS, EAGER_LOOK_NS, 3 * EAGER_LOOK_NS, LOOK_NS // 2, LOOK_NS])
 def test_a_handover_ends_however_long_a_look_takes(slow_ns: int) -> None:
-    standby, now_ns, done, released = Standby(), 10**12, [], False
+    standby, now_ns = Standby(), 10**12
     standby.surveyed(LogEnd.OWNED, now_ns, is_new=True)
     standby.found(LogEnd.OWNED, now_ns, is_first=False, hands_over=True)
+    done = []
+    while StandbyAction.ASK not in done:
+        did, now_ns = does(standby, slow_ns, now_ns)
+        done.append(did)
+        assert len(done) < 5, done
+    standby.found(LogEnd.RELEASED, now_ns, is_first=False, hands_over=False)
     while StandbyAction.TAKE not in done:
-        step = standby.decide(now_ns)
-        done.append(step.do)
+        did, now_ns = does(standby, slow_ns, now_ns)
+        done.append(did)
         assert len(done) < 10, done
-        began_ns = now_ns
-        now_ns = max(now_ns + slow_ns, step.at_ns if step.do is StandbyAction.WAIT else 0)
-        if step.do is StandbyAction.ASK:
-            standby.asked(now_ns, is_ours=True)
-        elif step.do is StandbyAction.READ_QUESTION:
-            standby.stands()
-        elif step.do is StandbyAction.LOOK and StandbyAction.ASK in done and not released:
-            released = True
-            standby.found(LogEnd.RELEASED, now_ns, is_first=False, hands_over=False)
-        elif step.do is StandbyAction.LOOK:
-            standby.empty(began_ns, now_ns)
 
 
 def test_an_owner_that_is_dead_is_found_dead_by_a_store_that_is_slow() -> None:
-    standby, now_ns, done = Standby(), 10**12, []
+    standby, now_ns = Standby(), 10**12
     standby.surveyed(LogEnd.OWNED, now_ns, is_new=True)
+    done = []
     while StandbyAction.TAKE not in done:
-        step = standby.decide(now_ns)
-        done.append(step.do)
+        did, now_ns = does(standby, LOOK_NS, now_ns)
+        done.append(did)
         assert len(done) < 200, done[-20:]
-        began_ns = now_ns
-        now_ns = max(now_ns + LOOK_NS, step.at_ns if step.do is StandbyAction.WAIT else 0)
-        if step.do is StandbyAction.ASK:
-            standby.asked(now_ns, is_ours=True)
-        elif step.do is StandbyAction.READ_QUESTION:
-            standby.stands()
-        elif step.do is StandbyAction.LOOK:
-            standby.empty(began_ns, now_ns)
+
+
+def test_a_take_over_that_fails_is_tried_again_after_a_pause() -> None:
+    standby, now_ns = Standby(), 10**12
+    standby.surveyed(LogEnd.RELEASED, now_ns, is_new=True)
+    tries = 0
+    for _ in range(1_000):  # 10 s
+        if standby.decide(now_ns).do is StandbyAction.TAKE:
+            tries += 1
+            standby.failed(now_ns)
+        now_ns += 10 * MS
+    assert 1 < tries <= 10
