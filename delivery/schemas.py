@@ -60,9 +60,9 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=BYTES_MAX,
-            description="bytes of data, key, tag, node and meta in the answer; one larger record"
-            " comes alone. It counts as 65536 at most while many answers of the shard are not"
-            " taken by their clients",
+            description="bytes of data, key, tag, node and meta in the answer; a larger"
+            " record comes alone. At most 65536 count while clients do not take the shard's"
+            " answers",
         ),
     ] = BYTES_MAX
     tag: Annotated[str, Meta(description="keep records with this tag")] | None = None
@@ -128,9 +128,9 @@ class DiffAnswer(Struct, frozen=True):
             int,
             Meta(
                 ge=0,
-                description="only of a standby: how long ago it saw the end of its owner's log."
-                " What the owner acknowledged since then may be missing, and in the 5 s before (15"
-                " if the owner cannot write its log)",
+                description="only of a standby: how long ago it saw the end of its owner's"
+                " log. What the owner acknowledged since then, and in the 5 s before (15 if"
+                " it cannot write its log), may be missing",
             ),
         ]
         | UnsetType

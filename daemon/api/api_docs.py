@@ -35,7 +35,7 @@ from shards.latency import MEANINGS
 # What a type of the page says of its fields, by their names.
 _Shown = dict[type, dict[str, str]]
 
-_AS_IN_MIN = 3  # fewer explained fields are quicker read than looked up
+_AS_IN_MIN = 2  # one explained field is quicker read than looked up
 _EVERY_ROUTE = {400, 503}  # what any route may answer
 _WITH_BODY = {413, 415}  # and any that takes a body
 
@@ -86,12 +86,18 @@ def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
 
 
 def _metrics(prefix: str) -> Iterator[str]:
-    yield "| metric | kind | labels | meaning |"
-    yield "|---|---|---|---|"
-    for metric in METRICS:
-        if metric.name.startswith(prefix):
-            labels = ", ".join(f"`{label}`" for label in metric.labels)
-            yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.says} |"
+    """The metrics by their labels. A counter's name tells it; other kinds than gauges are named."""
+    shown = [metric for metric in METRICS if metric.name.startswith(prefix)]
+    by_labels = sorted({tuple(metric.labels) for metric in shown})
+    for number, labels in enumerate(by_labels):
+        if number:
+            yield ""
+        yield f"By {', '.join(f'`{label}`' for label in labels)}:" if labels else "Of the daemon:"
+        yield ""
+        for metric in shown:
+            if tuple(metric.labels) == labels:
+                kind = "" if metric.kind in ("counter", "gauge") else f" ({metric.kind})"
+                yield f"- `{metric.name}`{kind}: {metric.says}"
 
 
 def _stages(_: str) -> Iterator[str]:
@@ -147,7 +153,8 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
             del left[name]
     shown[type_] = facts
     is_query = type_.__name__.endswith(("Query", "Headers"))
-    plain: list[str] = []
+    explained: dict[tuple[str, str], list[str]] = {}
+    plain: dict[str, list[str]] = {}
     inside: list[type] = []
     for field in info.fields:
         inside += _structs(field.type)
@@ -155,18 +162,20 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
             continue
         allowed = _type(field.type)
         if is_query:
-            allowed = allowed.removesuffix(" or null")  # a parameter is absent, never null
+            allowed = _without_null(allowed)  # a parameter is absent, never null
         if info.forbid_unknown_fields or is_query:
             allowed += _default(field)
         else:
             allowed = allowed.replace(" ≥ 0", "")  # no count or offset is negative
         meaning = _description(field.type)
         if meaning:
-            yield f"- `{field.encode_name}` ({allowed}): {meaning}"
+            explained.setdefault((allowed, meaning), []).append(f"`{field.encode_name}`")
         else:
-            plain.append(f"`{field.encode_name}` ({allowed})")
+            plain.setdefault(allowed, []).append(f"`{field.encode_name}`")
+    for (allowed, meaning), fields in explained.items():
+        yield f"- {', '.join(fields)} ({allowed}): {meaning}"
     if plain:
-        yield f"- {', '.join(plain)}"
+        yield "- " + "; ".join(f"{', '.join(each)} ({allowed})" for allowed, each in plain.items())
     for each in dict.fromkeys(inside):
         if each not in shown:
             yield ""
@@ -175,7 +184,7 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
 
 def _fact(field: inspect.Field) -> str:
     """What tells a field from one of the same name in another type."""
-    return f"{_type(field.type).removesuffix(' or null')}: {_description(field.type)}"
+    return f"{_without_null(_type(field.type))}: {_description(field.type)}"
 
 
 def _as_in(facts: dict[str, str], shown: _Shown) -> Iterator[tuple[type, list[str]]]:
@@ -213,7 +222,15 @@ def _type(type_: inspect.Type) -> str:
     text = text.replace("any JSON value", "any JSON").replace(str(1 << 53), "2^53")
     text = re.sub(r"(integer|number) of at least (-?\d+)", r"\1 ≥ \2", text)
     text = re.sub(r"(integer|number) from (\S+) to (\S+)", r"\1 \2 to \3", text)
-    return re.sub(r"\b[A-Z][a-z]\w+", r"`\g<0>`", text).replace("|", "\\|")
+    text = re.sub(r"string with at most (\d+) characters", r"string of ≤ \1 characters", text)
+    text = re.sub(r" with at most (\d+) elements", r", at most \1", text)
+    text = re.sub(r"\b[A-Z][a-z]\w+", r"`\g<0>`", text)
+    text = re.sub(r"\barray of (\S+?)(?=,|$| with| or)", r"\1[]", text)
+    return re.sub(r"^(\S+) or null$", r"\1?", text).replace("|", "\\|")
+
+
+def _without_null(text: str) -> str:
+    return text.removesuffix("?").removesuffix(" or null")
 
 
 def _description(type_: inspect.Type) -> str:

@@ -235,7 +235,7 @@ class TopicState(Struct, frozen=True):
     ]
     lagged_watchers: Annotated[
         int,
-        Meta(ge=0, description="those of them that have lagged and are not at the end again"),
+        Meta(ge=0, description="those of them that lagged and are not at the end again"),
     ]
     created_ms: Annotated[int, Meta(description="epoch milliseconds")]
 
@@ -484,7 +484,7 @@ class CursorSetting(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CursorSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client tells of what its cursor follows. It is shown, and nothing depends on it."""
+    """What a client tells of what its cursor follows. It is only shown."""
 
     name: Annotated[str, Meta(max_length=SOURCE_NAME_MAX, description="a path or URL")]
     topic_id: Annotated[
@@ -496,7 +496,7 @@ class CursorSource(Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=0,
                 le=SEQUENCE_MAX,
-                description="where it ends now, as a position in partition 0; null: not known",
+                description="where it ends now, as a position in partition 0; null: unknown",
             ),
         ]
         | None
@@ -521,8 +521,8 @@ class CursorSourceState(Struct, frozen=True):
     lag_bytes: Annotated[
         int | None,
         Meta(
-            description="from the cursor to `size_bytes`; null if that is not known, or was told"
-            " more than an hour ago and not reached"
+            description="from the cursor to `size_bytes`; null if that is unknown, or was"
+            " told more than an hour ago and not reached"
         ),
     ]
     told_ms: Annotated[int, Meta(description="when, epoch milliseconds")]

@@ -52,12 +52,12 @@ class BudgetStatus(Struct, frozen=True):
     """The budget in force (`put_budget_usd_per_month`)."""
 
     usd_per_month: Annotated[
-        float, figure("the budget; no series: there is none", "headgate_put_budget_usd_per_month")
+        float, figure("the budget; no series if there is none", "headgate_put_budget_usd_per_month")
     ]
     window_ms: Annotated[
         float,
         figure(
-            "the least commit window that it allows now",
+            "the least commit window that the budget allows now",
             "headgate_put_budget_window_seconds",
             per=1e3,
         ),
@@ -65,7 +65,9 @@ class BudgetStatus(Struct, frozen=True):
     target_bytes: Annotated[int, figure("the object target that it asks for now")]
     holds: Annotated[
         bool,
-        figure("false, or 0: more is spent, and no lever is left", "headgate_put_budget_holds"),
+        figure(
+            "false, or 0: the budget is exceeded, and no lever is left", "headgate_put_budget_holds"
+        ),
     ]
 
 
@@ -89,13 +91,15 @@ class BillStatus(Struct, frozen=True):
     usd: Annotated[
         float,
         figure(
-            "what these requests cost, by the configured prices", "headgate_store_cost_usd_total"
+            "what the requests to the store cost, by the configured prices",
+            "headgate_store_cost_usd_total",
         ),
     ]
     usd_per_month: Annotated[
         float | None,
         figure(
-            "the same for 30 days at the pace of the last minute; null, or 0, in the first minute",
+            "what the store costs in 30 days at the pace of the last minute; null, or 0, in"
+            " the first minute",
             "headgate_store_cost_usd_per_month",
         ),
     ]

@@ -29,8 +29,8 @@ PushChanges = defstruct(
                 dict[str, str | None],
                 Meta(
                     max_length=2 * HEADERS_MAX,
-                    description="own headers to send, by name; null removes one, and those that are"
-                    " not named stay. Nothing ever shows their values again",
+                    description="own headers to send, by name; null removes one, the others"
+                    " stay. Their values are never shown",
                 ),
             ]
             | UnsetType,
@@ -43,7 +43,7 @@ PushChanges = defstruct(
                 Meta(
                     max_length=SIGNING_MAX,
                     description="`whsec_...`, the newest first: each POST is signed with all of"
-                    " them; an empty list ends signing. Nothing ever shows them again",
+                    " them; an empty list ends signing. They are never shown",
                 ),
             ]
             | UnsetType,

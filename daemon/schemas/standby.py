@@ -38,5 +38,5 @@ class StandbysStatus(Struct, frozen=True):
     known: Annotated[int, figure("standbys that have asked lately", "headgate_standbys")] = 0
     seen_ms: Annotated[int | None, figure("since one asked last; null: never")] = None
     commits: Annotated[
-        int, figure("commits in the best one's ledger, as it said", "headgate_standbys_commits")
+        int, figure("commits in the ledger of the best standby", "headgate_standbys_commits")
     ] = 0

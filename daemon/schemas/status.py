@@ -39,13 +39,13 @@ class AlarmStatus(Struct, frozen=True):
 
     alarm: Annotated[str, figure("its name (docs/operations.md)")]
     age_ms: int
-    count: Annotated[int, figure("how often it was raised since it began")]
+    count: Annotated[int, figure("how often it was raised")]
     message: str
     not_ready: Annotated[bool, figure("whether it makes the daemon not ready")]
 
 
 class StandingStatus(Struct, frozen=True):
-    """A subscription or a router of which nothing goes on, although it could."""
+    """A subscription or a router that stands still although it could go on."""
 
     kind: Annotated[str, figure("`subscription`, `push` or `router`")]
     topic: Annotated[str, figure("of a router, its source")]
@@ -111,10 +111,7 @@ class SubscriptionScaling(Struct, frozen=True):
     subscription: str
     value: Annotated[
         int,
-        figure(
-            "0 to 100: the part of the drainable lag that the consumers which are"
-            " present cannot hold"
-        ),
+        figure("0 to 100: the part of the drainable lag that present consumers cannot hold"),
     ]
     drainable_lag: Annotated[int, figure("messages that consumers could work on simultaneously")]
     lag: Annotated[int, figure("records that are not finished")]
@@ -124,24 +121,24 @@ class SubscriptionScaling(Struct, frozen=True):
     consumer_max: Annotated[
         int,
         figure(
-            "how many messages a consumer works on at a time: the largest `max` of"
-            " those that poll; for streams, and without consumers, the subscription's setting"
+            "messages that a consumer works on at a time: the largest `max` of polls; for"
+            " streams, and without consumers, the subscription's setting"
         ),
     ]
     held: Annotated[str, figure("why nothing is delivered now; empty if it is")]
 
 
 class ImportScaling(Struct, frozen=True):
-    """What imports into a topic still have before them, also those whose command has ended. It is
-    what clients told of the sources of their cursors, and where the cursors are now."""
+    """What imports into a topic have left, also those whose command has ended: what clients told of
+    the sources of their cursors, less where the cursors are now."""
 
     topic: str
-    sources: Annotated[int, figure("that are not imported to their ends")]
+    sources: Annotated[int, figure("sources that are not imported to their ends")]
     unknown: Annotated[
         int,
         figure(
-            "sources of these whose size is not known, or was told more than an hour"
-            " ago; they are in no lag"
+            "those of them whose size is not known, or was told more than an hour ago; they"
+            " count in no lag"
         ),
     ]
     lag_bytes: Annotated[int, figure("what is left of the other sources")]
@@ -179,9 +176,9 @@ class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
 class SubscriptionsStatus(SubscriptionCounters, frozen=True, kw_only=True):
     """All subscriptions together; of the ages, the greatest one."""
 
-    count: Annotated[int, figure("how many there are", "headgate_subscriptions")]
+    count: Annotated[int, figure("how many subscriptions there are", "headgate_subscriptions")]
     held: Annotated[
-        int, figure("those of them that can deliver nothing now", "headgate_subscriptions_held")
+        int, figure("subscriptions that can deliver nothing now", "headgate_subscriptions_held")
     ]
     first: Annotated[
         list[SubscriptionFigures],
@@ -198,7 +195,7 @@ class PushCounters(Struct, frozen=True, kw_only=True):
     ]
     granted: Annotated[
         float,
-        figure("what the senders may use of that now", "headgate_push_granted_attempts_per_second"),
+        figure("what the senders may use of it now", "headgate_push_granted_attempts_per_second"),
     ]
     rate: Annotated[
         float,
@@ -207,8 +204,8 @@ class PushCounters(Struct, frozen=True, kw_only=True):
     use: Annotated[
         float,
         figure(
-            "how much of what is granted the senders need, 0 to 1, by which they share"
-            " it: what they have used, or all while the rate climbs",
+            "how much of the granted rate the senders need, 0 to 1: what they used, or all"
+            " while the rate climbs",
             "headgate_push_use_ratio",
         ),
     ]
@@ -236,11 +233,11 @@ class PushFigures(PushCounters, frozen=True, kw_only=True):
 class PushStatus(PushCounters, frozen=True, kw_only=True):
     """All push subscriptions together."""
 
-    count: Annotated[int, figure("how many push", "headgate_push_subscriptions")]
+    count: Annotated[int, figure("subscriptions that push", "headgate_push_subscriptions")]
     slow: Annotated[
         int,
         figure(
-            "those of them in slow or heartbeat mode, because the receiver fails",
+            "subscriptions in slow or heartbeat mode, because the receiver fails",
             "headgate_push_subscriptions_slow",
         ),
     ]
@@ -260,9 +257,9 @@ class RouterFigures(RouterCounters, frozen=True, kw_only=True):
 class RoutersStatus(RouterCounters, frozen=True, kw_only=True):
     """All routers together."""
 
-    count: Annotated[int, figure("how many there are", "headgate_routers")]
-    held: Annotated[int, figure("those of them that can copy nothing now", "headgate_routers_held")]
-    stopped: Annotated[int, figure("those of them that cannot go on", "headgate_routers_stopped")]
+    count: Annotated[int, figure("how many routers there are", "headgate_routers")]
+    held: Annotated[int, figure("routers that can copy nothing now", "headgate_routers_held")]
+    stopped: Annotated[int, figure("routers that cannot go on", "headgate_routers_stopped")]
     first: Annotated[
         list[RouterFigures], figure("up to 20: stopped or held, then with the most lag")
     ]
@@ -283,7 +280,9 @@ class SchedulerStatus(Struct, frozen=True):
     deferred: Annotated[
         int,
         figure(
-            "those of them that pressure puts off", "headgate_deferred_entries", word=at.S_DEFERRED
+            "topics that wait and that pressure puts off",
+            "headgate_deferred_entries",
+            word=at.S_DEFERRED,
         ),
     ]
 
@@ -342,7 +341,7 @@ class GateStatus(Struct, frozen=True):
     paused_ms: Annotated[
         int | None,
         figure(
-            "for how long shards have been paused, the longest of them; null, or 0: none is",
+            "the longest time for which a shard has been paused; null, or 0: none is",
             "headgate_gate_paused_seconds",
             per=1e3,
         ),
@@ -416,8 +415,7 @@ class ShardStatus(Struct, frozen=True):
     requests_queued: Annotated[
         int,
         figure(
-            "requests that wait for ring space, by `disable_backpressure`, with their"
-            " bodies unread",
+            "requests that wait for ring space (`disable_backpressure`), with their bodies unread",
             "headgate_queued_requests",
             word=at.S_QUEUED,
         ),
@@ -523,7 +521,7 @@ class CertificateStatus(Struct, frozen=True):
     expires_at_ms: Annotated[
         int,
         figure(
-            "when it expires, since 1970",
+            "when the certificate expires, since 1970",
             "headgate_certificate_expiry_timestamp_seconds",
             per=1e3,
         ),

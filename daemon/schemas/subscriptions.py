@@ -82,8 +82,8 @@ SubscriptionSettings = defstruct(
 
 
 class SubscriptionSummary(SubscriptionCounts, frozen=True, kw_only=True):
-    """A subscription, as far as it is known without asking its owner: its numbers are a tenth of a
-    second late. Counts are since the daemon started."""
+    """A subscription, without asking its owner: its numbers are a tenth of a second late.
+    Counts are since the daemon started."""
 
     subscription: str
     subscription_id: Annotated[int, Meta(description="never used twice; a new one has another")]
@@ -319,9 +319,9 @@ class ResendRequest(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             max_length=RESEND_ID_CHARACTERS_MAX,
-            description="names this one time: a request that is repeated with it sends nothing"
-            " more, and is answered whether the message is finished. After the death of the owner,"
-            " a seek or another mode it sends the message again",
+            description="names this resend: a repeated request sends nothing more, and is"
+            " answered whether the message is finished. After the death of the owner, a seek"
+            " or another mode it sends the message again",
         ),
     ] = ""
     topic_id: Annotated[

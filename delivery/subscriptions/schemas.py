@@ -39,8 +39,8 @@ class Acknowledged(Struct, frozen=True):
     epoch: Annotated[
         int,
         Meta(
-            description="of the last batch of the subscription until then: what a nack took back"
-            " was sent in batches up to this one, and comes again in later ones"
+            description="the last batch of the subscription so far: what a nack took back"
+            " comes again in later ones"
         ),
     ] = 0
 
@@ -217,20 +217,20 @@ class PushHeader(Struct, frozen=True):
     """A header of a request or an answer."""
 
     name: str
-    value: Annotated[str, Meta(description="of an own header `(hidden)`")]
+    value: Annotated[str, Meta(description="`(hidden)` for an own header")]
 
 
 class PushExchange(Struct, frozen=True):
     """A POST of a record that is in no topic, and what became of it."""
 
     endpoint: str
-    address: Annotated[str, Meta(description="that was connected to; empty: none was")]
+    address: Annotated[str, Meta(description="the address that was connected to; empty: none")]
     request_headers: list[PushHeader]
     request_body: Annotated[str, Meta(description="its first 16,384 characters")]
     request_bytes: int
     status: Annotated[int | None, Meta(description="of the answer; null: there is none")]
     failure: Annotated[
-        str | None, Meta(description="why no answer counts, in a word; otherwise null")
+        str | None, Meta(description="why no answer counts, in a word; null if one does")
     ]
     message: Annotated[str, Meta(description="and in a sentence")]
     answer_headers: Annotated[list[PushHeader], Meta(description="32 at most")]

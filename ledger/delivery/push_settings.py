@@ -28,8 +28,8 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             ge=RATE_MIN, le=RATE_MAX,
-            description="POSTs a second, of all senders together; they find out how many the"
-            " receiver can take, and never send more than this",
+            description="most POSTs a second, of all senders together; they find out how many"
+            " the receiver can take",
         ),
     ] = 100.0  # fmt: skip
     rate_start: (
@@ -37,8 +37,8 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
             float,
             Meta(
                 ge=RATE_MIN, le=RATE_MAX,
-                description="POSTs a second with which all senders together begin while they know"
-                " nothing of the receiver, at most `rate_max`; null: a fifth of it",
+                description="POSTs a second with which all senders together begin, at most"
+                " `rate_max`; null: a fifth of it",
             ),
         ]
         | None
@@ -68,7 +68,12 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
         100
     )
     batch_bytes_max: Annotated[
-        int, Meta(ge=1_024, le=4 << 20, description="and their bytes; a larger record goes alone")
+        int,
+        Meta(
+            ge=1_024,
+            le=4 << 20,
+            description="bytes of the records in a POST of `batch`; a larger record goes alone",
+        ),
     ] = 256 << 10
     batch_wait_ms: Annotated[
         int, Meta(ge=0, le=60_000, description="how long a batch waits for more records")

@@ -77,7 +77,7 @@ def values_of(kind: type, row: Any) -> dict[str, Any]:
 
 _OUTCOMES = Family(
     "headgate_subscription_outcomes_total",
-    "what came of messages; those that are redelivered come again",
+    "outcomes of messages; redelivered ones come again",
 )
 
 
@@ -114,7 +114,7 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     oldest_unacknowledged_ms: Annotated[
         int,
         figure(
-            "how long a consumer has had a message, of all the longest; 0: none",
+            "the longest time for which a consumer has had a message; 0: none",
             "headgate_subscription_oldest_unacknowledged_seconds",
             per=1e3,
         ),
@@ -131,7 +131,7 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     refused: Annotated[
         int,
         figure(
-            "messages that acknowledgments named in vain: too late, or never sent to that consumer",
+            "messages whose acknowledgment was refused: too late, or never sent to that consumer",
             "headgate_subscription_refused_messages_total",
         ),
     ] = 0

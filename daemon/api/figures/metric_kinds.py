@@ -46,7 +46,8 @@ class TopicSeries(Struct, frozen=True):
     bytes: Annotated[
         int,
         figure(
-            "bytes of the bodies that were acknowledged, likewise",
+            "bytes of the bodies that were acknowledged, of the first 128 topics and of all"
+            " others together",
             "headgate_topic_acked_bytes_total",
         ),
     ]

@@ -104,7 +104,7 @@ _OWN = (
     Metric(
         "headgate_push_attempts_total",
         "counter",
-        "POSTs that ended, by what came of them; those that failed are made again",
+        "POSTs that ended, by outcome; those that failed are made again",
         ("topic", "subscription", "outcome"),
         lambda scrape: [
             ((of.topic, of.subscription, outcome.name.lower()), count)
@@ -115,7 +115,7 @@ _OWN = (
     Metric(
         "headgate_push_attempt_seconds_total",
         "counter",
-        "time that these POSTs took together",
+        "total time of these POSTs",
         ("topic", "subscription"),
         lambda scrape: [
             ((of.topic, of.subscription), of.total.latency.sum_ns / 1e9) for of in scrape.push
@@ -143,7 +143,7 @@ _OWN = (
     Metric(
         "headgate_standing_still",
         "gauge",
-        "subscriptions and routers of which nothing goes on, although it could",
+        "subscriptions and routers that stand still although they could go on",
         (),
         lambda scrape: [
             ((), sum(a.count for a in scrape.status.alarms if a.alarm == STANDS_STILL.name))
