@@ -17,24 +17,26 @@ HEAD = """\
 
 1. Flags (`--listen`, `--data`, `--store`, `--shards`) and `--set KEY=VALUE`. A flag takes
    precedence over `--set` of the same key; the last of several `--set` of a key counts.
-2. The environment: `HEADGATE_<KEY>`, for example `HEADGATE_RING_BYTES=128MiB`. Names that are not
-   keys, such as `HEADGATE_URL`, are ignored.
+2. The environment: `HEADGATE_<KEY>`, for example `HEADGATE_RING_BYTES=128MiB`. Other
+   names, such as `HEADGATE_URL`, are ignored.
 3. The TOML file given with `--config FILE`, with the keys at the top level.
 4. The default.
 
-`headgate config show --origin` prints every value and where it came from. The command refuses
-unknown keys and invalid values with exit code 2; the message names key, value, limit and origin.
+`headgate config show --origin` prints every value and where it came from. Unknown keys and invalid
+values end the command with exit code 2.
 
 Sizes are numbers of bytes or text with a binary suffix: `64MiB`, `64M` and `67108864` are the same;
-`MB` is refused. Durations are plain numbers in the unit at the end of the key's name. For a key
-whose default is *none*, empty text removes the value of an earlier layer. A relative `data_dir` is
-relative to the working directory.
+`MB` is refused. Durations are plain numbers in the unit at the end of the key's name. Lists are
+text with commas in the environment. For a key whose default is *none*, empty text removes the value
+of an earlier layer.
 
 SIGHUP loads the file again. Keys marked *reload* take effect immediately; for the others the log
 says that they need a restart.
 
-| key | default | type, limits | reload | what it is for |
-|---|---|---|---|---|
+## Keys
+
+Each with its default, its type and limits, and what it is for.
+
 """
 
 FOOT = """
@@ -78,10 +80,11 @@ def markdown() -> str:
         limits = [field.type.name]
         if field.check is not None:
             limits.append(field.check.text)
-        unit = f" ({field.unit})" if field.unit else ""
-        reload = "yes" if field.reloadable else ""
+        if field.unit:
+            limits[-1] += f" {field.unit}" if field.check is not None else f", {field.unit}"
+        if field.reloadable:
+            limits.append("*reload*")
         rows.append(
-            f"| `{field.name}` | {default_text(field)} | {', '.join(limits)}{unit} | {reload}"
-            f" | {field.why} |\n"
+            f"- `{field.name}` = {default_text(field)} ({', '.join(limits)}): {field.why}\n"
         )
     return HEAD + "".join(rows) + FOOT

@@ -240,8 +240,7 @@ def _whole_pages(value: object) -> None:
 
 FIELDS: tuple[Field, ...] = (
     Field("listen", ADDRESS, "127.0.0.1:7440", "",
-          "where producers and readers connect; every shard listens there; port 0 takes a free"
-          " port, which the log names"),
+          "where producers and readers connect; port 0 takes a free port, which the log names"),
     Field("data_dir", FOLDER, "./headgate-data", "",
           "holds the ledger, locks and, with the embedded store, the objects; relative to the"
           " working directory of the daemon"),
@@ -254,10 +253,10 @@ FIELDS: tuple[Field, ...] = (
     Field("s3_sse", optional(one_of(*SSE)), None, "",
           "how S3 encrypts what the daemon and the compaction put; by default as the bucket says"),
     Field("s3_sse_kms_key_id", optional(TEXT), None, "",
-          "the key of KMS for `s3_sse` `aws:kms` or `aws:kms:dsse`; by default the account's key"
-          " for S3. The credentials need `kms:GenerateDataKey` and `kms:Decrypt` for it"),
+          "the KMS key of `s3_sse`; by default the account's key for S3. The credentials need"
+          " `kms:GenerateDataKey` and `kms:Decrypt` for it"),
     Field("shards", COUNT, Derived("one per CPU that the process may use", _cpus), "processes",
-          "each is pinned to one CPU; if there are more shards than CPUs, they share CPUs",
+          "processes that serve, each pinned to one CPU; more shards than CPUs share these",
           check=between(1, SHARDS_MAX)),
     Field("ring_bytes", BYTES, 64 * MIB, "bytes",
           "memory of each shard for waiting requests and the newest records; at least 4 x"
@@ -268,8 +267,8 @@ FIELDS: tuple[Field, ...] = (
           check=between(4 * KIB, 1 * GIB, size_text)),
     Field("commit_window_min_ms", NUMBER, Derived("200 on S3, 0.5 embedded", _window_min),
           "milliseconds",
-          "how long a request may wait for other requests before its group uploads; after an idle"
-          " window, a request is uploaded immediately", reloadable=True, check=above_zero(60_000)),
+          "how long a request waits for others before its group uploads; after an idle window, a"
+          " request is uploaded immediately", reloadable=True, check=above_zero(60_000)),
     Field("commit_window_max_ms", NUMBER, Derived("1000 on S3, 10 embedded", _window_max),
           "milliseconds", "the longest window under pressure",
           reloadable=True, check=above_zero(60_000)),
@@ -278,29 +277,29 @@ FIELDS: tuple[Field, ...] = (
           check=between(1, 64)),
     Field("prices", PRICES, Derived(", ".join(f"`{name}`" for name in DEFAULT_PRICES),
                                     _default_prices), "US dollars",
-          "what stores charge, by class: a table for each, with `put_usd_per_1000`,"
-          " `get_usd_per_1000`, `list_usd_per_1000`, and `put_usd_per_gib` and `get_usd_per_gib`"
-          " where bytes cost too; in the environment and with `--set`, the same as JSON. It is"
-          " added to the default classes: Amazon's S3 Standard and S3 Express One Zone in"
-          " us-east-1, and one that costs nothing"),
+          "what stores charge, in US dollars by class: a table for each, with `put_usd_per_1000`,"
+          " `get_usd_per_1000`, `list_usd_per_1000`, `put_usd_per_gib` and `get_usd_per_gib`;"
+          " in the"
+          " environment and with `--set`, JSON. It is added to the default classes: Amazon's S3"
+          " Standard and S3 Express One Zone in us-east-1, and one that costs nothing"),
     Field("store_class", TEXT, Derived("`standard` on S3, `free` embedded", _class), "",
-          "which of the `prices` the store has; the bill and the budget are computed with it"),
+          "which of the `prices` the store has"),
     Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars in 30 days",
-          "what the daemon's PUT requests may cost: the window, then the objects grow as far as"
-          " that needs, also with `governor = off`; where it is not enough, the alarm"
-          " `budget_exceeded` is raised and nobody is refused",
+          "what PUTs may cost in 30 days: the window, then the objects grow as far as that needs,"
+          " also with `governor = off`; nobody is refused"
+          " ([budget](operations.md#what-it-costs))",
           reloadable=True, check=above_zero(1_000_000_000)),
     Field("hedge_puts", SWITCH, "false", "",
-          "S3 only: send a PUT that is slower than the recent 99th percentile again and take the"
-          " first success; both are billed, and at most 1 in 50 PUTs is sent twice on average"),
+          "S3 only: send a PUT again that is slower than the recent 99th percentile, and take the"
+          " first success; at most 1 in 50 PUTs is sent and billed twice on average"),
     Field("lake_url", STORE_URL, Derived("`<store_url>/lake`", _lake), "",
           "where compaction writes the tables; the daemon's credentials must allow access"),
     Field("catalog_uri", TEXT, Derived("`sqlite:///<data_dir>/catalog.db`", _catalog), "",
           "the Iceberg catalog: the SQLAlchemy URL of an SQL database, or the http(s) URL of a REST"
           " catalog"),
     Field("catalog_name", optional(TEXT), None, "",
-          "the name of a catalog in pyiceberg's own configuration (`.pyiceberg.yaml`,"
-          " `PYICEBERG_CATALOG__...`), with all its properties; overrides `catalog_uri`"),
+          "a catalog of pyiceberg's own configuration (`.pyiceberg.yaml`,"
+          " `PYICEBERG_CATALOG__...`); overrides `catalog_uri`"),
     Field("compact_run_bytes", BYTES, 512 * MIB, "bytes",
           "bytes of L0 that one compaction task holds in memory; more makes larger files",
           check=between(1 * MIB, 64 * GIB, size_text)),
@@ -315,7 +314,7 @@ FIELDS: tuple[Field, ...] = (
           check=between(1_000, 30 * 86_400_000)),
     Field("dedupe_entries_max", COUNT, 1_000_000, "entries",
           "most idempotency keys that are remembered, at 300 bytes of ledger each; more keys"
-          " shorten the window, and the alarm `dedupe_window_short` is raised",
+          " shorten the window, with the alarm `dedupe_window_short`",
           check=between(1_000, 1_000_000_000)),
     Field("retention_interval_ms", COUNT, 5_000, "milliseconds",
           "how often caps and times to live are enforced", reloadable=True,
@@ -329,104 +328,92 @@ FIELDS: tuple[Field, ...] = (
     Field("records_max", COUNT, 10_000, "records",
           "most records in a request; more get 413", check=between(1, 1_000_000)),
     Field("partitions_max", COUNT, 20_000, "partitions",
-          "most partitions of all topics together, each of which costs memory and rows of the"
-          " ledger; a topic, or more partitions, beyond it gets 422 `partitions_full`",
+          "most partitions of all topics together, which cost memory and rows of the ledger;"
+          " more get 422 `partitions_full`",
           check=between(1, 10_000_000)),
     Field("auto_create_topics", SWITCH, "true", "",
-          "a request to produce creates its topic if there is none, unless it says"
-          " `create=false`; with `false`, it always gets 404 `unknown_topic`, and topics are made"
-          " by `PUT /v0/topics/{t}` only"),
+          "a request to produce creates its topic, unless it says `create=false`; with `false`,"
+          " it gets 404 `unknown_topic`, and only `PUT /v0/topics/{t}` makes topics"),
     Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
           "how long a request waits for its acknowledgment; then it is withdrawn and gets 503, or"
-          " 504 if its upload has begun, so that it may be stored; a request may set its own",
+          " 504 if its upload has begun; a request may set its own",
           check=between(ACK_TIMEOUT_MS_MIN, ACK_TIMEOUT_MS_MAX)),
     Field("store_down_not_ready_ms", COUNT, 30_000, "milliseconds",
           "`/readyz` answers 503 when the store, the ledger or their disk has failed for this long;"
           " new requests are refused after 2 s of failure",
           check=between(0, 86_400_000)),
     Field("standstill_after_ms", COUNT, 30_000, "milliseconds",
-          "the alarm `stands_still` begins when nothing of a subscription or a router has gone on"
-          " for this long, although it could", check=between(1_000, 86_400_000)),
+          "how long a subscription or a router stands still before the alarm `stands_still`",
+          check=between(1_000, 86_400_000)),
     Field("streams_max", COUNT, 10_000, "streams",
           "most streams (watches) of a shard; a further one gets 503. Each needs an open file",
           check=between(1, 1_000_000)),
     Field("connections_per_address_max", optional(COUNT), None, "connections",
-          "most connections of a shard that come from one address (of IPv6, from one network of 64"
-          " bits) and are not streams; by default three quarters of all, 6,144. For a further one,"
-          " the one that has been idle for the longest time, and for a second at least, is closed;"
-          " if there is none, it gets 503",
+          "most connections of a shard, without streams, from one address (of IPv6, from one"
+          " network of 64 bits); by default three quarters of all, 6,144. A further one closes the"
+          " one that has been idle longest, for a second at least, or gets 503",
           check=between(1, 1_000_000)),
     Field("cors_origins", ORIGINS, (), "",
-          "web pages that may use the API from another origin: origins like `https://example.org`,"
-          " or `*` for all; in the environment, with commas. Pages of other origins get 403"),
+          "other origins whose web pages may use the API: `https://example.org`, or `*` for all."
+          " Pages of other origins get 403"),
     Field("allowed_hosts", HOSTS, (), "",
-          "names under which the daemon is reached, besides loopback names and `listen`: host"
-          " names, `*.example.org`, or `*` for all; others get 421, so that no web page can pass"
-          " itself off as the daemon's own. Where `listen` is not a loopback address, the machine's"
-          " name and all addresses are allowed too. In the environment, with commas"),
+          "names under which the daemon is reached, in addition to loopback names and `listen`:"
+          " host names, `*.example.org`, or `*` for all; others get 421, so that no web page can"
+          " pass itself off as the daemon's own. Where `listen` is not a loopback address, the"
+          " machine's name and all addresses are allowed too"),
     Field("admin_over_tcp", SWITCH, "false", "",
-          "serve the admin API at `listen` too, for `compact` on another machine; whoever reaches"
-          " it can destroy records. The Unix socket `admin.sock` in the data directory always"
-          " serves it"),
+          "serve the admin API at `listen` too, for `compact` on another machine; it can destroy"
+          " records. The Unix socket `admin.sock` in the data directory always serves it"),
     Field("auth_file", optional(FILE), None, "",
-          "the tokens that clients need, made with `headgate tokens create`; only the daemon's user"
-          " may read it. It is read again when it changes. Without one everybody who reaches the"
-          " daemon may do everything"),
+          "the [tokens](access.md) that clients need. It is read again when it changes. Without"
+          " one, every client that reaches the daemon may do everything"),
     Field("insecure_open", SWITCH, "false", "",
-          "`listen` or `tls_listen` at an address other than loopback without an `auth_file`: for a"
-          " network on which everybody may read, write and delete everything"),
+          "listen at an address other than loopback without an `auth_file`: for a network on which"
+          " everybody may read, write and delete everything"),
     Field("limits", LIMITS, (), "",
-          "how much all clients together may use, over all shards: a table, or text like"
-          " `requests=10000/s,bytes_in=100MiB/s`; what is above gets 429 `over_limit`. Tokens have"
-          " limits of their own ([access.md](access.md#limits))"),
+          "how much all clients together may use: a table, or text like"
+          " `requests=10000/s,bytes_in=100MiB/s` ([limits](access.md#limits))"),
     Field("tls_listen", optional(ADDRESS), None, "",
           "where producers and readers connect by [TLS](access.md#tls), in addition to `listen`;"
           " it needs `tls_certificate` and `tls_key`"),
     Field("tls_certificate", optional(FILE), None, "",
-          "the daemon's certificate, in PEM format, and after it those of its issuers. It is read"
-          " again when it changes"),
+          "the daemon's certificate, in PEM format, and after it those of its issuers; read again"
+          " when it changes"),
     Field("tls_key", optional(FILE), None, "",
           "the private key of that certificate, in PEM format without a password; only the"
           " daemon's user may have rights to it"),
     Field("tls_client_ca", optional(FILE), None, "",
-          "certificates, in PEM format, of authorities whose clients may show a certificate instead"
-          " of a token"),
+          "certificates (PEM) of authorities whose clients may show a certificate instead of"
+          " a token"),
     Field("audit_log", optional(FILE), None, "",
-          "a file to which a line is appended for each change of settings, deletion, trim and seek,"
-          " for tokens, take-overs and refusals ([access.md](access.md#the-audit-log)). Without a"
-          " line, a change is refused with 503 `audit_log`"),
+          "the [audit log](access.md#the-audit-log); if it cannot be written, changes are refused"),
     Field("trusted_proxies", NETWORKS, (), "",
-          "addresses and networks of proxies whose `X-Forwarded-For` the audit log believes; in the"
-          " environment, with commas"),
+          "addresses and networks of proxies whose `X-Forwarded-For` the audit log believes"),
     Field("governor", one_of("on", "off"), "on", "",
           "`on` makes the daemon slower under pressure, in steps, before it refuses anything; `off`"
           " keeps the shortest commit window and delays no push. A full ring or disk refuses"
           " requests in both cases"),
     Field("pressure_weights", WEIGHTS, (), "",
           "how much each soft sensor counts, 0 to 1; 1 if it is not named. In the environment, text"
-          " like `busy=0.5,store=0`. Hard sensors (ring, memory, disk) always count fully",
+          " like `busy=0.5,store=0`",
           reloadable=True),
     Field("gate_pause_above", NUMBER, 0.80, "",
           "the pressure of memory above which producers are refused (503 `memory_short`), and of"
           " ring, memory or disk above which routers pause; 1 for never",
           check=above_zero(1)),
     Field("gate_resume_below", NUMBER, 0.65, "",
-          "the pressure below which they go on; below `gate_pause_above`, so that they do not stop"
-          " and go all the time",
+          "the pressure below which they go on; below `gate_pause_above`",
           check=above_zero(1)),
     Field("push_allow", ALLOWED, "public", "",
-          "whom push may call: `public` for all addresses that the internet routes, host names,"
-          " `*.example.com`, addresses, networks like `10.0.0.0/8`; a name in the list may lead to"
-          " any address that `push_deny` does not have. In the environment, with commas; empty for"
-          " nobody", reloadable=True),
+          "[whom push may call](push.md#who-may-be-called): `public`, host names,"
+          " `*.example.com`, addresses, networks like `10.0.0.0/8`; empty for nobody",
+          reloadable=True),
     Field("push_deny", DENIED, "own,metadata", "",
-          "whom push may not call: addresses, networks, `metadata` (where clouds serve a machine's"
-          " credentials), `own` (addresses of this machine and of its IPv6 networks, as far as only"
-          " `public` allows them). An address or network in `push_allow` that is no larger wins",
+          "[whom push may not call](push.md#who-may-be-called): addresses, networks, `metadata`,"
+          " `own`",
           reloadable=True),
     Field("push_ca_file", optional(FILE), None, "",
-          "certificates, in PEM format, of authorities that push trusts in addition to those of"
-          " the system"),
+          "certificates (PEM) of authorities that push trusts in addition to those of the system"),
     Field("push_limiter_period_s", NUMBER, 30.0, "seconds",
           "how often a sender of a push subscription sets its rate, from what failed since"
           " (`LIMITER_PERIOD`)", check=above_zero(86_400)),
@@ -437,7 +424,7 @@ FIELDS: tuple[Field, ...] = (
           check=above_zero(86_400)),
     Field("push_balance_interval_s", NUMBER, 30.0, "seconds",
           "how often the senders of a subscription negotiate their shares of its rate"
-          " (`BALANCE_INTERVAL`); one that joins, leaves or has another rate does not wait",
+          " (`BALANCE_INTERVAL`)",
           check=above_zero(86_400)),
     Field("push_update_interval_s", NUMBER, 15.0, "seconds",
           "how often a sender tells how much of its share it has used (`UPDATE_INTERVAL`)",
