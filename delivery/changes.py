@@ -116,7 +116,7 @@ class FollowedChanges(Generic[T]):
             await asyncio.wait([self._asking])
 
     async def read_again(self, id_: int) -> None:
-        """Returns when this one was read and taken once more, whoever asks for it."""
+        """Returns when this one was read and taken once more."""
         self.stale.add(id_)
         while (id_ in self.stale or id_ in self._stale_asked) and not self._closed:
             await self.asked()

@@ -129,9 +129,9 @@ class Dispatcher:
         self._slice()
 
     def serve_now(self) -> None:
-        """Runs a slice if one is due, without waiting for the loop to get to it: for a caller in
-        a long turn of the loop. The loop's own slice comes all the same. Does nothing for a server
-        that calls it in its turn."""
+        """Runs a slice if one is due, without waiting for the loop to get to it: for a caller in a
+        long turn of the loop. The loop's own slice comes anyway. Does nothing for a server that
+        calls it in its turn."""
         if self._serving:
             return
         if self._scheduled:

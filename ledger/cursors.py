@@ -111,8 +111,8 @@ def create(tx: WriteTx, name: str, kind: CursorKind, now_ms: int) -> tuple[Curso
 
 
 def restore(tx: WriteTx, cursor_id: int, name: str, kind: CursorKind, now_ms: int) -> Cursor:
-    """Creates a cursor with an id that has no row. Of two cursors with one name, the one with the
-    higher id has it; the other was deleted before."""
+    """Creates a cursor with an id that has no row. If two cursors have one name, it belongs to the
+    one with the higher id; the other was deleted before."""
     present = find(tx, name)
     deleted_ms = None
     if present is not None and present.cursor_id < cursor_id:

@@ -114,7 +114,8 @@ def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic
 def restore(tx: WriteTx, topic_id: int, name: str, config: TopicConfig, created_ms: int) -> None:
     """Creates a topic with an id that was given before and is missing here; for recovery only.
 
-    Of two topics with one name, the one with the higher id has it; the other was deleted before.
+    If two topics have one name, it belongs to the one with the higher id; the other was deleted
+    before.
     """
     present = find(tx, name)
     if present is not None and present.topic_id < topic_id:
@@ -183,7 +184,7 @@ def find(tx: ReadTx, name: str) -> Topic | None:
 def by_id(tx: ReadTx, topic_id: int) -> Topic | None:
     """The topic of this id, deleted or not; None: there never was one.
 
-    Of a deleted one whose rows have gone (``space/leftovers.py``) only its id is known.
+    Only the id is known of a deleted one whose rows have gone (``space/leftovers.py``).
     """
     there = row_of(tx, topic_id)
     if there is not None:

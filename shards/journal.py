@@ -14,7 +14,7 @@ an entry::
     tail <= head <= tail + capacity
 
 An entry says which offsets of a partition are finished, in a *generation* of the subscription, so
-that it means nothing after a seek. Entries may repeat one another: whoever reads them adds up sets.
+that it means nothing after a seek. Entries may repeat one another: a reader adds up sets.
 
 The shard itself writes both words, and nobody reads the bytes while it lives: a stopped owner is
 killed, and has ended before its successor starts. What a dying process wrote after the head never

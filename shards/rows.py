@@ -1,8 +1,8 @@
 """Rows of words: how one is written and read whole, and sums of one for each shard.
 
-A row has one writer at a time, and a *version*, which is odd while it is written. Whoever reads it
-copies it and looks whether the version was even and is the same afterwards. If the writer died in
-between, the row is taken as it is; the next one makes the version even again.
+A row has one writer at a time, and a *version*, which is odd while it is written. A reader copies
+it and checks that the version was even and is the same afterwards. If the writer died in between,
+the row is taken as it is; the next one makes the version even again.
 
 A sum is made of rows as large numbers, so over 64 shards it takes as many additions, not thousands.
 """

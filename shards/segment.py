@@ -102,8 +102,8 @@ class Segment:
     def follow_epoch(self, shard: int) -> int:
         """Notes that a shard's next leases have the present epoch; by its loop, between leases.
 
-        Its leases of earlier epochs are in their slots by then, so whoever reads this word first
-        and the slots second misses none (``LeaseTable.oldest_epoch``).
+        Its leases of earlier epochs are in their slots by then, so a reader of this word first and
+        the slots second misses none (``LeaseTable.oldest_epoch``).
         """
         epoch = int(self.words[at.G_EPOCH])
         index = self.layout.shard(shard) + at.S_EPOCH

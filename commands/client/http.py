@@ -12,7 +12,7 @@ DELETE, a produce with an idempotency key).
 them. After NOTICE_MS the caller is told what the call waits for. A Client belongs to one thread;
 after a failed connection the next attempt opens another.
 
-Errors of the daemon say what to do with a method and a path, which is right for whoever has sent
+Errors of the daemon say what to do with a method and a path, which is right for a caller that sent
 one; here they name the command instead.
 """
 
@@ -55,7 +55,7 @@ _COMMANDS = [
 
 
 def in_commands(message: str) -> str:
-    """The message of an error, for who has called a command."""
+    """The message of an error, for the user of a command."""
     for route, command in _COMMANDS:
         message = route.sub(command, message)
     return message

@@ -12,7 +12,7 @@ there. The same is noted of a file whose text has to be read from its start, bec
 one document, with the file's *version*: its size and when it was modified. While it has that
 version, no more than its beginning is read.
 
-A cursor also tells what its source is called and how long its text is, for whoever looks at the
+A cursor also tells what its source is called and how long its text is, for people who look at the
 cursor (``CursorSource``). Nothing is found by that: a renamed file keeps its cursor, which tells
 its new name. A file that is told as it already was, and imported to there, is not told again.
 
@@ -78,7 +78,7 @@ class CursorNames(NamedTuple):
 
 
 def beginning(head: bytes, *, is_document: bool) -> bytes:
-    """What of the first KiB is in a cursor's name."""
+    """The part of the first KiB that is in a cursor's name."""
     return head if is_document else head.partition(b"\n")[0].rstrip(b"\r")
 
 

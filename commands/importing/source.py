@@ -403,7 +403,7 @@ class SourceImport:
             await self._blocking(self._cursors.tell, self._names, self._source(size))
 
     def _text_bytes(self) -> int | None:
-        """How long the text is now. Of packed text nobody knows before its end."""
+        """How long the text is now. It is unknown for packed text before its end."""
         return None if self._is_packed else self.raw.size()
 
     def _wait_s(self, flow: Flow) -> float:

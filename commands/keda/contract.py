@@ -1,8 +1,8 @@
 """KEDA's contract for external scalers: the gRPC service ``externalscaler.ExternalScaler``.
 
 Messages and numbers of fields are those of the definition that KEDA publishes,
-externalscaler.proto. They are built here, so there is neither a build step nor a generated file. Of
-each number there are two fields, an integer for old versions of KEDA and a double; both are set.
+externalscaler.proto. They are built here, so there is neither a build step nor a generated file.
+Each number has two fields, an integer for old versions of KEDA and a double; both are set.
 
 Needs the extra ``keda``: only the command ``headgate scaler`` imports this module.
 """

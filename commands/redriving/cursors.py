@@ -1,4 +1,4 @@
-"""The cursors of a dead-letter topic: what of it is dealt with, for the next run.
+"""The cursors of a dead-letter topic: the letters that are dealt with, for the next run.
 
 One for each origin in each partition (``progress.py``), and one with the *floors*: by partition the
 offset up to which the letters of all origins are dealt with, where a run begins to read.

@@ -279,7 +279,7 @@ def _configuration(
     window_ms: str | None,
     object_bytes: str | None,
 ) -> Config:
-    """The configuration of a daemon, which is on S3 if nothing is said about it."""
+    """The configuration of a daemon, which is on S3 by default."""
     own = [
         ("shards", str(cores), "--cores"),
         ("commit_window_min_ms", window_ms, "--window-ms"),

@@ -1,4 +1,4 @@
-"""Who has the ledger is asked: the daemon, or this process while no daemon runs.
+"""Operations go to the process that has the ledger: the daemon, or this one while no daemon runs.
 
 While a daemon runs, only its processes open the ledger for writing. Compaction, collection and
 checks reach it through a ``LedgerAccess``, of which there are two: ``ViaDaemon`` asks over HTTP,

@@ -4,7 +4,7 @@ An *operation* is a function ``fn(tx, *args)`` of ``ledger/``, named by module a
 ``lake.runs.begin``. Arguments are a JSON array and the result is JSON, both of the types that the
 function's annotations name. Which operations a daemon serves ``daemon/api/handlers/admin.py`` says.
 
-``now_ms`` of an operation is always the owner's clock of ages: whoever asks may be another machine,
+``now_ms`` of an operation is always the owner's clock of ages: the caller may be another machine,
 or may have been stopped since it looked at a clock. Callers pass ``NOW``.
 """
 
@@ -117,8 +117,8 @@ class Operation:
         return self.at(arguments, now_ms)
 
     def check_lake(self, named: dict[str, Any], lake: str) -> None:
-        """Checks that files that an operation of the ledger names are below the owner's lake,
-        whoever asks. Raises SwitchRefused."""
+        """Checks that files that an operation of the ledger names are below the owner's lake.
+        Raises SwitchRefused."""
         if self.function is lake_tables.switch:
             for switch in named.get("switches", ()):
                 lake_tables.check_below(lake, switch.table, lake_tables.files_of(switch))

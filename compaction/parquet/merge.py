@@ -193,8 +193,8 @@ def records(
     last: int,
     since_ms: int = EVER_MS,
 ) -> Iterator[tuple[int, int, Record]]:
-    """(offset, epoch milliseconds, record) of offsets [offset, last] in order, of ``since_ms``
-    or later. Blocks. Of each file it keeps only the row group it has reached.
+    """(offset, epoch milliseconds, record) of offsets [offset, last] in order, of ``since_ms`` or
+    later. Blocks. It keeps only one row group of each file, the one that it has reached.
 
     Raises StoreError, ObjectMissing, LakeFileDamaged.
     """

@@ -1,8 +1,8 @@
 """A Spark session that is silent on the terminal, needs little memory, and ends with its block.
 
 A session is *ours* if this module started its JVM; session and JVM end with the ``with`` block. A
-session that exists already, or whose JVM ``spark-submit`` started, is *given*: its settings belong
-to whoever started it.
+session that exists already, or whose JVM ``spark-submit`` started, is *given*: its settings are not
+changed.
 
 Three parts of Spark write to the terminal: log4j, the JVM, and the Python workers, whose output the
 JVM repeats. All use the JVM's stdout and stderr, so these go to a file in the scratch folder. If

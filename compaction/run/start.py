@@ -1,4 +1,4 @@
-"""A compaction from its start to its report, whoever asks for it: the command or spark-submit."""
+"""A compaction from its start to its report, for the command and spark-submit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The default catalog as pyiceberg sees it: pointers are kept by the owner of the ledger.
 
-A table's metadata are files in the lake, written by whoever commits; the catalog holds one pointer
-per table, and the owner (``ledger/lake/catalog.py``) swaps it if it still is what was read. So a
-driver on another machine commits without a database. What a compaction does not need (views,
+A table's metadata are files in the lake, written by the process that commits; the catalog holds one
+pointer per table, and the owner (``ledger/lake/catalog.py``) swaps it if it still is what was read.
+So a driver on another machine commits without a database. What a compaction does not need (views,
 dropping, properties of namespaces) is not here.
 """
 

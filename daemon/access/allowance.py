@@ -157,11 +157,12 @@ class Allowance:
                 raise _too_many(name, value, each.whose, each.of, count - 1)
 
     def charge_out(self, size_bytes: int) -> int:
-        """So much of an answer is sent. Returns for how many ns nothing more should be."""
+        """Charges the bytes of an answer that are sent. Returns for how many ns nothing more should
+        be."""
         return max((each.rate.charge(size_bytes) for each in self._bytes_out), default=0)
 
     def charge_in(self, size_bytes: int) -> int:
-        """So much of a body of unknown length was received; likewise."""
+        """Charges the bytes of a body of unknown length that were received; likewise."""
         return max((each.rate.charge(size_bytes) for each in self._bytes_in), default=0)
 
 

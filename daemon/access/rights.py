@@ -13,10 +13,10 @@ from shards.boards.namecounts import TokenTally
 
 
 class Rights:
-    """The rights of a token's bearer, or of everybody, who has none. ``live`` is False from the
-    revocation or expiry of the token on; heads, streams and requests refer to one object for each
-    token. ``allowance`` is what limits its bearers, None if nothing does; ``tally`` is where their
-    traffic is counted, None if nowhere."""
+    """The rights of a token's bearer, or of all clients where there are no tokens. ``live`` is
+    False from the revocation or expiry of the token on; heads, streams and requests refer to one
+    object for each token. ``allowance`` is what limits its bearers, None if nothing does; ``tally``
+    is where their traffic is counted, None if nowhere."""
 
     __slots__ = (
         "_beginnings",

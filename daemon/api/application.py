@@ -97,9 +97,9 @@ class RouteTable:
             )
 
     def find(self, head: Head) -> Found:
-        """Raises ApiError 401 and 403 for whoever may not do this, 404, 405, 400 for a bad topic
-        name or query, or a token in it, 403 for what is not for pages of a browser, or not for
-        TCP."""
+        """Raises ApiError 401 and 403 for a sender who may not do this, 404, 405, 400 for a bad
+        topic name or query, or a token in it, 403 for what is not for pages of a browser, or not
+        for TCP."""
         _refuse_token(head)
         rights = self._authenticate(head)
         for pattern, methods in self._by_path.items():

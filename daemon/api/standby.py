@@ -102,7 +102,7 @@ class StandbyApi:
         return StandbyStatus(version(), uptime_s, figures)
 
     def route(self, head: Head) -> tuple[str, ...]:
-        """Raises ApiError 401 and 403 for whoever may not see it, 503 for what it does not
+        """Raises ApiError 401 and 403 for a sender who may not see it, 503 for what it does not
         serve."""
         if head.segments not in _OPEN and not head.is_local:
             head.rights = self._access.of(head.headers, head.client_names)

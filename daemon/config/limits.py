@@ -1,6 +1,6 @@
 """Limits of tokens and of the daemon: their names, and how they are written.
 
-A *rate* is so much per second (``requests=1000/s``, ``bytes_in=10MiB/s``, ``settings=10/min``), a
+A *rate* is an amount per second (``requests=1000/s``, ``bytes_in=10MiB/s``, ``settings=10/min``), a
 *count* is how many there may be (``streams=50``). This module knows nothing of who uses them
 (``daemon/access/allowance.py``).
 """

@@ -1,6 +1,6 @@
 """The governor's words in shared memory: stored by the supervisor, read by all.
 
-The words of a gate are stored by whoever decides it.
+The process that decides a gate stores its words.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Shards leave theirs in shared words with each heartbeat (``shard_sensors.py``). A shard that does
 not serve yet does not count: a restart must not raise the pressure of the others. One that serves
-and has not beaten for STALE_AFTER samples is *stale*: nobody knows how it is, so its soft sensors
+and has not beaten for STALE_AFTER samples is *stale*: its state is unknown, so its soft sensors
 count as full. Its hard ones count as they were: what cannot be known does not refuse requests.
 
 A tick reads a dozen columns of words: 0.1 ms with 64 shards.

@@ -24,8 +24,8 @@ _SHARED = tuple(sensor.name for sensor in SENSORS if sensor.hard and sensor is n
 
 
 class RoutersGate:
-    """``used_bytes`` says what the shard's ring holds that is not durable, ``in_flight_bytes`` what
-    of it is of routers. ``pause`` is told why."""
+    """``used_bytes`` is what the shard's ring holds that is not durable, ``in_flight_bytes`` the
+    routers' part of it. ``pause`` is told why."""
 
     def __init__(
         self,

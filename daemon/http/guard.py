@@ -1,8 +1,8 @@
 """Whose requests the front takes in by TCP: those that were sent to this daemon, and not for a page
 of another origin.
 
-A browser sends requests for any page that it shows, from inside the network of whoever opened it.
-What such a page cannot do is say another Host, Origin or Sec-Fetch-Site than the browser does:
+A browser sends requests for any page that it shows, from inside the network of its user. What such
+a page cannot do is say another Host, Origin or Sec-Fetch-Site than the browser does:
 
 - A page whose name was made to lead here (DNS rebinding) is of the same origin, but its requests
   carry its name as Host. An address cannot be rebound.

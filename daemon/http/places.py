@@ -5,9 +5,9 @@
     ... and none is idle -> has a reserved place: it is refused at its first request, unless that is
     a probe
 
-Whoever holds idle connections so loses them to those who come, and whoever holds busy ones has
-at most the share of one address. Probes reach the shard in both cases. Who sits in a reserved place
-gives way to the next one who comes, however short it has been idle, and so keeps no probe out.
+So idle connections make room for new ones, and busy ones are at most the share of one address.
+Probes reach the shard in both cases. Who sits in a reserved place gives way to the next one who
+comes, however short it has been idle, and so keeps no probe out.
 
 Idle means that no request is under way, and the beginning of a head is none. The longest idle one
 is found in a list that is made at most once per moment of the coarse clock, however many come.

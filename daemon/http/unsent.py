@@ -5,11 +5,11 @@ budget per shard for streams, one for answers, and one for what was received and
     taken all, or is gone)
 
 The transport keeps the whole of what was written until the socket has taken the last byte of it.
-Holders that were given the same bytes object keep it together, so it counts once. Whoever has taken
-nothing for the longest time pays for what is over the budget (``shed``).
+Holders that were given the same bytes object keep it together, so it counts once. Over the budget,
+the clients that took nothing for longest are closed (``shed``).
 
 Rules (``check_invariants``): ``bytes`` is the sum of the sizes of the distinct objects that are
-held; whoever holds nothing is not kept.
+held; a connection that holds nothing is not kept.
 """
 
 from __future__ import annotations

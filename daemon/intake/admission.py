@@ -214,7 +214,7 @@ class Admission:
         want to. ``body_bytes`` were received of it. Its connection is told later whether it may
         come in.
 
-        Raises ApiError 429 or 503 if it cannot wait, 413 if it would wait in vain.
+        Raises ApiError 429 or 503 if it cannot wait, 413 if it could never be admitted.
         """
         if timeout_ms is None or self._closed not in (None, MEMORY_SHORT):
             raise self.refusal(needed_bytes)
@@ -240,7 +240,7 @@ class Admission:
         return QUEUED
 
     def admit_queued(self) -> None:
-        """Lets in who waits and fits, in order; refuses all for whom waiting is in vain."""
+        """Admits waiting requests that fit, in order; refuses those that can never be admitted."""
         if self._admitting:
             return  # one that was let in has given its promise back
         self._admitting = True

@@ -4,8 +4,8 @@
     it fits; or removed: its connection is lost, its deadline has passed, or all are refused
 
 First in, first out. What the first one needs is *reserved* for it: while it waits, nobody else gets
-that room, so requests that need less cannot keep it waiting. What is free beyond that is given to
-whoever comes, and ``admission.py`` keeps a share for those that do not wait.
+that room, so requests that need less cannot keep it waiting. What is free beyond that goes to any
+request, and ``admission.py`` keeps a share for those that do not wait.
 
 Rules (``check_invariants``): at most ``count_max`` requests, for which at most ``bytes_max``
 received bytes are held; ``reserved_bytes`` is what the first one needs.

@@ -2,8 +2,8 @@
 
 It holds what a frame carries of a cursor: its id and its last setting (``ledger/types.py``), never
 where the cursor is: only the commit knows that. Every creation, setting and deletion changes a
-shared word before it is answered; a shard that finds it changed forgets everything. So whoever has
-learned of a setting sends requests that carry it.
+shared word before it is answered; a shard that finds it changed forgets everything. So a client
+that has learned of a setting sends requests that carry it.
 
 Calls that read or change the ledger block, so they run in the shard's ledger thread.
 """

@@ -1,9 +1,9 @@
 """Limits of what there may be: topics, partitions, subscriptions, routers and cursors.
 
-What counts for a token is what its patterns of topics are for, whoever made it: so nothing has to
-remember who did, and a token that is made anew finds what the former one has left. What counts for
-the daemon is everything. It is counted when something is to be created, in a read of the ledger:
-several that are created at the same moment may exceed a limit by one each.
+All that a token's patterns of topics match counts for it, whoever made it: so nothing records the
+maker, and a token that is made anew finds what the former one left. What counts for the daemon is
+everything. It is counted when something is to be created, in a read of the ledger: several that are
+created at the same moment may exceed a limit by one each.
 """
 
 from __future__ import annotations

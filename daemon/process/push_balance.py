@@ -27,7 +27,7 @@ WORK_MAX = 2_000
 
 
 def balancer_settings(config: Config) -> BalancerSettings:
-    """Of the constants of the balancer, one can be configured."""
+    """One constant of the balancer can be configured."""
     return BalancerSettings(balance_interval_s=config.push_balance_interval_s)
 
 

@@ -3,7 +3,7 @@
 Its main thread turns a loop that serves the standby's HTTP on the daemon's own addresses, feeds the
 service manager's watchdog, and waits for signals; a thread follows the owner's log
 (``daemon/upkeep/standby.py``). Then ``serve.py`` goes on as for any start, in the same process, and
-shards accept on the same sockets: whoever connects meanwhile waits, and is not refused.
+shards accept on the same sockets: clients that connect meanwhile wait, and are not refused.
 """
 
 from __future__ import annotations

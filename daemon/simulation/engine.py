@@ -1,8 +1,8 @@
 """Shards under a virtual clock: the shipped pullers on a real segment, with modeled time.
 
 The words, leases, turns, pulls, splits and merges are those of the daemon (``uploader/groups``,
-``shards/leases.py``). Modeled are the loops of the shards, doorbells, PUTs and commits. Whoever
-derives from ``VirtualShards`` says where requests come from and how long a PUT takes.
+``shards/leases.py``). Modeled are the loops of the shards, doorbells, PUTs and commits. A subclass
+of ``VirtualShards`` says where requests come from and how long a PUT takes.
 
 Lifecycle of a lease here::
 

@@ -69,9 +69,9 @@ class VirtualGovernor:
     """The shipped governor and PUT budget over what the model has: samples it, and stores what
     follows in the words that the pullers read.
 
-    Of the sensors, the rings, the lease slots and the ledger are modeled. The others read 0: nobody
-    reads, there is no CPU, no memory and no disk, and the store is as fast as its distribution
-    says.
+    Only the sensors of the rings, the lease slots and the ledger are modeled. The others read 0:
+    nobody reads, there is no CPU, no memory and no disk, and the store is as fast as its
+    distribution says.
     """
 
     def __init__(

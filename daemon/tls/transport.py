@@ -55,7 +55,7 @@ class Tls:
 
     def begin(self, transport: TlsTransport, now_ns: int) -> None:
         """A connection was accepted. If too many have not finished their handshakes, the oldest
-        ends, and not the new one: whoever opens many of them keeps nobody out."""
+        ends, and not the new one: a flood keeps no client out."""
         under_way = self._under_way
         under_way[transport] = now_ns
         if len(under_way) > self._handshakes_max:

@@ -5,8 +5,8 @@ they appear. A take-over makes it the ledger (``recover.rebuild``) instead of re
 It is built anew with each start of a standby, and when entries are missing that an image has
 replaced.
 
-The thread blocks on the store. What it knows is a ``StandbyView``, replaced as a whole, for whoever
-asks. Decisions are ``uploader/ownership/standby.py``'s.
+The thread blocks on the store. What it knows is a ``StandbyView``, replaced as a whole, for all
+readers. Decisions are ``uploader/ownership/standby.py``'s.
 """
 
 from __future__ import annotations

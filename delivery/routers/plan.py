@@ -22,7 +22,7 @@ A router is *held* while its destination takes nothing, and looks again after a 
 settled in any case.
 
 A lane is *due* while there may be something to do for it: each of its events makes it due, and it
-stops being due once it was looked at in vain. So a decision costs nothing for partitions in which
+stops being due once a look finds nothing. So a decision costs nothing for partitions in which
 nothing happens.
 
 Invariants, per lane: position <= chain <= read_to; frames on their way lie between position and

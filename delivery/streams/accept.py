@@ -9,8 +9,8 @@ _QUALITY = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.IGNORECASE)
 
 
 def accepted(accept: str, offered: Sequence[str]) -> str | None:
-    """Of the content types that are offered, the one of the highest quality, then the one that is
-    named most exactly, then the first. An empty field accepts everything. None: it accepts none."""
+    """The offered content type of the highest quality, then the one that is named most exactly,
+    then the first. An empty field accepts everything. None: it accepts none."""
     if not accept.strip():
         return offered[0]
     ranges = [_media_range(text) for text in accept.split(",")]

@@ -3,9 +3,9 @@ If it has no successor because the daemon ends, the supervisor writes it, last o
 
     entries -> lots of rows, as the ledger has them -> a transaction each -> the journal is empty
 
-Whoever dies in between begins again: bits are only added. A subscription that was deleted or sought
-meanwhile is passed over, because its entries are of another generation. A damaged journal gives
-what is before the damage; what is after it is delivered again.
+After a death in between it begins again: bits are only added. A subscription that was deleted or
+sought meanwhile is passed over, because its entries are of another generation. A damaged journal
+gives what is before the damage; what is after it is delivered again.
 """
 
 from __future__ import annotations

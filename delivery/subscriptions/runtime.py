@@ -493,7 +493,7 @@ class Subscriptions:
             self.tasks.start(self._load(wanted))
 
     async def _load(self, wanted: Wanted) -> None:
-        """Loads a record for whoever wants it."""
+        """Loads a record for all who wait for it."""
         topic_id, partition = wanted.key
         try:
             async with self._loads:

@@ -5,8 +5,8 @@ opened costs nothing.
 
     base64url( version u8 | crc32c of the rest u32 | msgpack of a WatchSpec )
 
-The checksum finds a text that was cut or retyped. It is not a secret: whoever writes a ``wid`` of
-their own gets what ``POST /v0/watch`` would have given them, so everything in it is checked again.
+The checksum finds a text that was cut or retyped. It is not a secret: a client that writes a
+``wid`` gets what ``POST /v0/watch`` would have given it, so everything in it is checked again.
 """
 
 from __future__ import annotations

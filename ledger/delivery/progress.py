@@ -1,4 +1,4 @@
-"""What of a subscription is finished: floors, and finished offsets above them.
+"""What a subscription has finished: floors, and finished offsets above them.
 
 Lifecycle of an offset: not finished -> finished, by its bit in a row of 4,096, while something
 before it is not -> below the floor, and its row is deleted once the floor has passed all of it.
@@ -97,8 +97,8 @@ def epoch_of(tx: ReadTx, subscription_id: int) -> int:
 
 def number_after_namesakes(tx: WriteTx, subscription_id: int, topic: str, name: str) -> None:
     """A new subscription numbers its batches after those of all former ones of its name, of a topic
-    of this name: consumers that were theirs may still acknowledge batches. Of some only the highest
-    number of all is known."""
+    of this name: consumers that were theirs may still acknowledge batches. Only the highest number
+    of all is known of some."""
     (epoch,) = tx.execute(_NAMESAKES_SQL, (topic, name)).fetchone()
     epoch = max(epoch, notes.number(tx, LAST_EPOCH_NOTE))
     if epoch:

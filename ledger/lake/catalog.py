@@ -2,7 +2,7 @@
 
 Tables and columns are those of pyiceberg's SqlCatalog, so pyiceberg, DuckDB's users and others open
 the file themselves. A *pointer* is a table's metadata location; it moves by compare and swap. The
-file is another database than the ledger, and whoever owns the ledger changes it; other programs may
+file is another database than the ledger, and only the ledger's owner changes it; other programs may
 too, which is why nothing here is cached. A pointer never leaves the lake: every program that opens
 the table reads what it names, and believes it.
 

@@ -1,7 +1,7 @@
 """Everything that there is of a kind in the lake, asked for page by page.
 
 However many files, tables or holes there are, an answer of the owner of the ledger has a page of
-them. The pages are of several committed states; whoever needs more than that holds a run.
+them. The pages are of several committed states; a caller that needs more holds a run.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ Changes carry:
 - new dedupe entries and new names for deletion;
 - the small tables as a whole.
 
-Whoever applies changes also removes the rows of what is named for deletion (docs/protocol.md 7):
-collected objects and removed Parquet files. The log does not carry runs, which end with their
-ledger, nor since when objects are unreferenced: that is found again, and their grace time starts
-again.
+Applying changes also removes the rows of what is named for deletion (docs/protocol.md 7): collected
+objects and removed Parquet files. The log does not carry runs, which end with their ledger, nor
+since when objects are unreferenced: that is found again, and their grace time starts again.
 
 This module does no I/O except on the connection of a transaction and the file of a copy.
 """

@@ -106,8 +106,8 @@ def restore_topics(tx: WriteTx, seen: Sequence[TopicSeen], told: int) -> list[st
     """Creates topics and partitions that no entry lists. Returns the names of the topics that
     changed.
 
-    Of ids up to ``told`` the log has every topic. What is not there was deleted, and its rows have
-    gone: it is not created again, and its records are void.
+    The log has every topic of an id up to ``told``. What is not there was deleted, and its rows
+    have gone: it is not created again, and its records are void.
 
     Settings of such a topic are lost: it gets the defaults. Names of live topics are unique, so of
     two topics with one name the older was deleted before.

@@ -5,7 +5,7 @@ A collection deletes one when its grace time is over (docs/protocol.md 7) and
 - its commit is *settled*: no process asks for it any more, by its lease or by its number. The
 daemon says up to which commit that is; - it is neither the object of the last commit, by which a
 ledger is recognized, nor in quarantine; - no read lease, and no living compaction, is as old as its
-``free_ms``: whoever planned before may still read it.
+``free_ms``: a reader that planned before may still read it.
 
 Its rows are removed when it is deleted. Its name stays until its epoch is below the epoch floor:
 until then a recovery would take a late upload of it for a commit that no entry lists.

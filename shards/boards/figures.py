@@ -44,8 +44,8 @@ def figure(
     **labels: str,
 ) -> Meta:
     """Declares a field: its meaning, without a full stop; its metric; how many of its unit are one
-    of the metric's; and its word of a shard. Of a list of Structs, ``by`` names those of its fields
-    that are labels."""
+    of the metric's; and its word of a shard. For a list of Structs, ``by`` names those of its
+    fields that are labels."""
     family = metric if isinstance(metric, Family) else Family(metric, says) if metric else None
     found = Figure(says, family, tuple(by.split()), labels, per, word)
     return Meta(description=says or None, extra={"figure": found})

@@ -1,6 +1,6 @@
 """What is used of limits, counted over all shards in shared memory.
 
-A *rate* is so much per second, and a second's worth at any moment (its *burst*). What is used is
+A *rate* is an amount per second, and a second's worth at any moment (its *burst*). What is used is
 counted as time: one unit of a rate of 100 per second uses 10 ms. With S(t), what all shards have
 used until t, the *room* at t is the least of
 
@@ -76,7 +76,7 @@ class SharedRate:
         self._left_ns = 0.0  # of what was claimed
 
     def take(self, units: float) -> int:
-        """Uses so much, and returns 0; or how many ns it takes until that can be used."""
+        """Uses this amount, and returns 0; or how many ns it takes until that can be used."""
         left_ns = self._left_ns - units * self._unit_ns
         if left_ns >= 0:
             self._left_ns = left_ns

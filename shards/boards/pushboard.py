@@ -165,7 +165,7 @@ def is_for(word: int, joins: int) -> bool:
 
 
 class PushBoard:
-    """The offers and the senders' rows: for owners, and for whoever reads."""
+    """The offers and the senders' rows: for owners, and for readers."""
 
     def __init__(self, segment: Segment) -> None:
         self._words = segment.words

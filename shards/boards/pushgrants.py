@@ -4,8 +4,8 @@ Lifecycle of a sender here: found by ``look``, with nothing -> granted a rate, a
 -> gone by a later ``look``: it has left, has joined again (then it is another one), or has died.
 
 A grant is *pending* until its sender has said that it obeys this one. Until then the sender may use
-any grant since the one before, so all of them are *held*: the highest counts. Whoever grants keeps
-the sum of what is held within the subscription's rate. Only the supervisor uses this module;
+any grant since the one before, so all of them are *held*: the highest counts. The granter keeps the
+sum of what is held within the subscription's rate. Only the supervisor uses this module;
 ``shards/boards/pushboard.py`` has the other side.
 """
 

@@ -1,7 +1,7 @@
 """What the senders of a push subscription do together, summed over shards, for status and metrics.
 
 The counts of a row are added as one large number (``shards/rows.py``), the rest is read by sender:
-about 4 us each. So whoever asks for all takes them in slices.
+about 4 us each. So a reader of all takes them in slices.
 """
 
 from __future__ import annotations

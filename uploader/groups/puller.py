@@ -4,8 +4,8 @@ There is one ``Puller`` per shard, used by its loop only. It loads and stores sh
 locks. It never waits, and never touches a disk or the network. The object target in force is a
 shared word.
 
-The holder of a group's lock leaves its mark in the group's slot and removes it last. Whoever finds
-the mark of a predecessor first repairs the members' ``pulled`` words from the leases, since that
+The holder of a group's lock leaves its mark in the group's slot and removes it last. A holder that
+finds a predecessor's mark first repairs the members' ``pulled`` words from the leases, since that
 holder died between filling a lease and storing these words.
 
 Only the holder of a group's lock writes the words of the group and the members' ``pulled``; a merge

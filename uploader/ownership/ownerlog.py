@@ -256,8 +256,8 @@ class OwnerLog:
     def take(self, *, take_over: bool) -> SealedLog:
         """Seals the log for a new start, and waits as long as the former owner may own it.
 
-        Whoever then writes the first number of the next incarnation owns the prefix. Of two starts
-        that have both sealed this log, only one can. Raises OwnedByAnother without ``take_over``,
+        The daemon that then writes the first number of the next incarnation owns the prefix. If two
+        starts have sealed this log, only one can. Raises OwnedByAnother without ``take_over``,
         StoreError, EntryError.
         """
         for _ in range(SEALS_MAX):

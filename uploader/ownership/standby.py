@@ -219,7 +219,7 @@ class Standby:
         return is_due and now_ns >= self._retry_ns
 
     def _another_owner(self) -> None:
-        """Whoever owns now was not asked yet."""
+        """The present owner was not asked yet."""
         self.answered_ns = self._hello_ns = 0
         self.unanswered_ns = None
 

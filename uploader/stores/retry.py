@@ -2,8 +2,8 @@
 
 Pure: no clock, no sleep; uploader/stores/retrying.py makes the calls. The policy is full jitter:
 the delay is uniform in [0, ceiling), and the ceiling doubles with each attempt up to a cap (Marc
-Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). Of the schemes compared
-there it needs the fewest calls, and callers that failed together do not return together.
+Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). It needs the fewest calls
+of the schemes compared there, and callers that failed together do not return together.
 
 Attempts count from 1: attempt 1 is the first call, which has just failed.
 """

@@ -99,7 +99,7 @@ class RetryingStore:
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
         """As ObjectStore.list; continues after the last key that it gave.
 
-        Of several equal frames under one key, some may be left out when the store fails there.
+        If a key has several equal frames, some may be left out when the store fails there.
         """
         attempt = 0
         while True:

@@ -13,11 +13,11 @@ head's CRC32C covers the segment's name, the position, the rest of the head, and
 that a producer put into a body never pass for a frame. That of the end mark covers name and
 position.
 
-Lifecycle: create (exclusive name, flock, preallocated) -> append, one write and one fdatasync
-each -> seal (cut to its length, end mark) -> all frames dead -> unlinked. One process appends, one
-thread at a time, and holds the flock of the file until it is done: whoever gets the flock knows
-that nobody appends. A crash leaves a segment without an end mark, whose last frame may be torn. A
-failed put ends its segment, so no frame ever follows a torn one.
+Lifecycle: create (exclusive name, flock, preallocated) -> append, one write and one fdatasync each
+-> seal (cut to its length, end mark) -> all frames dead -> unlinked. One process appends, one
+thread at a time, and holds the flock of the file until it is done: a process that gets the flock
+knows that no other one appends. A crash leaves a segment without an end mark, whose last frame may
+be torn. A failed put ends its segment, so no frame ever follows a torn one.
 """
 
 from __future__ import annotations

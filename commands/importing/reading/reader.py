@@ -179,7 +179,7 @@ class LineReader:
 class DocumentReader:
     """The elements of one JSON array, or one JSON value, after a position.
 
-    Of an element only its place is kept: 16 bytes, and 70 more while all of them are found.
+    It keeps only the place of an element: 16 bytes, and 70 more while all of them are found.
     """
 
     def __init__(self, text: SourceText, rules: Rules, at: int) -> None:

@@ -2,8 +2,8 @@
 
 Pure: segment and configuration in, a Struct of ``daemon/schemas/status.py`` out.
 
-Of the ``bill``, the counts are the words', the dollars are computed here from the configured
-prices; the supervisor computes what needs a past: rates and alternatives
+The counts of the ``bill`` are words, its dollars are computed here from the configured prices; the
+supervisor computes what needs a past: rates and alternatives
 (``daemon/governor/costs/billing.py``).
 """
 

@@ -256,7 +256,7 @@ class AdminRoutes:
         return told_settings(self._config, os.getppid())
 
     async def tokens(self, rights: Rights, asked: TokensRequest) -> TokensAnswer:
-        """Changes or lists the tokens, for whoever can open the Unix socket. Raises ApiError 403
+        """Changes or lists the tokens, for users who can open the Unix socket. Raises ApiError 403
         for anybody else, 400 for what the file refuses."""
         if rights.token is not None:
             raise ApiError(

@@ -1,7 +1,7 @@
 """Handlers of ``/v0/topics/{t}/subscriptions``: create, change, show, list, delete, seek.
 
 Settings and floors are the ledger's, what a subscription is doing is its owner's. A list shows what
-owners have written to the shared segment; of one subscription the owner itself is asked. Every
+owners have written to the shared segment; the owner itself answers for a single subscription. Every
 change of subscriptions changes a shared word, by which their owners notice it.
 """
 

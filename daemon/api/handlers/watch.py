@@ -110,8 +110,7 @@ class WatchRoutes:
     async def wid(
         self, wid: str, query: WidQuery, headers: WatchHeaders, rights: Rights
     ) -> Streaming:
-        """The stream that a ``wid`` describes, if the sender may read all of its topics: whoever
-        got the wid is asked again."""
+        """The stream that a ``wid`` describes, if the sender may read all of its topics."""
         try:
             spec = decode_wid(wid)
         except WidError as error:

@@ -5,7 +5,7 @@ this a URL that can be called, as far as the URL itself shows it? ``AllowList.al
 every connection, with the name in the URL and the address that is connected to: a name says
 nothing about where it leads, and may lead elsewhere at the next look.
 
-A name that ``push_allow`` has may lead anywhere: whoever writes the list trusts it. For any other
+A name that ``push_allow`` has may lead anywhere: the author of the list trusts it. For any other
 name, and for addresses, the address itself must be in a network of the list. What ``push_deny`` has
 is not called whatever name leads there, unless ``push_allow`` has the address, or a network that is
 no larger than the denied one: the narrower of the two decides. The entry ``own`` takes away from
@@ -197,7 +197,7 @@ def _unique(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def _network(entry: str) -> IPNetwork | None:
-    """The network or address of an entry; None if it is not one. Of addresses that stand for those
+    """The network or address of an entry; None if it is not one. For addresses that stand for those
     of IPv4, the network of these: nothing else is compared (``_meant``). Raises ValueError."""
     try:
         network = ipaddress.ip_network(entry.strip("[]"))

@@ -74,7 +74,7 @@ class Places:
         self._taken: dict[str, int] = {}
 
     def take(self, endpoint: str) -> bool:
-        """Whether there is a place, which is then taken. Who has one must ``give`` it."""
+        """Whether there is a place, which is then taken. The caller must ``give`` it back."""
         taken = self._taken.get(endpoint, 0)
         if taken and self.taken >= self._total:
             return False

@@ -43,8 +43,8 @@ _ALIKE = 1e-9  # relative: below it, two rates are the same
 
 
 class BalancerSettings(Struct, frozen=True):
-    """Constants of the balancer; in brackets the name of the source of the algorithm. Of uses it
-    keeps the last one (RATE_HISTORY_SIZE 1)."""
+    """Constants of the balancer; in brackets the name of the source of the algorithm. It keeps the
+    last use only (RATE_HISTORY_SIZE 1)."""
 
     balance_interval_s: float = 30.0  # BALANCE_INTERVAL
     busy_tolerance: float = 0.1  # BUSY_TOLERANCE

@@ -22,7 +22,7 @@ What is left open there is decided so:
 - A period without an answer changes nothing.
 - Exactly half is not more than half: a decrease, in slow mode no change.
 - One attempt alone cannot lead from normal to slow; it decreases.
-- Whoever leaves slow mode climbs in the same step; the next period might have no attempt.
+- A sender that leaves slow mode climbs in the same step; the next period might have no attempt.
 - A period without a success, or half of whose failures came in succession, says nothing about the
   ceiling: the receiver was down, and the next period may be a part of the same *outage*. Unless it
   was so a few clean periods before: some take a number in a minute and then nothing, a *quota*.
@@ -219,7 +219,7 @@ class Limiter:
         return LearnedRate(self._mode, self._learned, self._ceiling)
 
     def set_maximum(self, maximum: float, now_ns: int) -> None:
-        """Another share, or the same; whoever waits for ``next_ns`` asks again."""
+        """Another share, or the same; a caller that waits for ``next_ns`` asks again."""
         if not 0 <= maximum < math.inf:
             raise ValueError(f"the maximum must be 0 or more, got {maximum}")
         if maximum == self._maximum:

@@ -7,7 +7,7 @@ up to one (``bucket``). What must hold:
 - A bucket that grew is as full as it was before, and one that was at 0 is empty: nobody gets
   permits for a time in which the rate was another one's.
 - After the rate fell, the next attempt is at least one interval of the new rate after the last one.
-- Whoever waits asks ``next_ns`` again after each change of the rate: the time moves with it.
+- A caller that waits asks ``next_ns`` again after each change of the rate: the time moves with it.
 
 Pure: ``now_ns`` is an argument. ``take`` is not refused; one that comes too early is owed, and
 those after it wait for it.
