@@ -39,8 +39,8 @@ from uploader.ownership.image import PART_BYTES
 # Interpreter, libraries and small caches (heads, names): a new shard has 60 MB, a busy one was
 # measured at 90.
 PROCESS_BYTES = 128 << 20
-# What a busy process has besides its bodies: of 128 MiB, what is not files (which the kernel can
-# drop) nor room for the unexpected. A shard has 27 MiB at rest, 10 more under load, and 7 more if
+# What a busy process takes without bodies, without files (which the kernel can drop) and without
+# room for the unexpected. A shard has 27 MiB at rest, 10 more under load, and 7 more if
 # it sends push.
 BUSY_BYTES = 48 << 20
 # A connection (1.7 KB) and a watcher of 64 partitions (8.3 KB; of one, 1.7 KB), as measured.

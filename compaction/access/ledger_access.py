@@ -55,6 +55,6 @@ class LedgerAccess(Transactions, Protocol):
         ...
 
     def settled_commits(self) -> int:
-        """Up to which commit nobody asks for one: all shards have followed it, and its lease is
-        over."""
+        """The last commit that no process asks for any more: all shards have followed it, and its
+        lease is over."""
         ...

@@ -265,8 +265,8 @@ class Run:
     def _rewritten(
         self, lake: Lake, table: TopicTable
     ) -> tuple[tuple[JoiningFile, ...], tuple[tuple[JoiningFile, ...], ...]]:
-        """Small files of the table that have gathered, and sets of files to merge. What remains of
-        each set, and of the small ones of each day, is one file."""
+        """Small files of the table that have gathered, and sets of files to merge. Each set, and
+        the small files of each day, become one file."""
         from compaction.run.file_groups import JoiningFile
         from compaction.run.small_files import files_to_merge, files_to_rewrite
 

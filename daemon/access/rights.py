@@ -113,7 +113,7 @@ class Rights:
             raise unauthenticated("the token was revoked, or it has expired")
 
     def shown(self, error: ApiError) -> ApiError:
-        """What its bearer is told of an error: nothing of topics that the token is not for."""
+        """An error as its bearer gets it: without topics that the token is not for."""
         if self._of_all or all(self.covers(name) for name in error.names):
             return error
         return ApiError(

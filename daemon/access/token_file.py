@@ -106,7 +106,7 @@ def hash_of(secret: str) -> str:
 
 
 def split_token(text: str) -> tuple[str, str] | None:
-    """Id and secret of a token; None if it is none."""
+    """Id and secret of a token; None if the text is not a token."""
     parts = _TOKEN.fullmatch(text)
     return None if parts is None else (parts[1], parts[2])
 
@@ -256,7 +256,7 @@ class TokenFile:
         return read_tokens(self.path).tokens
 
     def begin(self, before: ReadBefore) -> bool:
-        """Makes a file without tokens if there is none and never was; whether it did. Raises
+        """Makes a file without tokens unless one is there or was; returns whether it did. Raises
         TokenFileError if there was one."""
         if os.path.lexists(self.path):
             return False

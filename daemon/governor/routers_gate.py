@@ -1,9 +1,9 @@
 """The gate of a shard's routers: they read nothing new while something runs out.
 
 Its level is the pressure of the shard's own ring, of memory and of the disks. The ring of another
-shard does not count: a shard that one busy client fills must not stop the routers of all. What
-routers have in the ring already is stored as ever, and their cursors stay where they are, so
-nothing is skipped or copied twice.
+shard does not count: a shard that one busy client fills must not stop the routers of all. Copies
+that are in the ring already are stored, and the routers' cursors stay where they are, so nothing is
+skipped or copied twice.
 
 The shard looks at each heartbeat. What closed the gate is in the shard's words: the number of the
 sensor (``config/sensors.py``), plus 1.

@@ -6,11 +6,12 @@
     a probe
 
 So idle connections make room for new ones, and busy ones are at most the share of one address.
-Probes reach the shard in both cases. Who sits in a reserved place gives way to the next one who
-comes, however short it has been idle, and so keeps no probe out.
+Probes reach the shard in both cases. A connection in a reserved place gives way to the next one,
+however short it has been idle, and so keeps no probe out.
 
-Idle means that no request is under way, and the beginning of a head is none. The longest idle one
-is found in a list that is made at most once per moment of the coarse clock, however many come.
+Idle means that no request is under way; the beginning of a head does not count as one. The longest
+idle one is found in a list that is made at most once per moment of the coarse clock, however many
+come.
 
 Rules (``check_invariants``): at most ``limit`` have places, at most ``address_limit`` of one
 address; at most ``reserved_limit`` have reserved ones.

@@ -24,7 +24,8 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class Unsent(Generic[Holder]):
-    """Who holds which bytes objects; the one that has moved least recently comes first."""
+    """Which connections hold which bytes objects; the one that has moved least recently comes
+    first."""
 
     def __init__(self, limit_bytes: int, what: str) -> None:
         self.limit_bytes = limit_bytes

@@ -318,7 +318,7 @@ class ProduceRecord(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """What a produce request says besides its records: in the body, or in the query."""
+    """What a produce request says in addition to its records: in the body, or in the query."""
 
     partition: (
         Annotated[

@@ -1,4 +1,4 @@
-"""What clients say of a push subscription, and what they are shown of it: never a secret."""
+"""The settings of a push subscription as clients send them and see them: never a secret."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class StrategyFigures(Struct, frozen=True):
 
 
 def resolution_ns(machine: Machine, curve: LoadCurve) -> int:
-    """For how long the requests of a shard are published together; 0: each by itself.
+    """How long the requests of a shard are published together; 0: each by itself.
 
     Raises ValueError if the simulation would take too many events anyway.
     """

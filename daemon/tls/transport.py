@@ -5,10 +5,10 @@
 The connection is told of the socket when it is accepted, so all its limits hold from there on. It
 gets its first bytes after the handshake.
 
-OpenSSL works on memory here. What it reads and writes is taken from it before anything else
-happens, so all connections of a process share two buffers (``Tls``), and none has any of its own.
-That is why plain text is handed on only when all that was received is decrypted: the connection may
-then write, to itself or to others.
+OpenSSL works on memory here. Its input and output are emptied before anything else happens, so all
+connections of a process share two buffers (``Tls``), and none has any of its own. That is why plain
+text is handed on only when all that was received is decrypted: the connection may then write, to
+itself or to others.
 """
 
 from __future__ import annotations

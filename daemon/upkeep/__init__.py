@@ -1,1 +1,1 @@
-"""What a daemon does besides serving: ownership, retention, collection, and repair."""
+"""What a daemon does in addition to serving: ownership, retention, collection, and repair."""

@@ -1,8 +1,8 @@
 """The ledger of a data directory without a daemon: this process holds the directory's lock.
 
-Functions run in this process. Who writes takes the prefix as a start does, with an incarnation of
-its own that writes the entries of the owner's log, and gives it back at the end. Who only reads
-begins none.
+Functions run in this process. A command that writes takes the prefix as a start does, with an
+incarnation of its own that writes the entries of the owner's log, and gives it back at the end. Who
+only reads begins none.
 """
 
 from __future__ import annotations

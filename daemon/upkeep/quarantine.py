@@ -49,7 +49,7 @@ EVICTED = "evicted"  # its offsets cannot be read any more, or its topic is dele
 
 
 class RetryOutcome(Struct, frozen=True):
-    """What became of one hole: ``restored``, ``evicted`` (nothing is to be brought back), or
+    """The outcome for one hole: ``restored``, ``evicted`` (nothing is to be brought back), or
     ``kept``; with the ``problem``, if there is one."""
 
     topic: str
@@ -205,7 +205,7 @@ class QuarantineRetry:
 
 
 def _aside(hole: Hole, times: dict[tuple[int, int], int]) -> str:
-    """What is to be said of records whose time is none that a table can have."""
+    """The sentence about records whose time no table can have."""
     count = sum(
         records
         for (partition, first), records in times.items()

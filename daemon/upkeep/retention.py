@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(Noted)
 
 
 def noted_of(text: str | None) -> Noted | None:
-    """A note as the ledger keeps it; None when there is none, or none that can be read."""
+    """A note as the ledger keeps it; None if it is missing or cannot be read."""
     try:
         return _decoder.decode(text) if text else None
     except (msgspec.DecodeError, UnicodeDecodeError):

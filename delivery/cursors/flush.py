@@ -12,10 +12,10 @@ another has moved it), nothing is written, and the source looks at the ledger ag
 adds to what is finished. So a flush that comes late takes nothing back.
 
 The pause is 1 s, or 20 times the last flush: at most a twentieth of a shard's time holds the ledger
-lock, and commits on a slow disk are not crowded out. Who has more than a round may write is asked
-again after those 20 times; ``hurry`` ends the pause, unless the last flush failed. The thread and
-its connection are of its own, because the shard's ledger thread answers readers. A shard that has
-nothing to write opens no connection.
+lock, and commits on a slow disk are not crowded out. An owner that has more than a round may write
+is asked again after those 20 times; ``hurry`` ends the pause, unless the last flush failed. The
+thread and its connection are of its own, because the shard's ledger thread answers readers. A shard
+that has nothing to write opens no connection.
 
 Moves that are not durable yet can be found again by reading the source once more; progress is in
 the shard's journal until then (``delivery/subscriptions/journaled.py``).

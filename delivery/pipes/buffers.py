@@ -68,7 +68,7 @@ class UnsentBytes(Generic[Holder]):
             self._held[holder] = size_bytes
 
     def largest(self) -> Holder:
-        """Who holds the most. Something must be held."""
+        """The holder of the most. Something must be held."""
         return max(self._held, key=self._held.__getitem__)
 
     def check_invariants(self) -> None:

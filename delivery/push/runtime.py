@@ -188,8 +188,8 @@ class PushSenders:
             self._tasks.start(sender.close(leaves=False))
 
     async def ended(self) -> None:
-        """Returns after ``close``, when what was under way is done, or has taken too long. What
-        senders at other shards have under way is told to this one, if it owns the subscription."""
+        """Returns after ``close``, when what was under way is done, or has taken too long. Notes
+        what senders at other shards have under way, if this shard owns the subscription."""
         self.close()
         until_ns = self._tools.now_ns() + round(DRAIN_S * 1e9)
         await self._tasks.wait(DRAIN_S)

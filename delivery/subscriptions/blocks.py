@@ -33,7 +33,9 @@ from uploader.l0.records import Record
 BLOCKS_BYTES = 8 << 20
 BLOCK_BYTES = 700  # of a block without records, as measured
 BLOCK_BYTES_MAX = 64 << 10  # so what is evicted is little, and few blocks are kept in all
-RECORD_BYTES = 136  # besides its texts: itself, its places in lists, its time, what is rounded up
+RECORD_BYTES = (
+    136  # in addition to its texts: itself, its places in lists, its time, what is rounded up
+)
 LOAD_BYTES = 1 << 20
 LOAD_RECORDS = 2_048
 LOAD_RECORDS_MIN = 256

@@ -24,7 +24,7 @@ from delivery.subscriptions.window.unreliable import UnreliableWindow
 from ledger.delivery.progress import ROW_OFFSETS
 
 LOOK_AHEAD_BYTES_MAX = 64 << 20
-BESIDES_BYTES_MAX = 16 << 20  # more, for the little besides what is blocked
+BESIDES_BYTES_MAX = 16 << 20  # more, for the little in addition to what is blocked
 SENT_BYTES_MAX = 96 << 20  # 100,000 messages: two subscriptions that have as many blocked as may be
 ADMIT_LOT = 256  # messages that are admitted together
 LITTLE_MESSAGES = 256  # with a key of 50 characters each they take 90 KB
@@ -74,7 +74,7 @@ class LookAheadBudget(SharedBudget):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody may have a little besides what is blocked."""
+        """Whether subscriptions may have nothing in addition to what is blocked."""
         return self.taken >= self.bytes_max + BESIDES_BYTES_MAX
 
 
@@ -164,8 +164,8 @@ class Share:
         return keys
 
     def left_to_send(self, name: str | None = None) -> int:
-        """How many messages may be sent besides those that are sent or blocked, to a consumer or to
-        all, if memory is what limits them."""
+        """How many messages may be sent in addition to those that are sent or blocked, to a
+        consumer or to all, if memory is what limits them."""
         window = self.window
         if not self._sent.is_full or not window.is_reliable:
             return ANY_NUMBER

@@ -1,4 +1,5 @@
-"""What subscriptions of a shard have finished: into the journal immediately, into the ledger soon.
+"""Finished offsets of the subscriptions of a shard: into the journal immediately, into the ledger
+soon.
 
 Lifecycle of what a window finishes::
 
@@ -77,7 +78,7 @@ class TrackedProgress:
         )
 
     def collect(self, costs_max: int) -> tuple[SubscriptionFlush | None, int]:
-        """What has changed, of the partitions that are left, and what it costs to write."""
+        """The changes of the partitions that are left, and what they cost to write."""
         look_aheads = self.window.look_aheads
         if self.left is None:
             self.left = list(look_aheads)

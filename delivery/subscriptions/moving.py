@@ -88,8 +88,8 @@ class DeadLetterMover:
         self, running: RunningSubscription, window: SubscriptionWindow, letter: DeadLetter,
         stored: bool,
     ) -> None:  # fmt: skip
-        """The commit of a copy is followed. What it means is a matter of the window that named it:
-        after a seek, the message of the same place is another one."""
+        """The commit of a copy is followed. Its meaning depends on the window that named it: after
+        a seek, the message of the same place is another one."""
         if stored:
             running.dead_lettered += window.moved(letter.partition, letter.offset)
             self._moved(running)

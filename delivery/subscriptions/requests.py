@@ -119,7 +119,7 @@ class Describe(OwnerRequest[SubscriptionState], frozen=True, tag=True, array_lik
 
 
 class DescribeKey(OwnerRequest[KeyState], frozen=True, tag=True, array_like=True):
-    """Who owns a key, and what its first message waits for."""
+    """The consumer that owns a key, and what its first message waits for."""
 
     key: str
 

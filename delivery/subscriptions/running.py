@@ -518,8 +518,8 @@ class RunningSubscription:
         self.gaps.add(partition, tombstone)
 
     def missing(self, partition: int, first: int, following: int) -> None:
-        """No record can be read from an offset to before another one. What of it was admitted is
-        finished when it would be sent."""
+        """No record can be read from an offset to before another one. Messages of it that were
+        admitted are finished when they would be sent."""
         if first <= self.window.look_aheads[partition].end + 1:
             self._pass_to(partition, following)
 

@@ -75,8 +75,8 @@ def bounded(pending: Iterable[Pending], bytes_max: int) -> list[PulledRange]:
 
     The first request of the first member is always taken. Since turns rotate, smaller requests
     never hold back a request that exceeds its share or the bound. Then each member gets an equal
-    share, so that a flood at one member does not hold back the others. What remains of the shares
-    goes to the members in order.
+    share, so that a flood at one member does not hold back the others. The rest of the shares goes
+    to the members in order.
     """
     walks = [walk for walk in map(_Walk, pending) if walk.ahead is not None]
     if not walks:

@@ -90,8 +90,8 @@ class Rules:
         self, begin: bytes, length: int, problem: str, position: int, end: int, line: int | None,
         source: str,
     ) -> SourceRecord:  # fmt: skip
-        """What becomes of a line from ``position`` to ``end`` of which only the beginning is kept,
-        and so only that is leased. Raises InvalidRecord."""
+        """What becomes of a line from ``position`` to ``end``, whose beginning alone is kept and
+        leased. Raises InvalidRecord."""
         dead = self._dead(problem, begin, length, source, position, line)
         return SourceRecord(end, len(begin), (), dead)
 

@@ -224,7 +224,7 @@ class AdminRoutes:
         return [lease.lease_id for lease in self._leases.in_state(LIVE, ORPHAN)]
 
     async def settled_commits(self) -> int:
-        """Up to which commit nobody asks for one."""
+        """The last commit that no process asks for any more."""
         seen = followed_and_live(self._words, self._layout, self._leases)
         return await self._ledger.read(commits.before_leases, *seen)
 

@@ -72,7 +72,7 @@ class DaemonRoutes:
     async def _rows(
         self, rights: Rights
     ) -> tuple[list[PushTotal], list[Placed[SubscriptionRow]], list[Placed[RouterRow]]]:
-        """What owners told of what the sender may see: at most 1,024 of each."""
+        """What owners report, as far as the sender may see it: at most 1,024 of each."""
         push = await self._status.push(monotonic_ns)
         subscriptions, routers = self._status.subscriptions(), self._status.routers()
         if rights.is_for_all_topics:

@@ -21,8 +21,8 @@ async def visible_page(
     after: K,
     limit: int,
 ) -> tuple[list[T], K | None]:
-    """What ``rights`` cover of what comes after a key, and the key to go on after, if there is
-    more of it. That key is of something that is shown: it must not tell of anything else."""
+    """The names after a key that ``rights`` cover, and the key to go on after, if there are more.
+    That key is of something that is shown: it must not tell of anything else."""
     rows = limit + 1 if rights.is_for_all_topics else max(limit + 1, READ_ROWS)
     found: list[T] = []
     while True:

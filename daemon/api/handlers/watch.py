@@ -1,7 +1,7 @@
 """Handlers of streams: what is watched, from where, and in which format.
 
 A stream's beginning is decided before its head is written, so that everything that can be refused
-is refused with a status. What happens later is told by events (delivery/streams/events.py).
+is refused with a status. Later problems are events (delivery/streams/events.py).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class WatchRoutes:
         return await self._stream(spec, live, deleted, headers.accept, position)
 
     async def ticket(self, rights: Rights, asked: TicketRequest) -> Ticket:
-        """A ticket for one stream. What can be wrong with the stream is told when it is opened."""
+        """A ticket for one stream. Errors of the stream are found when it is opened."""
         try:
             _, segments, query = split_target(asked.target.encode(), HttpLimits())
         except ApiError as error:

@@ -2,8 +2,8 @@
 cost without groups.
 
 Counts are exact, of all requests since the daemon started: shards' PUTs and GETs, and the
-supervisor's own (owner's log, images, probes). Rates are means over about a minute. What commands
-such as ``headgate compact`` ask of the store is in their own reports.
+supervisor's own (owner's log, images, probes). Rates are means over about a minute. Commands such
+as ``headgate compact`` report their own requests.
 
 What the same requests would have cost without groups are the PUTs of uploaders that share with
 nobody. A *lone uploader* gets requests and uploads them by the rule of a group of one

@@ -148,7 +148,7 @@ class AllowList:
         denying = max(self._denied, key=lambda each: _narrowness(each, known), default=None)
         if denying is not None and _narrowness(denying, known) > allowed:
             return (
-                f"{shown} is denied by push_deny, which has {denying}: to call it all the same, add"
+                f"{shown} is denied by push_deny, which has {denying}: to call it anyway, add"
                 " this address to push_allow in the configuration"
             )
         if allowed >= 0 or self.allows_name(host):

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from delivery.push.posts.connections import Resolve
     from delivery.push.posts.posting import Poster
 
-# Connections of a shard that POSTs have at a time, besides the first of each endpoint.
+# Connections of a shard for POSTs at a time, in addition to the first of each endpoint.
 CONNECTIONS_MAX = 2_048
-# A POST under way takes 16 KB besides its body, as measured, and what a receiver has sent until it
-# is looked at. A connection that waits takes 10 KB.
+# A POST under way takes 16 KB, as measured, its body, and what a receiver has sent until it is
+# looked at. A connection that waits takes 10 KB.
 POST_BYTES = 32 << 10
 LIBRARY_BYTES = 16 << 20
-# Of the files that a process may open, at most this part is for push.
+# At most this part of the files that a process may open is for push.
 FILES_PART = 16
 # A name's addresses are looked up again after this long, when a connection is made.
 NAMES_KEPT_S = 30

@@ -1,4 +1,4 @@
-"""Who of the senders of a subscription may send how much: its rate, divided into shares.
+"""How much each sender of a subscription may send: its rate, divided into shares.
 
 Two parts. *Targets* are what is negotiated, every 30 s, from how much each sender used of its
 maximum; joins, leaves and a change of the rate move them immediately:

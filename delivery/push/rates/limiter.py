@@ -271,7 +271,8 @@ class Limiter:
             self._longest_run = max(self._longest_run, self._run)
 
     def _is_of_this_mode(self, began_ns: int | None) -> bool:
-        """What was under way at the fall to slow mode and times out later says nothing new."""
+        """An attempt that was under way at the fall to slow mode and times out later says nothing
+        new."""
         if began_ns is None:
             return True
         is_new = self._mode is Mode.NORMAL or began_ns >= self._fell_ns
@@ -432,7 +433,7 @@ class Limiter:
 
     def _learn_of_outage(self, taken: float, period_s: float) -> None:
         """One that comes soon after another may be a quota: then as much succeeds in a time as is
-        taken in it. One that comes although no more than that was sent is none."""
+        taken in it. One that comes although no more than that was sent does not count."""
         mean = (self._pacer.came - self._came) / period_s
         if self._quota is not None and self._is_exact and mean <= self._quota * QUOTA_REFUTED:
             self._ceiling, self._quota = self._before_quota, None

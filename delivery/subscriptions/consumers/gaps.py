@@ -38,7 +38,7 @@ class Gaps:
             self.known, self.untold = known, with_gap(self.untold, gap)
 
     def told(self, format_: Format) -> bytes:
-        """What nobody was told of yet, for a stream."""
+        """The gaps that no consumer was told of yet, for a stream."""
         found = b""
         for gap in self.untold:
             origin = Origin(self._topic.name, self._topic.topic_id, gap.partition)

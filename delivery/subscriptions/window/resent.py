@@ -21,7 +21,7 @@ from delivery.subscriptions.window.members import text_bytes
 
 RESENT_MAX = 1_000  # of a subscription, unfinished
 REMEMBERED_MAX = 1_000  # that are finished again and have an id
-RESENT_BYTES = 2_000  # as measured, besides key and id
+RESENT_BYTES = 2_000  # as measured, without key and id
 
 
 class Resent(NamedTuple):
