@@ -77,7 +77,9 @@ MEANINGS: dict[AlarmKind, Meaning] = {
 # Not a row of alarms: it is derived from the boards (``standing.py``), and is logged there.
 STANDS_STILL = Meaning("stands_still", "nothing goes on although it could", None)
 # Neither is this one: it is configured, and logged at the start.
-INSECURE_OPEN = Meaning("insecure_open", "whoever reaches the daemon may do everything", None)
+INSECURE_OPEN = Meaning(
+    "insecure_open", "every client that reaches the daemon may do everything", None
+)
 NAMES = [*(meaning.name for meaning in MEANINGS.values()), STANDS_STILL.name, INSECURE_OPEN.name]
 
 

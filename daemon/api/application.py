@@ -167,7 +167,7 @@ class RouteTable:
             raise ApiError(
                 403,
                 "admin_over_tcp",
-                f"{head.path} is not served over TCP, since whoever asks it can change the ledger:"
+                f"{head.path} is not served over TCP, since its callers can change the ledger:"
                 " run the command on the daemon's machine with its --data directory, or set"
                 " admin_over_tcp = true for the daemon",
             )

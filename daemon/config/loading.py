@@ -217,7 +217,7 @@ def _access_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> l
         if address is not None and not is_loopback(address.rpartition(":")[0].strip("[]")):
             problems.append(
                 f"{key} must be a loopback address without an auth_file, got {address}"
-                f" ({origins[key]}): whoever reached it could read and delete everything. Create a"
+                f" ({origins[key]}): every client could read and delete everything. Create a"
                 " token with `headgate tokens create` and set auth_file, or set insecure_open ="
                 " true"
             )

@@ -212,7 +212,8 @@ def _run(
             log.info("TLS on https://%s for %s", address_of(tls_listeners[0]), certificate.in_force)
         if config.insecure_open and config.auth_file is None:
             log.warning(
-                "insecure_open is on: whoever reaches %s may read, write and delete everything",
+                "insecure_open is on: every client that reaches %s may read, write and delete"
+                " everything",
                 config.listen,
             )
         if chaos:

@@ -149,11 +149,11 @@ def test_an_open_daemon_says_so_as_long_as_it_is(tmp_path: Path) -> None:
     with running(tmp_path / "data", settings={"insecure_open": "true"}) as daemon:
         alarm = daemon.alarm("insecure_open")
         assert not alarm["not_ready"]
-        assert "whoever reaches the daemon may do everything" in alarm["message"]
+        assert "every client that reaches the daemon may do everything" in alarm["message"]
         assert (
             'headgate_alarm_active{alarm="insecure_open"} 1' in daemon.get("/metrics").body.decode()
         )
-        assert "insecure_open is on: whoever reaches" in daemon.text
+        assert "insecure_open is on: every client that reaches" in daemon.text
 
 
 def ended(daemon: Daemon, code: int) -> str:
