@@ -24,8 +24,7 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[
             Offset,
             Meta(
-                description="the last offset that was read: records after it are answered; 0 for"
-                " the beginning, at most `head_seq`"
+                description="the last offset that was read; 0 for the beginning, at most `head_seq`"
             ),
         ]
         | UnsetType
@@ -72,12 +71,12 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=WAIT_MS_MAX,
-            description="a long poll: if there is nothing to read, wait this long for a record",
+            description="a long poll: wait this long for a first record",
         ),
     ] = 0
     stale: Annotated[
         bool,
-        Meta(description="a standby may answer, without a wait, from what it has read so far"),
+        Meta(description="a standby may answer, from what it has read so far"),
     ] = False
 
 
@@ -102,9 +101,9 @@ class Tombstone(Struct, frozen=True):
     reason: Annotated[
         str,
         Meta(
-            description="`cap` or `ttl` (evicted), `quarantined` (the object is damaged; its"
-            " records may come back), `lost` (given up), `recovery` (no record ever had these"
-            " offsets), `recreated` (they are offsets of a deleted topic of this name)"
+            description="`cap` or `ttl` (evicted), `quarantined` (damaged; may come back),"
+            " `lost` (given up), `recovery` (no record ever had these offsets), `recreated`"
+            " (offsets of a deleted topic of this name)"
         ),
     ]
 

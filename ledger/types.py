@@ -321,8 +321,8 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=-INTEGER_MAX,
                 le=INTEGER_MAX,
-                description="how urgent pushes are, -1000 to 1000; values beyond count as these."
-                " null: by `auto_priority`",
+                description="how urgent pushes are, clamped to -1000 to 1000; null: by"
+                " `auto_priority`",
             ),
         ]
         | None
@@ -351,17 +351,14 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "old"
     dedupe: Annotated[
         Dedupe,
-        Meta(
-            description="of requests that do not say it themselves: `body` stores a body that is"
-            " sent again only once"
-        ),
+        Meta(description="for requests that do not say it: `body` stores a repeated body once"),
     ] = "none"
     retain_for_subscriptions: (
         Annotated[
             Limit,
             Meta(
-                description="up to this many bytes in a partition, caps and `ttl_ms` evict nothing"
-                " that a reliable subscription has not finished with; null: they do"
+                description="up to this many bytes in a partition, caps and `ttl_ms` evict"
+                " nothing that a reliable subscription has not finished"
             ),
         ]
         | None

@@ -25,16 +25,12 @@ class PlanRequest(Struct, frozen=True, forbid_unknown_fields=True, rename={"from
     from_: Annotated[
         Offsets,
         Meta(
-            description="`{topic: {partition: offset}}`, inclusive; partitions that are not named"
-            " are read from their earliest offset"
+            description="`{topic: {partition: offset}}`, inclusive; by default the earliest offsets"
         ),
     ] = {}
     to: Annotated[
         Offsets,
-        Meta(
-            description="`{topic: {partition: offset}}`, exclusive; partitions that are not named"
-            " are read to their end as it is now"
-        ),
+        Meta(description="`{topic: {partition: offset}}`, exclusive; by default the present ends"),
     ] = {}
     plan: (
         Annotated[str, Meta(description="continue this plan, under its lease; null: a new plan")]
@@ -105,8 +101,8 @@ class PlanHole(Struct, frozen=True):
     reason: Annotated[
         str,
         Meta(
-            description="`cap`, `ttl`, `trim` (evicted), `quarantined` (the object is damaged, or"
-            " the records were given up), `recovery` (no record ever had these offsets)"
+            description="`cap`, `ttl`, `trim` (evicted), `quarantined` (damaged, or given"
+            " up), `recovery` (no record ever had these offsets)"
         ),
     ]
 

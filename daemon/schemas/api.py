@@ -307,8 +307,8 @@ class ProduceRecord(Struct, forbid_unknown_fields=True, gc=False):
         Annotated[
             int,
             Meta(
-                description="epoch milliseconds, up to the end of the year 9999; the time of"
-                " arrival if not given",
+                description="epoch milliseconds, up to the end of the year 9999; by default"
+                " the arrival",
                 # Checked by check_ts, which names the record and the unit that was meant.
                 extra_json_schema={"minimum": 0, "maximum": TIMESTAMP_MS_MAX},
             ),
@@ -352,8 +352,8 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     disable_backpressure: Annotated[
         bool,
         Meta(
-            description="when the ring is full, wait for space instead of being refused with 429;"
-            " in the query, also for a JSON object"
+            description="when the ring is full, wait for space instead of 429; in the query,"
+            " also for a JSON object"
         ),
     ] = False
     ack_timeout_ms: (
@@ -362,8 +362,8 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
             Meta(
                 ge=ACK_TIMEOUT_MS_MIN,
                 le=ACK_TIMEOUT_MS_MAX,
-                description="how long the request waits to become durable; the daemon's"
-                " `ack_timeout_ms` if not given",
+                description="how long the request waits to become durable; by default as the"
+                " daemon says",
             ),
         ]
         | None
@@ -372,8 +372,8 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
         Annotated[
             Dedupe,
             Meta(
-                description="`body` makes an idempotency key of the body; the topic's setting if"
-                " not given"
+                description="`body` makes an idempotency key of the body; by default as the"
+                " topic says"
             ),
         ]
         | None
@@ -411,16 +411,14 @@ class ProduceRequest(ProduceBody, forbid_unknown_fields=True, kw_only=True, gc=F
 class ProduceQuery(ProduceOptions, kw_only=True):
     """The query of a produce request; for a body that has no place for these."""
 
-    create: Annotated[
-        bool, Meta(description="false: 404 for a topic that does not exist, instead of creating it")
-    ] = True
+    create: Annotated[bool, Meta(description="false: 404 for a topic that does not exist")] = True
     key: (
         Annotated[
             str,
             Meta(
                 max_length=LABEL_CHARACTERS_MAX,
-                description="of arrays and NDJSON: the field of the data that is the record's key;"
-                " of a body of bytes: the key",
+                description="of arrays and NDJSON: the field that is the record's key; of a"
+                " body of bytes: the key",
             ),
         ]
         | None

@@ -106,8 +106,7 @@ class BillStatus(Struct, frozen=True):
     usd_per_gib: Annotated[
         float | None,
         figure(
-            "the cost so far for each GiB of bodies that was acknowledged; null, or 0,"
-            " before 16 MiB",
+            "the cost so far per acknowledged GiB of bodies; null, or 0, before 16 MiB",
             "headgate_store_cost_usd_per_gib",
         ),
     ]
@@ -115,7 +114,7 @@ class BillStatus(Struct, frozen=True):
     optimum_put_rate: Annotated[
         float,
         figure(
-            "PUTs per second if all shards were one group that is never too slow",
+            "PUTs per second of one group that is never too slow",
             "headgate_optimum_puts_per_second",
         ),
     ]

@@ -63,8 +63,8 @@ class PushActivity(PushCounters, frozen=True, kw_only=True):
     mode: Annotated[
         str,
         Meta(
-            description="of the slowest sender: `normal`, or `slow` or `heartbeat` if the receiver"
-            " fails, with an attempt a minute"
+            description="of the slowest sender: `normal`, or `slow` or `heartbeat` if the"
+            " receiver fails"
         ),
     ]
     held_until_ms: Annotated[

@@ -158,8 +158,8 @@ class Scaling(Struct, frozen=True):
     imports: Annotated[
         list[ImportScaling] | None,
         figure(
-            "of topics with imports that have not ended, by name; null if the ledger"
-            " did not answer within a second"
+            "topics with imports that have not ended; null if the ledger did not answer"
+            " within a second"
         ),
     ] = None
 
@@ -272,7 +272,7 @@ class SchedulerStatus(Struct, frozen=True):
     ready: Annotated[
         list[int],
         figure(
-            "topics that wait for their turn, by band, the lowest first, which is 0",
+            "topics that wait for their turn, by band from 0",
             "headgate_ready_entries",
             by="band",
         ),
@@ -297,8 +297,8 @@ class RetentionStatus(Struct, frozen=True):
     clock_jump_ms: Annotated[
         int | None,
         figure(
-            "how far the wall clock jumped, negative: back; time to live then evicts nothing until"
-            " an operator acts. Null, or 0: it is trusted",
+            "how far the wall clock jumped, negative: back; time to live evicts nothing until"
+            " an operator acts. Null, or 0: no jump",
             "headgate_clock_jump_seconds",
             per=1e3,
         ),
@@ -355,8 +355,8 @@ class GateStatus(Struct, frozen=True):
     reasons: Annotated[
         list[str],
         figure(
-            "what keeps it closed: of producers, `store_failing`, `ledger_disk`,"
-            " `store_disk` or `memory`; of routers, the sensor that closed it"
+            "what keeps it closed: `store_failing`, `ledger_disk`, `store_disk` or `memory`;"
+            " of routers, a sensor"
         ),
     ]
 
@@ -488,8 +488,7 @@ class Totals(Struct, frozen=True):
     rejected_by: Annotated[
         dict[str, int],
         figure(
-            "requests to produce that got 429 (`throttled`) or 503, by the code of the"
-            " answer: nothing of them was stored",
+            "requests to produce that got 429 (`throttled`) or 503, by code",
             "headgate_refused_requests_total",
             by="code",
         ),
@@ -561,10 +560,7 @@ class Status(Struct, frozen=True):
     routers: RoutersStatus
     latency: Annotated[
         dict[str, LatencyStatus],
-        figure(
-            "by stage: admitted, published, pulled, put, committed, answered,"
-            " acknowledged (the whole way of a request), dispatched, delivered"
-        ),
+        figure("by [stage](observability/README.md#latency-by-stage)"),
     ]
     shards: Annotated[list[ShardStatus], figure("", by="shard")]
     groups: Annotated[list[GroupStatus], figure("", by="group")]

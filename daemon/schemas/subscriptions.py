@@ -297,9 +297,7 @@ class BlockedCondition(Struct, frozen=True, forbid_unknown_fields=True):
     ) = None
     partition: _Partition | None = None
     reason: Annotated[_Pattern, Meta(description="a pattern of the `reason`")] | None = None
-    resting: Annotated[
-        bool, Meta(description="true: also those that rest, and would be sent again by themselves")
-    ] = False
+    resting: Annotated[bool, Meta(description="true: also those that rest")] = False
 
 
 class BlockedMessageRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -344,7 +342,7 @@ class SeekRequest(Struct, frozen=True, forbid_unknown_fields=True):
     to: Annotated[
         SubscriptionStart,
         Meta(
-            description="before the first record that can be read, after the last one, after an"
-            " offset (of a topic with several partitions, a list with one for each), or at a time"
+            description="before the first record, after the last one, after an offset (a list"
+            " with one for each partition), or at a time"
         ),
     ]

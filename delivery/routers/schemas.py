@@ -35,9 +35,8 @@ class RouterSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[
             Start,
             Meta(
-                description="where a new router begins: `earliest`, `now`, or after an offset (of a"
-                " source with several partitions, a list with one for each); without effect on a"
-                " router that exists"
+                description="where a new router begins: `earliest`, `now`, or after an offset"
+                " (a list with one for each partition)"
             ),
         ]
         | UnsetType
@@ -65,9 +64,8 @@ class RouterStatus(RouterCounters, frozen=True, kw_only=True):
     state: Annotated[
         State,
         Meta(
-            description="`paused` by request; `held` while the destination takes nothing, records"
-            " of the source are in quarantine, the token with which it was set up is gone, or the"
-            " ring, memory or a disk is almost full; `stopped` if a topic is gone"
+            description="`paused` by request; `held` while it can copy nothing (`reason` says"
+            " why); `stopped` if a topic is gone"
         ),
     ]
     reason: Annotated[str, Meta(description="why it is held or stopped; otherwise empty")]

@@ -52,8 +52,8 @@ class WatchTombstone(Struct, frozen=True):
     reason: Annotated[
         str,
         Meta(
-            description="a reason of a diff's tombstone, or `lagged` (the watcher of a lossy topic"
-            " took its records too slowly; `diff` still has them)"
+            description="a reason of a diff's tombstone, or `lagged` (of a lossy topic;"
+            " `diff` still has the records)"
         ),
     ]
 

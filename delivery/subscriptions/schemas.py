@@ -20,8 +20,8 @@ class RefusedMessage(Struct, frozen=True):
     reason: Annotated[
         str,
         Meta(
-            description="`finished`, or `epoch`: it was not sent in this batch to this consumer, or"
-            " it was taken back since"
+            description="`finished`, or `epoch`: it was not sent in this batch to this"
+            " consumer, or was taken back"
         ),
     ]
 
@@ -96,10 +96,7 @@ class ResentMessage(Struct, frozen=True):
     key: str | None
     finished: Annotated[
         bool,
-        Meta(
-            description="whether it is finished again: acknowledged, or dealt with by `poison` or"
-            " an operator"
-        ),
+        Meta(description="whether it is finished again"),
     ] = False
 
 
@@ -155,8 +152,8 @@ class KeyState(Struct, frozen=True):
     state: Annotated[
         str,
         Meta(
-            description="`ready`, `sent`, `resting` (it waits before it is sent again), `stuck`"
-            " (blocked), `held` (no consumer's filter matches), or `idle`: nothing of it waits"
+            description="`ready`, `sent`, `resting`, `stuck` (blocked), `held` (no consumer's"
+            " filter matches), or `idle`: nothing waits"
         ),
     ]
     owner: Annotated[

@@ -60,8 +60,8 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
     format: Annotated[
         PushFormat,
         Meta(
-            description="`binary`: a record is the body, its attributes are headers; `structured`:"
-            " one CloudEvents document for each record; `batch`: a list of them"
+            description="`binary`: the body is a record, headers are its attributes;"
+            " `structured`: a CloudEvents document; `batch`: a list of these"
         ),
     ] = "binary"
     batch_max: Annotated[int, Meta(ge=1, le=1_000, description="records in a POST of `batch`")] = (

@@ -29,17 +29,13 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
     mode: Annotated[
         Mode,
         Meta(
-            description="`key_shared`: consumers share the keys, and each key is in order;"
-            " `shared`: they share all messages, without an order; `exclusive`: one gets everything"
-            " in order, the others stand by"
+            description="`key_shared`: consumers share the keys, each in order; `shared`:"
+            " they share messages without an order; `exclusive`: one gets everything in order"
         ),
     ] = "key_shared"
     reliable: Annotated[
         bool,
-        Meta(
-            description="false: nothing is acknowledged or sent again, and what a consumer does not"
-            " take immediately is dropped"
-        ),
+        Meta(description="false: nothing is acknowledged or sent again"),
     ] = True
     ack_timeout_ms: Annotated[
         Milliseconds,
@@ -52,15 +48,15 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
     backoff_ms: Annotated[
         tuple[Milliseconds, Milliseconds],
         Meta(
-            description="how long a message waits before it is sent again: the first of the two,"
-            " each time double, at most the second"
+            description="how long a message waits before it is sent again: the first, doubled"
+            " each time up to the second"
         ),
     ] = (1_000, 60_000)
     poison: Annotated[
         Poison,
         Meta(
-            description="what becomes of a message that was sent too often: `block` (its key waits"
-            " for `retry` or `skip`), `drop`, or `dead_letter` (copied to `dead_letter_topic`)"
+            description="what becomes of a message that was sent too often: `block` (its key"
+            " waits for an operator), `drop`, or `dead_letter` (a copy in `dead_letter_topic`)"
         ),
     ] = "block"
     dead_letter_topic: (
@@ -77,15 +73,15 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
     unmatched: Annotated[
         Unmatched,
         Meta(
-            description="what becomes of a key that no consumer's filter matches: `hold` (it waits"
-            " for a consumer), or `skip` (it counts as finished)"
+            description="a key that no consumer's filter matches waits (`hold`) or counts as"
+            " finished (`skip`)"
         ),
     ] = "hold"
     key_fallback: Annotated[
         KeyFallback,
         Meta(
-            description="what counts as the key of a message that has none, with `key_shared`:"
-            " `none` (it has no order), or its `node`"
+            description="what counts as the key of a message without one, with `key_shared`:"
+            " nothing, or its `node`"
         ),
     ] = "none"
     paused: Annotated[bool, Meta(description="nothing is sent while it is")] = False

@@ -157,8 +157,8 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     unmatched: Annotated[
         int,
         figure(
-            "messages that no consumer's filter matched, and that were skipped; without `reliable`,"
-            " also those that came while there was no consumer",
+            "messages that were skipped because no filter matched them; without `reliable`,"
+            " also because there was no consumer",
             _OUTCOMES,
             outcome="unmatched",
         ),
