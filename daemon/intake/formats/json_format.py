@@ -1,8 +1,8 @@
 """JSON bodies: the object with ``records``, or an array at top level.
 
 ``data`` and ``meta`` are kept as the JSON text that was received: msgspec validates them as Raw,
-and copying them out as text checks their UTF-8 (which Raw does not). The order of fields, repeated
-keys and the spelling of numbers inside ``data`` stay as they were.
+except that they are UTF-8, which is checked here. The order of fields, repeated keys and the
+spelling of numbers inside ``data`` stay as they were.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from daemon.intake.formats.payloads import Produce, Row, produce_of, row
 from daemon.schemas.api import ProduceRequest
 from daemon.schemas.decoding import NESTING_MAX, UNREADABLE, refusal
 from daemon.schemas.errors import invalid
+from uploader.l0.records import Texts, texts_of
 
 # A body with up to this many commas is decoded without counting: 64 bytes for each are 16 MiB. Of
 # a body with more, the elements are counted first. (A comma has at least two bytes, so most bodies
@@ -90,8 +91,34 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
     )
 
 
-def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list[Row]:
-    """A top-level array; each element is a record's data, ``field`` takes its key."""
+def array_texts(body: bytes, limits: BodyLimits) -> Texts:
+    """The elements of a top-level array, which are UTF-8; each is a record's data. Raises
+    ApiError."""
+    elements = _elements(body, limits)
+    found = texts_of(elements)
+    careful = len(body) >= limits.suspect_from <= found.bytes_max
+    if careful or not body.isascii():
+        for index, element in enumerate(elements):
+            data = _text(element, index)
+            if careful:
+                check_record(data, (), {"record": index}, limits)
+    return found
+
+
+def array_rows(body: bytes, limits: BodyLimits, field: KeyField) -> list[Row]:
+    """The rows of a top-level array; ``field`` takes the key of each element. Raises ApiError."""
+    rows: list[Row] = []
+    careful = len(body) >= limits.suspect_from
+    for index, element in enumerate(_elements(body, limits)):
+        data = _text(element, index)
+        key = field.of(data, {"record": index})
+        if careful:
+            check_record(data, (key,), {"record": index}, limits)
+        rows.append((data,) if key is None else (data, None, key))
+    return rows
+
+
+def _elements(body: bytes, limits: BodyLimits) -> list[Raw]:
     _check_count(body, 1, limits)
     try:
         elements = _array_decoder.decode(body)
@@ -101,18 +128,14 @@ def parse_array(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
         raise too_many_records(limits)
     if not elements:
         raise no_records()
-    rows: list[Row] = []
-    careful = len(body) >= limits.suspect_from
-    for index, element in enumerate(elements):
-        try:
-            data = str(element, "utf-8")
-        except UnicodeDecodeError as error:
-            raise invalid(f"record {index} is not UTF-8: {error}", record=index) from error
-        key = None if field is None else field.of(data, {"record": index})
-        if careful:
-            check_record(data, (key,), {"record": index}, limits)
-        rows.append((data,) if key is None else (data, None, key))
-    return rows
+    return elements
+
+
+def _text(element: Raw, index: int) -> str:
+    try:
+        return str(element, "utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid(f"record {index} is not UTF-8: {error}", record=index) from error
 
 
 def check_record(

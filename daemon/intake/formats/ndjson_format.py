@@ -1,13 +1,13 @@
 """NDJSON bodies: each line that is not blank is a record's data.
 
-The fast path validates all lines in one call of msgspec (``decode_lines``), and splits the text at
-newlines for the rows. The two may disagree: ``decode_lines`` reads ``1 2`` on one line as two
-values, and a value on two lines as one. They agree if and only if there are as many values as lines
-and the values, written one per line, give the body again: then no value has a newline and no line
-has two values. Any other body is brought into that form (blanks stripped, empty lines left out).
-If it still differs, the line with the error is searched.
+The fast path decodes all lines in one call of msgspec, as the elements of an array: newlines become
+commas. The values are then written one per line. They give the body again if and only if each line
+is exactly one value, without blanks around it: a comma between two values would come back as a
+newline, and a newline inside a value as a comma. So nothing is split at newlines, which takes
+CPython half as long as all of the decoding. Any other body is brought into that form (blanks
+stripped, empty lines left out). If it still differs, each line is decoded alone.
 
-Large bodies are taken in blocks of whole lines, which bounds what lines of ``0 0 0 ...`` allocate.
+Large bodies are taken in blocks of whole lines, which bounds what lines of ``0,0,0 ...`` allocate.
 """
 
 from __future__ import annotations
@@ -28,26 +28,34 @@ from daemon.intake.formats.limits import (
 from daemon.intake.formats.payloads import Row
 from daemon.schemas.decoding import UNREADABLE
 from daemon.schemas.errors import ApiError, invalid
+from uploader.l0.records import Texts, texts_of
 
 _BLOCK_BYTES = 1 << 20
 _BLANKS = b" \t\r"
-_ENDS = _BLANKS + b"\n"
-_BLANK_TEXT = _ENDS.decode()
+_BLANK_TEXT = " \t\r\n"
 
 _decoder = Decoder(Raw)
+_array_decoder = Decoder(list[Raw])
 _encoder = Encoder()
 
 
-def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list[Row]:
-    """The rows of an NDJSON body. Raises ApiError; ``detail.line`` counts from 1."""
+def short_line(body: bytes, limits: BodyLimits) -> Row | None:
+    """The row of a body of one short line, the usual small request; None for any other body, also
+    for one with an error."""
     size = len(body)
-    if field is None and 0 < size < limits.suspect_from and body.find(b"\n", 0, size - 1) < 0:
-        # One short line, the usual small request. What is wrong with it is found below.
+    if size < limits.suspect_from and body.find(b"\n", 0, size - 1) < 0:
         try:
             _decoder.decode(body)
-            return [(str(body, "utf-8").strip(_BLANK_TEXT),)]
+            return (str(body, "utf-8").strip(_BLANK_TEXT),)
         except UNREADABLE:
             pass
+    return None
+
+
+def line_texts(body: bytes, limits: BodyLimits) -> Texts:
+    """The values of an NDJSON body, which are UTF-8. Raises ApiError; ``detail.line`` counts from
+    1."""
+    size = len(body)
     if size <= _BLOCK_BYTES:
         texts = _texts(body, 0)
     else:
@@ -62,79 +70,71 @@ def parse_lines(body: bytes, limits: BodyLimits, field: KeyField | None) -> list
         raise no_records()
     if len(texts) > limits.records_max:
         raise too_many_records(limits)
-    if field is not None or size >= limits.suspect_from:
-        return _checked_rows(body, texts, limits, field)
-    return list(zip(texts, strict=False))
+    found = texts_of(texts)
+    if size >= limits.suspect_from <= found.bytes_max:
+        _check_long(body, texts, limits)
+    return found
 
 
-def _checked_rows(
-    body: bytes, texts: list[str], limits: BodyLimits, field: KeyField | None
-) -> list[Row]:
-    """Rows with keys, after a check of long lines."""
-    suspect = limits.suspect_from
-    if max(map(len, texts)) >= suspect:
-        for index, text in enumerate(texts):
-            if len(text) >= suspect:
-                try:
-                    check_record(text, (), {}, limits)
-                except ApiError as error:
-                    raise _at_line(error, _line_of(body, index)) from None
-    if field is None:
-        return list(zip(texts, strict=False))
+def line_rows(body: bytes, limits: BodyLimits, field: KeyField) -> list[Row]:
+    """The rows of an NDJSON body whose records have keys. Raises ApiError."""
     rows: list[Row] = []
-    for index, text in enumerate(texts):
+    for index, text in enumerate(line_texts(body, limits).texts):
+        data = str(text, "utf-8")
         try:
-            key = field.of(text, {})
+            key = field.of(data, {})
         except ApiError as error:
             raise _at_line(error, _line_of(body, index)) from None
-        rows.append((text,) if key is None else (text, None, key))
+        rows.append((data,) if key is None else (data, None, key))
     return rows
 
 
-def _texts(block: bytes, lines_before: int) -> list[str]:
-    """The values of a block of whole lines, as text."""
-    if block.find(b"\n", 0, -1) < 0:
-        return _single_text(block, lines_before)
-    texts = _exact_texts(block)
-    if texts is not None:
-        return texts
-    stripped = [line for each in block.split(b"\n") if (line := each.strip(_BLANKS))]
-    if not stripped:
-        return []
-    texts = _exact_texts(b"\n".join(stripped))
-    if texts is not None:
-        return texts
-    raise _culprit(block, lines_before)
+def _check_long(body: bytes, texts: list[Raw], limits: BodyLimits) -> None:
+    for index, text in enumerate(texts):
+        if len(text) >= limits.suspect_from:
+            try:
+                check_record(str(text, "utf-8"), (), {}, limits)
+            except ApiError as error:
+                raise _at_line(error, _line_of(body, index)) from None
 
 
-def _single_text(line: bytes, lines_before: int) -> list[str]:
-    """The value of a block of one line."""
-    line = line.strip(_ENDS)
-    if not line:
-        return []
-    try:
-        _decoder.decode(line)
-        return [str(line, "utf-8")]
-    except UNREADABLE:
-        raise _culprit(line, lines_before) from None
+def _texts(block: bytes, lines_before: int) -> list[Raw]:
+    """The values of a block of whole lines."""
+    if block.find(b"\n", 0, -1) >= 0:
+        texts = _exact_texts(block)
+        if texts is not None:
+            return texts
+        stripped = [line for each in block.split(b"\n") if (line := each.strip(_BLANKS))]
+        if not stripped:
+            return []
+        texts = _exact_texts(b"\n".join(stripped))
+        if texts is not None:
+            return texts
+    return _each_alone(block, lines_before)
 
 
-def _exact_texts(block: bytes) -> list[str] | None:
+def _exact_texts(block: bytes) -> list[Raw] | None:
     """The lines of a block in which each line is exactly one value; None for another block."""
+    array = memoryview(block.replace(b"\n", b","))
+    if block.endswith(b"\n"):
+        array = array[:-1]
     try:
-        values = _decoder.decode_lines(block)
-        text = str(block, "utf-8")
+        texts = _array_decoder.decode(b"".join((b"[", array, b"]")))
+        if not block.isascii():
+            str(block, "utf-8")
     except UNREADABLE:
         return None
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    if len(lines) != len(values):
-        return None
-    again = _encoder.encode_lines(values)
+    again = _encoder.encode_lines(texts)
     if again == block or (len(again) == len(block) + 1 and again.startswith(block)):
-        return lines
+        return texts
     return None
+
+
+def _value_of(line: bytes) -> Raw:
+    """The one value of a line. Raises what is UNREADABLE."""
+    if not line.isascii():
+        str(line, "utf-8")
+    return _decoder.decode(line)
 
 
 def _blocks(body: bytes) -> Iterator[bytes]:
@@ -147,22 +147,22 @@ def _blocks(body: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _culprit(block: bytes, lines_before: int) -> ApiError:
-    """The refusal of the first line with an error."""
+def _each_alone(block: bytes, lines_before: int) -> list[Raw]:
+    """The values of a block, line by line. Raises ApiError for the first line with an error."""
+    texts = []
     for number, line in enumerate(block.split(b"\n"), lines_before + 1):
         line = line.strip(_BLANKS)
         if not line:
             continue
         try:
-            str(line, "utf-8")
-            _decoder.decode(line)
+            texts.append(_value_of(line))
         except UnicodeDecodeError as error:
-            return invalid(f"line {number} is not UTF-8: {error}", line=number)
+            raise invalid(f"line {number} is not UTF-8: {error}", line=number) from None
         except RecursionError:
-            return nested_too_deep({"line": number})
+            raise nested_too_deep({"line": number}) from None
         except DecodeError as error:
-            return invalid(f"line {number} is not a JSON value: {error}", line=number)
-    return invalid("the body is not one JSON value per line")
+            raise invalid(f"line {number} is not a JSON value: {error}", line=number) from None
+    return texts
 
 
 def _line_of(body: bytes, index: int) -> int:

@@ -16,11 +16,17 @@ from hashlib import blake2b
 
 from msgspec.structs import fields
 
-from daemon.intake.formats.json_format import check_record, is_array, parse_array, parse_object
+from daemon.intake.formats.json_format import (
+    array_rows,
+    array_texts,
+    check_record,
+    is_array,
+    parse_object,
+)
 from daemon.intake.formats.keys import key_field
 from daemon.intake.formats.limits import BodyLimits, check_ts
 from daemon.intake.formats.msgpack_format import parse_msgpack
-from daemon.intake.formats.ndjson_format import parse_lines
+from daemon.intake.formats.ndjson_format import line_rows, line_texts, short_line
 from daemon.intake.formats.payloads import Produce, produce_of, row
 from daemon.schemas.api import ProduceOptions, ProduceQuery
 from daemon.schemas.decoding import read_query
@@ -58,10 +64,13 @@ def parse(
                 _check_parameters(query, _OBJECT_PARAMETERS, "a JSON object")
             return parse_object(body, limits, arrival_ms)
         if not query:
-            return Produce(parse_array(body, limits, None), arrival_ms)
+            return Produce([], arrival_ms, texts=array_texts(body, limits))
     elif content_type in NDJSON:
         if not query:
-            return Produce(parse_lines(body, limits, None), arrival_ms)
+            only = short_line(body, limits)
+            if only is not None:
+                return Produce([only], arrival_ms)
+            return Produce([], arrival_ms, texts=line_texts(body, limits))
     elif content_type in MSGPACK:
         if query:
             _check_parameters(query, _OBJECT_PARAMETERS, "a msgpack map")
@@ -72,9 +81,12 @@ def parse(
         raise _unsupported(content_type)
     _check_parameters(query, _BATCH_PARAMETERS, "a batch")
     options = read_query(query, ProduceQuery)
-    field = None if options.key is None else key_field(options.key)
-    rows = (parse_array if content_type == JSON else parse_lines)(body, limits, field)
-    return produce_of(options, rows, arrival_ms, keyed=field is not None, timed=False)
+    if options.key is None:
+        texts = (array_texts if content_type == JSON else line_texts)(body, limits)
+        return produce_of(options, [], arrival_ms, keyed=False, timed=False, texts=texts)
+    field = key_field(options.key)
+    rows = (array_rows if content_type == JSON else line_rows)(body, limits, field)
+    return produce_of(options, rows, arrival_ms, keyed=True, timed=False)
 
 
 def _parse_bytes(

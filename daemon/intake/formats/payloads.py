@@ -1,7 +1,8 @@
 """What a produce request asks for, and its records as payloads per partition.
 
 A row is a record as ``uploader.l0.records.encode`` takes it: ``(data, ts, key, tag, node, meta)``,
-cut off after its last present field. ``data`` is JSON text, or bytes.
+cut off after its last present field. ``data`` is JSON text, or bytes. Records that are JSON text
+and nothing else need no rows: their *texts*, as msgspec found them in the body, are enough.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from daemon.schemas.errors import invalid
 from daemon.schemas.names import check_cursor_name
 from delivery.partitioner import partition_of
 from ledger.types import Dedupe
-from uploader.l0.records import encode
+from uploader.l0.records import Texts, encode, encode_texts
 
 Row = tuple[Any, ...]
 _TS, _KEY = 1, 2
@@ -26,7 +27,8 @@ Payload = tuple[int, int, bytes, int, int]
 
 
 class Produce(Struct, frozen=True, gc=False):
-    """A parsed request. ``keyed`` and ``timed`` say that some row has a key or a timestamp."""
+    """A parsed request, of ``rows`` or of ``texts``. ``keyed`` and ``timed`` say that some row has
+    a key or a timestamp."""
 
     rows: list[Row]
     arrival_ms: int
@@ -39,10 +41,11 @@ class Produce(Struct, frozen=True, gc=False):
     ack_timeout_ms: int | None = None
     dedupe: Dedupe | None = None
     advance: AdvanceRequest | None = None
+    texts: Texts | None = None
 
     @property
     def record_count(self) -> int:
-        return len(self.rows)
+        return len(self.rows if self.texts is None else self.texts.texts)
 
 
 def produce_of(
@@ -53,6 +56,7 @@ def produce_of(
     keyed: bool,
     timed: bool,
     advance: AdvanceRequest | None = None,
+    texts: Texts | None = None,
 ) -> Produce:
     """The request that these rows and options are. Raises ApiError 400 for an ``advance`` that
     cannot be."""
@@ -76,6 +80,7 @@ def produce_of(
         options.ack_timeout_ms,
         options.dedupe,
         advance,
+        texts,
     )
 
 
@@ -127,7 +132,9 @@ def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int
             )
         if not produce.timed:
             arrival_ms = produce.arrival_ms
-            return [(partition, len(rows), encode(rows), arrival_ms, arrival_ms)]
+            texts = produce.texts
+            payload = encode(rows) if texts is None else encode_texts(texts)
+            return [(partition, produce.record_count, payload, arrival_ms, arrival_ms)]
         return [_payload(partition, rows, produce)]
     spread: dict[int, list[Row]] = {}
     for each in rows:

@@ -8,163 +8,28 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.intake.formats import BodyLimits, Produce, parse, payloads
+from daemon.intake.formats import BodyLimits, payloads
 from daemon.schemas.errors import ApiError
 from delivery.partitioner import partition_of
-from tests.long import examples
+from tests.daemon.intake.formats.sent import (
+    BYTES,
+    JSON,
+    MSGPACK,
+    NDJSON,
+    NOW_MS,
+    json_values,
+    parsed,
+    refused,
+    spelled,
+    stored,
+)
 from uploader.l0.records import TIMESTAMP_MS_MAX, Record, decode
 
-LIMITS = BodyLimits()
-NOW_MS = 1_700_000_000_000
-NDJSON = "application/x-ndjson"
-JSON = "application/json"
-MSGPACK = "application/msgpack"
-BYTES = "application/octet-stream"
-
-
-def stored(produce: Produce) -> list[Record]:
-    ((_, count, payload, _, _),) = payloads(produce, 1, lambda: 0)
-    records = decode(payload)
-    assert count == len(records) == produce.record_count
-    return records
-
-
-def parsed(content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **query: str) -> Produce:
-    return parse(content_type, query, body, limits, NOW_MS)
-
-
-def refused(
-    content_type: str, body: bytes, limits: BodyLimits = LIMITS, /, **query: str
-) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        parsed(content_type, body, limits, **query)
-    return caught.value
-
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**80), 2**80)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 maybe_text = st.none() | texts
-
-
-@st.composite
-def spelled(draw: st.DrawFn, value: Any) -> str:
-    """JSON text of ``value`` in one of the ways that producers spell it."""
-    return json.dumps(
-        value,
-        ensure_ascii=draw(st.booleans()),
-        separators=draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", " :  ")])),
-    )
-
-
-class TestLines:
-    @given(st.lists(json_values.flatmap(spelled), min_size=1, max_size=20), st.data())
-    def test_each_line_is_kept_as_it_was_sent(self, lines: list[str], data: st.DataObject) -> None:
-        pieces = []
-        for line in lines:
-            pieces.append(data.draw(st.sampled_from(["", "", "\n", "\r\n", " \t\n"])))
-            pieces.append(line)
-            pieces.append(data.draw(st.sampled_from(["\n", "\n", "\r\n", " \n"])))
-        body = "".join(pieces)
-        if data.draw(st.booleans()):
-            body = body.rstrip("\r\n")
-        assert [r.data for r in stored(parsed(NDJSON, body.encode()))] == lines
-
-    @given(st.text(alphabet='12 \t\r\n[]{},:"a\\\x0c\u2028é', max_size=12))
-    @example("1 2\n[1\n]")
-    @example("1\r2")
-    @example("[1\n,2]\n3 4")
-    @example('1 ""\n2')
-    @settings(max_examples=examples(400))
-    def test_a_body_is_taken_exactly_when_every_line_is_one_value(self, text: str) -> None:
-        wanted: list[str] | None = []
-        for line in text.split("\n"):
-            stripped = line.strip(" \t\r")
-            if stripped and wanted is not None:
-                try:
-                    json.loads(stripped)
-                    wanted.append(stripped)
-                except ValueError:
-                    wanted = None
-        if wanted:
-            got = [r.data.strip(" \t\r") for r in stored(parsed(NDJSON, text.encode()))]
-            assert got == wanted
-        else:
-            assert refused(NDJSON, text.encode()).status == 400
-
-    @pytest.mark.parametrize(
-        ("body", "line"),
-        [
-            (b'{"a":1}\n{"a":}\n{"a":2}\n', 2),
-            (b'{"a":1}\r\n\r\n{"a":}\r\n', 3),
-            (b"1\n2 3\n", 2),
-            (b'1\n{"a":\n1}\n', 2),
-            (b"1\n\xff\n", 2),
-            (b'1\n"\xc3\x28"\n', 2),
-            (b"1\nNaN\n", 2),
-            (b"1\n\n\n0x1", 4),
-            (b"\xef\xbb\xbf1\n", 1),
-            (b"1\r2", 1),
-        ],
-    )
-    def test_the_line_at_fault_is_named(self, body: bytes, line: int) -> None:
-        error = refused(NDJSON, body)
-        assert (error.status, error.detail["line"]) == (400, line)
-        assert f"line {line}" in error.message
-
-    def test_lines_after_the_first_block_keep_their_numbers(self) -> None:
-        good = b'{"text":"' + b"x" * 1000 + b'"}\n'
-        body = good * 3000 + b"nope\n" + good * 10
-        assert refused(NDJSON, body).detail["line"] == 3001
-
-    def test_a_body_of_many_blocks_keeps_all_lines_in_order(self) -> None:
-        lines = [f'{{"n":{n},"pad":"{"y" * 900}"}}' for n in range(5000)]
-        got = stored(parsed(NDJSON, "\n".join(lines).encode()))
-        assert [r.data for r in got] == lines
-
-    def test_the_key_is_taken_from_a_field(self) -> None:
-        body = b'{"k":"a","v":1}\n{"v":2}\n{"k":null}\n{"k":7.50}\n[1]\n{"k":"\\u00e9"}\n{"k":""}'
-        records = stored(parsed(NDJSON, body, key="k"))
-        assert [r.key for r in records] == ["a", None, None, "7.50", None, "é", ""]
-
-    def test_a_key_field_that_is_no_string_or_number_is_refused_with_its_line(self) -> None:
-        error = refused(NDJSON, b'\n{"k":"a"}\n{"k":[1]}', key="k")
-        assert (error.status, error.detail) == (400, {"field": "k", "line": 3})
-
-    def test_a_line_over_the_record_limit_is_refused_with_its_line(self) -> None:
-        limits = BodyLimits(record_bytes_max=2000)
-        fits = b'"' + b"x" * 1998 + b'"'
-        assert len(stored(parsed(NDJSON, fits + b"\n" + fits, limits))) == 2
-        error = refused(NDJSON, b"\n1\n" + fits[:-1] + b'x"', limits)
-        assert (error.status, error.code, error.detail["line"]) == (413, "too_large", 3)
-
-    def test_a_line_longer_than_a_block_is_taken_when_the_limit_allows_and_named_when_not(
-        self,
-    ) -> None:
-        long = b'"' + b"x" * (3 << 20) + b'"'
-        body = b"1\n" * 10 + long + b"\n2\n"
-        assert len(stored(parsed(NDJSON, body, BodyLimits(record_bytes_max=4 << 20)))) == 12
-        error = refused(NDJSON, body)
-        assert (error.status, error.detail["line"]) == (413, 11)
-
-    def test_the_record_limit_counts_bytes_and_not_characters(self) -> None:
-        limits = BodyLimits(record_bytes_max=100)
-        assert refused(NDJSON, ('"' + "é" * 50 + '"').encode(), limits).status == 413
-        assert refused(NDJSON, ('"' + "\U0001f600" * 25 + '"').encode(), limits).status == 413
-        assert len(stored(parsed(NDJSON, ('"' + "é" * 49 + '"').encode(), limits))) == 1
 
 
 class TestObject:
@@ -314,6 +179,15 @@ class TestArray:
     def test_each_element_is_kept_as_it_was_sent(self, elements: list[str]) -> None:
         body = " \n[" + " , ".join(elements) + "]\n"
         assert [r.data for r in stored(parsed(JSON, body.encode()))] == elements
+
+    def test_a_record_over_a_limit_is_named_by_its_index(self) -> None:
+        text = '"' + "é" * 600 + '"'
+        limits = BodyLimits(record_bytes_max=len(text.encode()))
+        assert len(stored(parsed(JSON, f"[{text},1,{text}]".encode(), limits))) == 3
+        error = refused(JSON, f'[{text},1,{text[:-1]}x"]'.encode(), limits)
+        assert (error.status, error.detail["record"]) == (413, 2)
+        error = refused(JSON, b"[1," + b"[" * 513 + b"]" * 513 + b"]")
+        assert (error.status, error.detail) == (400, {"limit_levels": 512, "record": 1})
 
     def test_the_query_says_the_rest(self) -> None:
         produce = parsed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.daemon.intake.formats.test_formats import BYTES, JSON, MSGPACK, NDJSON, parsed, refused
+from tests.daemon.intake.formats.sent import BYTES, JSON, MSGPACK, NDJSON, parsed, refused
 
 LONG = "\U0001f511" * 1_025
 

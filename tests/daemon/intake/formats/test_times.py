@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from tests.daemon.intake.formats.test_formats import BYTES, JSON, MSGPACK, parsed, refused, stored
+from tests.daemon.intake.formats.sent import BYTES, JSON, MSGPACK, parsed, refused, stored
 from uploader.l0.records import TIMESTAMP_MS_MAX
 
 MISTAKEN = [
