@@ -1,12 +1,13 @@
-"""What a subscription that is not reliable sends to whom: now, or never.
+"""What a subscription that is not reliable may send to whom: now, or never.
 
-    admit -> waits for its consumer, a few at most -> take -> written, or not: it is finished anyway
+    admit -> waits for its consumer, a few at most -> take -> sent: it is closed (``deliveries.py``)
           -> dropped and counted, if the consumer is full or there is none (unmatched)
 
-A message is finished when it is admitted, so the floor is always at the end: nothing is tracked,
-sent again, or blocked, and acknowledgments change nothing. Up to ``member_max`` messages wait for
-one consumer, and ``waiting_max`` for all. By key each consumer gets its own, else the next that has
-room; of an exclusive subscription the one that joined first gets all.
+A message is finished for good when it is admitted, and for its consumer when it is sent. So the
+floor is always at the end: nothing is sent again or blocked, and acknowledgments change nothing.
+Up to ``member_max`` messages wait for one consumer, and ``waiting_max`` for all. By key each
+consumer gets its own, else the next that has room; of an exclusive subscription the one that joined
+first gets all.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from itertools import islice
 from math import inf
 
 from delivery.subscriptions.window.batches import (
-    REFUSALS_MAX,
     Batch,
     Outcome,
     Place,
     RefusedPlace,
     SentMessage,
-)
+    new_message,
+)  # fmt: skip
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
 from delivery.subscriptions.window.members import Member
@@ -34,9 +35,10 @@ WAITING_BYTES = 120
 
 class UnreliableWindow(SubscriptionWindow):
     """One subscription's members, and the few messages that wait for them. ``batches`` are taken
-    and not written yet; ``in_flight`` is always 0, and nothing is ever ``stuck`` or ``resting``."""
+    and not written yet; nothing is ever ``stuck`` or ``resting``."""
 
     is_reliable = False
+    held_count = 0  # no message that is sent can be blocked, so it takes no memory for that
 
     def __init__(self, policy: WindowPolicy, epoch: int = 0, mode: str = "key_shared") -> None:
         super().__init__(policy, epoch)
@@ -44,7 +46,7 @@ class UnreliableWindow(SubscriptionWindow):
         self._waiting: dict[Member, deque[SentMessage]] = {}
         self._for_any: deque[SentMessage] = deque()
         self.waiting_max: float = inf  # the owner's: what memory there is
-        self._kept = 0  # messages that wait or are taken
+        self._waits = 0
 
     @property
     def drainable(self) -> int:
@@ -54,7 +56,7 @@ class UnreliableWindow(SubscriptionWindow):
     @property
     def memory_bytes(self) -> int:
         """What the messages take that wait, or are not written yet."""
-        return self._kept * WAITING_BYTES
+        return (self._waits + self.in_flight) * WAITING_BYTES
 
     def is_active(self, name: str) -> bool:
         """Whether a member may get messages; of an exclusive subscription the first one."""
@@ -68,35 +70,26 @@ class UnreliableWindow(SubscriptionWindow):
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
         """The next messages of a partition, by their keys."""
-        look_ahead, limit, members = (
-            self.look_aheads[partition],
-            self.policy.member_max,
-            self.members,
-        )
         if self._mode != "key_shared":
             self.admit_loose(partition, len(keys))
             return
+        look_ahead, members = self.look_aheads[partition], self.members
+        by_name, limit, waiting = members.by_name, self.policy.member_max, self._waiting
         for offset, key in enumerate(keys, look_ahead.end + 1):
-            if key is None:
-                self._offer(SentMessage(look_ahead, offset, None, 0))
-                continue
-            owner = members.owner_of(key)
-            if owner is None:
-                self.counts.unmatched += 1
-            elif self._kept < self.waiting_max and (
-                len(waiting := self._waiting[members.by_name[owner]]) < limit
-            ):
-                waiting.append(SentMessage(look_ahead, offset, None, 0))
-                self._kept += 1
+            owner = None if key is None else members.owner_of(key)
+            if owner is not None:
+                self._offer(waiting[by_name[owner]], limit, (look_ahead, offset, None, 0))
+            elif key is None:
+                self._offer_any(look_ahead, offset)
             else:
-                self.counts.dropped += 1
+                self.counts.unmatched += 1
         look_ahead.add_done(len(keys))
 
     def admit_loose(self, partition: int, count: int) -> None:
         """The next messages of a partition, none of which has a key."""
         look_ahead = self.look_aheads[partition]
         for offset in range(look_ahead.end + 1, look_ahead.end + count + 1):
-            self._offer(SentMessage(look_ahead, offset, None, 0))
+            self._offer_any(look_ahead, offset)
         look_ahead.add_done(count)
 
     @property
@@ -105,48 +98,46 @@ class UnreliableWindow(SubscriptionWindow):
         takers = self.members.without_patterns
         return min(1, takers) if self._mode == "exclusive" else takers
 
-    def _offer(self, message: SentMessage) -> None:
-        if not self._takers:
+    def _offer_any(self, look_ahead: LookAhead, offset: int) -> None:
+        takers = self._takers
+        if takers:
+            most = takers * self.policy.member_max
+            self._offer(self._for_any, most, (look_ahead, offset, None, 0))
+        else:
             self.counts.unmatched += 1
-        elif self._kept < self.waiting_max and (
-            len(self._for_any) < self._takers * self.policy.member_max
-        ):
-            self._for_any.append(message)
-            self._kept += 1
+
+    def _offer(
+        self, waiting: deque[SentMessage], most: int, found: tuple[LookAhead, int, None, int]
+    ) -> None:
+        if len(waiting) < most and self._waits + self.in_flight < self.waiting_max:
+            waiting.append(new_message(SentMessage, found))
+            self._waits += 1
         else:
             self.counts.dropped += 1
-
-    def evict(self, partition: int, before: int) -> None:
-        """Nothing is tracked: whoever reads a message that is gone calls ``missing``."""
 
     # Members
 
     def join(self, name: str, patterns: Sequence[str] = ()) -> None:
         """A consumer is present; one of this name must not be. Raises ValueError at the limit."""
-        kept = patterns if self._mode == "key_shared" else ()
-        self._waiting[self.members.join(name, kept)] = deque()
+        super().join(name, patterns if self._mode == "key_shared" else ())
+        self._waiting[self.members.by_name[name]] = deque()
 
-    def leave(self, name: str) -> None:
-        """A consumer is gone: what waits for it is dropped."""
-        member = self.members.leave(name)
-        waited = len(self._waiting.pop(member))
-        self.counts.dropped += waited
-        self._kept -= waited
-        for epoch in list(member.batches):
-            self.give_back(epoch)
-        if not self.members.without_patterns:
-            self.counts.dropped += len(self._for_any)
-            self._kept -= len(self._for_any)
-            self._for_any.clear()
+    def _members_changed(self, gone: Member | None) -> None:
+        if gone is not None:
+            self._drop(self._waiting.pop(gone))
+            if not self.members.without_patterns:
+                self._drop(self._for_any)
 
-    def returned(self, name: str) -> None:
-        """A consumer that was away is there again; what it had is lost."""
+    def _drop(self, waiting: deque[SentMessage]) -> None:
+        self.counts.dropped += len(waiting)
+        self._waits -= len(waiting)
+        waiting.clear()
 
     # Messages go out
 
     def room(self, name: str) -> int:
-        """How many more messages a member may have: what it can be sent."""
-        return self.policy.member_max
+        """How many more messages a member may have: all that wait, since it answers nothing."""
+        return self._waits
 
     def takers(self) -> list[str]:
         """The members that messages wait for."""
@@ -160,17 +151,6 @@ class UnreliableWindow(SubscriptionWindow):
         """Whether there are messages for any member that has room."""
         return self._mode != "exclusive" and bool(self._for_any)
 
-    def take(self, name: str, count: int, now_ns: int) -> Batch | None:
-        """The next batch of a member; None if there is nothing for it now."""
-        member = self.members.by_name[name]
-        messages = self._pick(member, count)
-        if not messages:
-            return None
-        self.epoch += 1
-        batch = self.batches[self.epoch] = Batch(self.epoch, member, messages)
-        member.batches.add(self.epoch)
-        return batch
-
     def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         mine = self._waiting[member]
         messages: list[SentMessage | None] = []
@@ -179,68 +159,38 @@ class UnreliableWindow(SubscriptionWindow):
         if self._for_any and not member.patterns and self.is_active(member.name):
             part = min(-(-len(self._for_any) // self._takers), left - len(messages))
             messages += [self._for_any.popleft() for _ in range(part)]
+        self._waits -= len(messages)
         return messages
 
-    def _written(self, epoch: int) -> int:
-        batch = self.batches.pop(epoch, None)
-        if batch is None:
-            return 0
-        batch.member.batches.discard(epoch)
-        self._kept -= batch.open
-        return batch.open
-
     def sent(self, epoch: int, now_ns: int) -> None:
-        """A batch was written to its consumer."""
-        self.counts.delivered += self._written(epoch)
-
-    def give_back(self, epoch: int, messages: Iterable[Place] | None = None) -> None:
-        """A batch could not be written: it is dropped. Some of its messages were not: they are
-        next."""
-        if messages is None:
-            self.counts.dropped += self._written(epoch)
-            return
+        """A batch was written to its consumer, and that is the end of it."""
+        super().sent(epoch, now_ns)
         batch = self.batches.get(epoch)
-        if batch is None:
-            return
-        taken = self._pull_out(epoch, messages)
-        self._waiting[batch.member].extendleft(reversed(taken))
+        if batch is not None:
+            self._take_all(batch, batch.indexes(None)[0])
 
-    def missing(self, epoch: int, messages: Iterable[Place]) -> None:
-        """Messages of a batch turned out to be removed by retention."""
-        gone = len(self._pull_out(epoch, messages))
-        self.counts.evicted += gone
-        self._kept -= gone
+    def _withdraw(self, batch: Batch) -> None:
+        """It could not be written: it is dropped."""
+        self.counts.dropped += batch.open
+        self._take_all(batch, batch.indexes(None)[0])
 
-    def _pull_out(self, epoch: int, messages: Iterable[Place]) -> list[SentMessage]:
-        batch = self.batches.get(epoch)
-        if batch is None:
-            return []
-        taken = []
-        for index in sorted({i for each in messages if (i := batch.index(each)) is not None}):
-            message = batch.messages[index]
-            if message is not None:
-                taken.append(message)
-                batch.messages[index] = None
-        batch.open -= len(taken)
-        if not batch.open:
-            self._written(epoch)
-        return taken
+    def _once_more(self, batch: Batch, index: int) -> None:
+        """What did not fit into a write comes next."""
+        self._waiting[batch.member].appendleft(self._take_out(batch, index))
+        self._waits += 1
 
     # What comes of it: nothing
 
-    def ack(
-        self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
-        but: Iterable[Place] = (),
-    ) -> Outcome:  # fmt: skip
-        """Everything is finished already."""
-        if messages is None:
+    def _batch(self, name: str, epoch: int, now_ns: int) -> Batch | None:
+        return None
+
+    def _refused(self, named: list[Place] | None) -> Outcome:
+        """Everything is finished already, and nobody counts who says so."""
+        if named is None:
             return Outcome(0, 1, (RefusedPlace(None, "finished"),))
-        named = list(messages)
-        refusals = tuple(
-            RefusedPlace(each, "finished" if self.is_finished(*each) else "epoch")
-            for each in named[:REFUSALS_MAX]
-        )
-        return Outcome(0, len(named), refusals)
+        outcome = self._outcome(0, named)
+        self.counts.refused -= outcome.refused
+        return outcome
 
     def nack(
         self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
@@ -252,9 +202,9 @@ class UnreliableWindow(SubscriptionWindow):
             return self.ack(name, epoch, now_ns, messages, but)
         named = list(messages)
         unknown = [each for each in named if not self.is_finished(*each)]
-        self.counts.dropped += len(named) - len(unknown)
-        refused = self.ack(name, epoch, now_ns, unknown)
-        return refused._replace(accepted=len(named) - len(unknown))
+        dropped = len(named) - len(unknown)
+        self.counts.dropped += dropped
+        return self._refused(unknown)._replace(accepted=dropped)
 
     def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
         return  # it was finished when it was admitted
@@ -264,11 +214,9 @@ class UnreliableWindow(SubscriptionWindow):
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless all parts agree."""
+        super().check_invariants()
         assert all(look_ahead.floor == look_ahead.end for look_ahead in self.look_aheads.values())
+        assert not self._unanswered and not self.stuck and not self.resting
         assert self._waiting.keys() == set(self.members.by_name.values())
         assert self.members.without_patterns or not self._for_any
-        waiting = len(self._for_any) + sum(map(len, self._waiting.values()))
-        assert self._kept == waiting + sum(batch.open for batch in self.batches.values())
-        for epoch, batch in self.batches.items():
-            assert epoch == batch.epoch <= self.epoch and epoch in batch.member.batches
-            assert batch.open == sum(message is not None for message in batch.messages) > 0
+        assert self._waits == len(self._for_any) + sum(map(len, self._waiting.values()))

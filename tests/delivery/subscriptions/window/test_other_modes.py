@@ -30,9 +30,10 @@ def take(
     batch = window.take(name, count, now_ns)
     if batch is None:
         return []
+    places = [message.place for message in batch.messages if message is not None]
     window.sent(batch.epoch, now_ns)
     window.check_invariants()
-    return [message.place for message in batch.messages if message is not None]
+    return places
 
 
 def test_consumers_of_a_shared_subscription_get_equal_parts_as_far_as_they_have_room() -> None:
@@ -265,3 +266,18 @@ def test_an_unreliable_exclusive_subscription_sends_to_the_first_consumer_only()
     window.leave("a")
     assert len(take(window, "b")) == 4
     assert window.counts.dropped == 2
+
+
+def test_of_an_unreliable_subscription_a_consumer_that_returns_has_lost_what_was_not_written() -> (
+    None
+):
+    window = opened("key_shared", reliable=False)
+    window.join("a")
+    window.admit(0, ["x"] * 5)
+    batch = window.take("a", 3, 0)
+    assert batch is not None
+    assert window.ack("a", batch.epoch, 0).refusals == ((None, "finished"),), "nothing is awaited"
+    window.returned("a")
+    assert (window.counts.dropped, window.in_flight, window.batches) == (3, 0, {})
+    assert take(window, "a") == [(0, 4), (0, 5)]
+    assert window.memory_bytes == 0
