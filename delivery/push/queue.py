@@ -10,7 +10,8 @@ messages of a key, or of a node that counts as one (``key_shared``), or of a par
 (``exclusive``), and the window sends nothing more of it before all that it sent is acknowledged or
 one has failed. So a sender has one run of each, which it delivers from the front; when a message
 fails, the owner takes back those after it, and they are forgotten here. A message without such an
-order is a run of its own. In a batch the messages of a run are next to each other.
+order is a run of its own. In a batch the messages of a run are next to each other. RUN_STATES has
+the states of a run and what changes them.
 
 * No two units that are under way have messages of one run. Units under way are ``connections_max``
   at most.
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
 from delivery.subscriptions.window.batches import Place
@@ -56,24 +58,66 @@ class QueuedMessage(Protocol):
 M = TypeVar("M", bound=QueuedMessage)
 
 
+class RunState(Enum):
+    """What a run waits for."""
+
+    EMPTY = auto()  # new, or dealt with: it is forgotten
+    LISTED = auto()  # it may be sent
+    UNDER_WAY = auto()  # the end of the unit that carries messages of it
+    CUT = auto()  # parts of a batch that was refused have messages of it, and go first
+
+
+class RunEvent(Enum):
+    """What changes the state of a run."""
+
+    CAME = auto()  # a message
+    GOES = auto()  # in a unit
+    # The unit has ended, or was cut. What is left of the run:
+    LEFT_PARTS = auto()
+    LEFT_WAITING = auto()
+    LEFT_NOTHING = auto()
+
+
+RUN_STATES = {
+    (RunState.EMPTY, RunEvent.CAME): RunState.LISTED,
+    (RunState.LISTED, RunEvent.CAME): RunState.LISTED,
+    (RunState.LISTED, RunEvent.GOES): RunState.UNDER_WAY,
+    (RunState.UNDER_WAY, RunEvent.CAME): RunState.UNDER_WAY,
+    (RunState.UNDER_WAY, RunEvent.LEFT_PARTS): RunState.CUT,
+    (RunState.UNDER_WAY, RunEvent.LEFT_WAITING): RunState.LISTED,
+    (RunState.UNDER_WAY, RunEvent.LEFT_NOTHING): RunState.EMPTY,
+    (RunState.CUT, RunEvent.CAME): RunState.CUT,
+    (RunState.CUT, RunEvent.GOES): RunState.UNDER_WAY,
+}
+
+
 class MessageRun(Generic[M]):
     """Messages that go one after the other."""
 
-    __slots__ = ("name", "waiting", "size_bytes", "unit", "parts", "is_listed")
+    __slots__ = ("name", "waiting", "size_bytes", "parts", "state")
 
     def __init__(self, name: RunName) -> None:
         self.name = name
         self.waiting: deque[tuple[M, int]] = deque()  # with the time at which they came
         self.size_bytes = 0  # of those
-        self.unit: Unit[M] | None = None  # under way
         self.parts = 0  # of a batch that was refused, with messages of this
-        self.is_listed = False  # among those that may be sent
+        self.state = RunState.EMPTY
 
     def clear(self) -> None:
         """Nothing waits."""
         self.waiting.clear()
         self.size_bytes = self.parts = 0
-        self.is_listed = False
+
+    def change(self, event: RunEvent) -> None:
+        """Something has become of it. Raises KeyError if nothing of the kind can."""
+        self.state = RUN_STATES[self.state, event]
+
+    @property
+    def left(self) -> RunEvent:
+        """What is left of it when its unit has ended."""
+        if self.parts:
+            return RunEvent.LEFT_PARTS
+        return RunEvent.LEFT_WAITING if self.waiting else RunEvent.LEFT_NOTHING
 
 
 class Unit(Generic[M]):
@@ -132,11 +176,10 @@ class PushQueue(Generic[M]):
             run.size_bytes += size_bytes
             self.messages += 1
             self.bytes += size_bytes
-            if run.is_listed:
+            if run.state is RunState.LISTED:
                 self._ready_count += 1
                 self._ready_bytes += size_bytes
-            else:
-                self._list(run)
+            self._change(run, RunEvent.CAME)
 
     def _name_of(self, message: M) -> RunName:
         if self._rules.mode == "exclusive":
@@ -144,16 +187,19 @@ class PushQueue(Generic[M]):
         key = self._rules.key_of(message) if self._rules.mode == "key_shared" else None
         return message.place if key is None else key
 
-    def _list(self, run: MessageRun[M]) -> None:
-        """A run may be sent from now on, or is forgotten, or neither."""
-        if run.unit is not None or run.parts or run.is_listed:
+    def _change(self, run: MessageRun[M], event: RunEvent) -> None:
+        """Something has become of a run: it may be sent, or is forgotten, or neither."""
+        before = run.state
+        run.change(event)
+        after = run.state
+        if after is before:
             return
-        if run.waiting:
-            run.is_listed = True
+        sign = (after is RunState.LISTED) - (before is RunState.LISTED)
+        self._ready_count += sign * len(run.waiting)
+        self._ready_bytes += sign * run.size_bytes
+        if after is RunState.LISTED:
             self._ready.append(run)
-            self._ready_count += len(run.waiting)
-            self._ready_bytes += run.size_bytes
-        elif self._runs.get(run.name) is run:
+        elif after is RunState.EMPTY:
             del self._runs[run.name]
 
     # What goes
@@ -177,18 +223,17 @@ class PushQueue(Generic[M]):
         unit = self._next_part() or self._next_batch(now_ns)
         if unit is not None:
             self._under_way.add(unit)
-            for run in unit.runs:
-                run.unit = unit
         return unit
 
     def _next_part(self) -> Unit[M] | None:
         before: set[MessageRun[M]] = set()  # runs of parts that must go first
         for part in self._parts:
             mine = set(part.runs)
-            if not before & mine and all(run.unit is None for run in mine):
+            if not before & mine and all(run.state is RunState.CUT for run in mine):
                 self._parts.remove(part)
                 for run in mine:
                     run.parts -= 1
+                    self._change(run, RunEvent.GOES)
                 return part
             before |= mine
         return None
@@ -204,7 +249,7 @@ class PushQueue(Generic[M]):
             message = run.waiting[0][0]
             if pairs and size + message.size_bytes > self.settings.batch_bytes_max:
                 break
-            self._unlist(self._ready.popleft())
+            self._change(self._ready.popleft(), RunEvent.GOES)
             while run.waiting and len(pairs) < count_max:
                 message = run.waiting[0][0]
                 if pairs and size + message.size_bytes > self.settings.batch_bytes_max:
@@ -214,11 +259,6 @@ class PushQueue(Generic[M]):
                 size += message.size_bytes
                 pairs.append((message, run))
         return Unit(pairs)
-
-    def _unlist(self, run: MessageRun[M]) -> None:
-        run.is_listed = False
-        self._ready_count -= len(run.waiting)
-        self._ready_bytes -= run.size_bytes
 
     def next_due_ns(self) -> int | None:
         """When a batch that waits for more messages goes as it is. None: nothing may be sent."""
@@ -277,9 +317,8 @@ class PushQueue(Generic[M]):
         if len(unit.messages) == 1 or unit.is_former:
             return self.failed(unit)
         self._under_way.remove(unit)
-        for run in unit.runs:
-            run.unit = None
         self._insert_parts(unit.cut(-(-len(unit.messages) // 2)))
+        self._free(unit)
         return []
 
     def _without(self, part: Unit[M], runs: dict[MessageRun[M], M]) -> Unit[M]:
@@ -289,13 +328,11 @@ class PushQueue(Generic[M]):
 
     def _end(self, unit: Unit[M]) -> None:
         self._under_way.remove(unit)
-        for run in unit.runs:
-            run.unit = None
         self._forget(unit.messages)
 
     def _free(self, unit: Unit[M]) -> None:
-        for run in unit.runs:
-            self._list(run)
+        for run in dict.fromkeys(unit.runs):
+            self._change(run, run.left)
 
     def _forget(self, messages: Iterable[M]) -> int:
         """Messages are not here any more; returns their size."""
@@ -345,15 +382,16 @@ class PushQueue(Generic[M]):
         seen: set[MessageRun[M]] = set()
         for unit in self._under_way:
             mine = set(unit.runs)
-            assert not mine & seen and all(run.unit is unit for run in mine)
+            assert not mine & seen and all(run.state is RunState.UNDER_WAY for run in mine)
             seen |= mine
         assert {run for unit in held for run in unit.runs} <= set(self._runs.values())
         for name, run in self._runs.items():
-            assert name == run.name and (run.unit is None) == (run not in seen)
-            may_go = run.unit is None and not run.parts
-            assert run.is_listed == (may_go and bool(run.waiting)) == (run in self._ready)
+            assert name == run.name and run.state is not RunState.EMPTY
+            assert (run.state is RunState.UNDER_WAY) == (run in seen)
+            assert (run.state is RunState.LISTED) == (run in self._ready)
+            assert run.state is not RunState.LISTED or (run.waiting and not run.parts)
+            assert run.state is not RunState.CUT or run.parts
             assert run.size_bytes == sum(each.size_bytes for each, _ in run.waiting)
             assert run.parts == sum(run in part.runs for part in self._parts)
-            assert run.waiting or not may_go, "it is forgotten"
         assert self._ready_count == sum(len(run.waiting) for run in self._ready)
         assert self._ready_bytes == sum(run.size_bytes for run in self._ready)

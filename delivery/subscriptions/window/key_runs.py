@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from delivery.subscriptions.window.batches import SentMessage, new_message
 from delivery.subscriptions.window.key_shared import DeliveryWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import KeyQueue, Member, QueueState
+from delivery.subscriptions.window.members import TAKEN, KeyQueue, Member, QueueState
 from delivery.subscriptions.window.policy import WindowPolicy
 
 
@@ -32,7 +32,7 @@ class KeyRunsWindow(DeliveryWindow):
         ready, run_max, epoch = member.ready, self.policy.run_max, self.epoch + 1
         while left > len(messages) and ready:
             queue = ready.popleft()
-            queue.state = QueueState.SENT
+            queue.state = TAKEN
             look_ahead, offset, attempts = queue.look_ahead, queue.head, queue.attempts
             run = self._out[queue] = {}
             while offset and len(run) < run_max and len(messages) < left:

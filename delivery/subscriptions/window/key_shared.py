@@ -25,7 +25,14 @@ from itertools import chain
 from delivery.subscriptions.window.batches import SentMessage, new_message
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import KeyQueue, Member, QueueState
+from delivery.subscriptions.window.members import (
+    FREED,
+    TAKEN,
+    KeyQueue,
+    Member,
+    QueueEvent,
+    QueueState,
+)  # fmt: skip
 from delivery.subscriptions.window.policy import WindowPolicy
 
 MOVES_AT_ONCE = 500  # about 1 ms; a key that is compared with many patterns counts as several
@@ -94,8 +101,7 @@ class DeliveryWindow(SubscriptionWindow):
             self._admit_keyed(look_ahead, (key,))
 
     def _admit_keyed(self, look_ahead: LookAhead, keys: Sequence[str | None]) -> None:
-        queues, members, ready = self.keys, self.members, QueueState.READY
-        woken = self._woken
+        queues, members, woken = self.keys, self.members, self._woken
         for offset, key in enumerate(keys, look_ahead.add_keyed(len(keys))):
             assert key is not None
             queue = queues.get(key)
@@ -107,7 +113,6 @@ class DeliveryWindow(SubscriptionWindow):
                 if member is None:
                     self._make_ready(queue)
                 else:
-                    queue.state = ready
                     member.ready.append(queue)
                     woken[member] = None
             elif queue.look_ahead is look_ahead:
@@ -170,13 +175,13 @@ class DeliveryWindow(SubscriptionWindow):
 
     def _make_ready(self, queue: KeyQueue, *, first: bool = False) -> None:
         if self.members.matching(queue) > MATCHED_NOW:
-            queue.state = QueueState.READY
+            queue.change(QueueEvent.FREED)
             self._move_one(queue)
         else:
             self._place(queue, first=first)
 
     def _place(self, queue: KeyQueue, *, first: bool = False) -> None:
-        queue.state = QueueState.READY
+        queue.change(QueueEvent.FREED)
         if queue.head < queue.look_ahead.gone_before:
             self.counts.evicted += 1
             self._pass(queue)
@@ -186,7 +191,7 @@ class DeliveryWindow(SubscriptionWindow):
             (member.ready.appendleft if first else member.ready.append)(queue)
             self._woken[member] = None
         elif not self.members.by_name or self.policy.unmatched == "hold":
-            queue.state = QueueState.UNMATCHED
+            queue.change(QueueEvent.UNOWNED)
             self._unmatched.append(queue)
         else:
             self.counts.unmatched += 1
@@ -223,15 +228,15 @@ class DeliveryWindow(SubscriptionWindow):
 
     def _pick_keys(self, member: Member, left: int, messages: list[SentMessage | None]) -> None:
         """Adds messages of the member's ready keys."""
-        ready, sent = member.ready, QueueState.SENT
+        ready = member.ready
         for _ in range(min(left - len(messages), len(ready))):
             queue = ready.popleft()
-            queue.state = sent
+            queue.state = TAKEN
             found = queue.look_ahead, queue.head, queue, queue.attempts
             messages.append(new_message(SentMessage, found))
 
     def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
-        version, gone_before, ready = self.members.version, look_ahead.gone_before, QueueState.READY
+        version, gone_before = self.members.version, look_ahead.gone_before
         finished = look_ahead.finish_all([message[1] for message in messages])
         for (_, offset, queue, _), following in zip(messages, finished, strict=True):
             if queue is None:
@@ -240,7 +245,7 @@ class DeliveryWindow(SubscriptionWindow):
                 queue.head = following  # as below, without the calls
                 queue.attempts = 0
                 queue.waiting -= 1
-                queue.state = ready
+                queue.state = FREED
                 queue.owner.ready.append(queue)
                 self._woken[queue.owner] = None
             elif queue.waiting > 1 and queue.advance(following):
@@ -257,7 +262,7 @@ class DeliveryWindow(SubscriptionWindow):
     def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
         if message.queue is not None:
             message.queue.attempts = attempts
-            message.queue.state = QueueState.STUCK if stuck else QueueState.RESTING
+            message.queue.change(QueueEvent.GIVEN_UP if stuck else QueueEvent.FAILED)
 
     # Time and operators
 

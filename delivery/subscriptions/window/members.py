@@ -6,19 +6,14 @@ A *member* is a consumer that is present. Members share the keys by consistent h
 A *queue* has the messages of one key that are not finished, in order. It exists while its key has
 such messages. Its first message, the *head*, is the only one that may be with a consumer: all
 others wait for it. A key may occur in several partitions; then the queue has a run for each, and
-one of them is current until it is empty. States of a queue::
-
-    READY (a consumer may take its head) -> SENT -> READY with the next head, or gone
-                                            SENT -> RESTING (until a time) -> READY
-                                            SENT -> STUCK (until an operator acts) -> READY
-    UNMATCHED: no consumer accepts the key  <-> READY
+one of them is current until it is empty. STATES has its states and what changes them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, auto
 
 from delivery.subscriptions.window.hash_ring import HashRing
 from delivery.subscriptions.window.look_ahead import LookAhead
@@ -37,11 +32,37 @@ def text_bytes(text: str | None) -> int:
 class QueueState(Enum):
     """What the head of a queue waits for."""
 
-    READY = "ready"
+    READY = "ready"  # a consumer may take it
     SENT = "sent"
-    RESTING = "resting"
-    STUCK = "stuck"
-    UNMATCHED = "held"  # as clients know it
+    RESTING = "resting"  # until a time
+    STUCK = "stuck"  # until an operator acts, or its dead letter is stored
+    UNMATCHED = "held"  # as clients know it; no consumer accepts the key
+
+
+class QueueEvent(Enum):
+    """What changes the state of a queue. It may end in any: once its messages are finished."""
+
+    FREED = auto()  # a head, the same or the next one, may be sent, and looks for its owner
+    UNOWNED = auto()  # no consumer accepts the key
+    TAKEN = auto()
+    FAILED = auto()
+    GIVEN_UP = auto()  # it has failed too often
+
+
+STATES = {
+    (QueueState.READY, QueueEvent.TAKEN): QueueState.SENT,
+    (QueueState.READY, QueueEvent.UNOWNED): QueueState.UNMATCHED,
+    (QueueState.READY, QueueEvent.FREED): QueueState.READY,
+    (QueueState.SENT, QueueEvent.FREED): QueueState.READY,
+    (QueueState.SENT, QueueEvent.FAILED): QueueState.RESTING,
+    (QueueState.SENT, QueueEvent.GIVEN_UP): QueueState.STUCK,
+    (QueueState.RESTING, QueueEvent.FREED): QueueState.READY,
+    (QueueState.STUCK, QueueEvent.FREED): QueueState.READY,
+    (QueueState.UNMATCHED, QueueEvent.FREED): QueueState.READY,
+}
+# As STATES says, for loops over many queues.
+TAKEN = STATES[QueueState.READY, QueueEvent.TAKEN]
+FREED = STATES[QueueState.SENT, QueueEvent.FREED]
 
 
 class KeyQueue:
@@ -54,7 +75,7 @@ class KeyQueue:
 
     def __init__(self, key: str, look_ahead: LookAhead, offset: int) -> None:
         self.key = key
-        self.state = QueueState.UNMATCHED
+        self.state = QueueState.READY
         self.look_ahead = look_ahead
         self.head = self.tail = offset
         self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: look-ahead, head, tail
@@ -67,6 +88,10 @@ class KeyQueue:
     def bytes(self) -> int:
         """What it takes. A key of 1,024 characters may take 8 KB."""
         return QUEUE_BYTES + text_bytes(self.key)
+
+    def change(self, event: QueueEvent) -> None:
+        """Something has become of the head. Raises KeyError if nothing of the kind can."""
+        self.state = STATES[self.state, event]
 
     def append(self, look_ahead: LookAhead, offset: int) -> None:
         """A further message of the key, in another partition than the current run's."""

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
 from typing import Any
 
+import pytest
 from msgspec import Struct
 
-from delivery.push.queue import COALESCING_WAIT_FACTOR, PushQueue, Unit
+from delivery.push.queue import (
+    COALESCING_WAIT_FACTOR,
+    RUN_STATES,
+    MessageRun,
+    PushQueue,
+    RunEvent,
+    RunState,
+    Unit,
+)  # fmt: skip
 from delivery.subscriptions.window.batches import Place
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules
@@ -240,3 +250,49 @@ def test_messages_without_a_key_go_one_after_the_other_by_node_only_if_that_is_a
     queue = queue_of()
     queue.add(messages, 0)
     assert [seqs(unit) for unit in all_next(queue)] == [[1], [2], [3], [4]]
+
+
+@pytest.mark.parametrize(("state", "event"), [*product(RunState, RunEvent)])
+def test_a_run_changes_as_its_table_says_and_in_no_other_way(
+    state: RunState, event: RunEvent
+) -> None:
+    run = MessageRun[Message]("x")
+    run.state = state
+    if (state, event) in RUN_STATES:
+        run.change(event)
+        assert run.state is RUN_STATES[state, event]
+    else:
+        with pytest.raises(KeyError):
+            run.change(event)
+        assert run.state is state
+
+
+def test_a_queue_takes_a_run_through_the_whole_table() -> None:
+    queue, seen = batches_of(batch_max=3), [RunState.EMPTY]
+
+    def then(state: RunState) -> None:
+        queue.check_invariants()
+        assert run.state is state
+        seen.append(state)
+
+    queue.add([Message(1, "x")], 0)
+    (run,) = queue._runs.values()
+    then(RunState.LISTED)
+    queue.add([Message(2, "x")], 0)
+    then(RunState.LISTED)
+    unit = queue.next(0)
+    then(RunState.UNDER_WAY)
+    queue.add([Message(3, "x")], 0)
+    then(RunState.UNDER_WAY)
+    assert unit is not None and queue.refused(unit) == []
+    then(RunState.CUT)
+    queue.add([Message(4, "x")], 0)
+    then(RunState.CUT)
+    for state in (RunState.CUT, RunState.LISTED, RunState.EMPTY):
+        unit = queue.next(0)
+        then(RunState.UNDER_WAY)
+        assert unit is not None
+        queue.done(unit)
+        then(state)
+    assert not queue._runs
+    assert set(pairwise(seen)) == {(before, after) for (before, _), after in RUN_STATES.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from random import Random
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delivery.push.rates.limiter import (
+    MODES,
     NEVER_NS,
     USE_UNKNOWN,
+    Failed,
     Limiter,
     LimiterSettings,
     Mode,
@@ -544,3 +547,12 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             LimiterSettings(**bad)
+
+
+@pytest.mark.parametrize(("mode", "failed"), [*product(Mode, Failed)])
+def test_a_period_changes_the_mode_as_the_table_says_and_in_no_other_way(
+    mode: Mode, failed: Failed
+) -> None:
+    failures = {Failed.NONE: 0, Failed.SOME: 2, Failed.MOST: 3}[failed]
+    periods = Periods(state=LearnedRate(mode, 10.0, None))
+    assert periods.end(4 - failures, failures).mode is MODES.get((mode, failed), mode)
