@@ -45,8 +45,7 @@ BATCH = 100
 PERIOD_S = 1.0
 TIMES: dict[str, object] = {
     "push_allow": "127.0.0.1", "push_limiter_period_s": PERIOD_S, "push_slow_delay_s": 2 * PERIOD_S,
-    "push_heartbeat_delay_s": 2 * PERIOD_S, "push_balance_interval_s": PERIOD_S,
-    "push_update_interval_s": PERIOD_S / 2,
+    "push_balance_interval_s": PERIOD_S,
 }  # fmt: skip
 RATE_MAX = 100_000.0
 POSTING_S = 8.0

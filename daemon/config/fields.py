@@ -128,9 +128,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     push_ca_file: str | None
     push_limiter_period_s: float
     push_slow_delay_s: float
-    push_heartbeat_delay_s: float
     push_balance_interval_s: float
-    push_update_interval_s: float
     log_level: str
     log_format: str
     origins: dict[str, str]
@@ -418,16 +416,11 @@ FIELDS: tuple[Field, ...] = (
           "how often a sender of a push subscription sets its rate, from what failed since"
           " (`LIMITER_PERIOD`)", check=above_zero(86_400)),
     Field("push_slow_delay_s", NUMBER, 60.0, "seconds",
-          "from one attempt to the next in slow mode (`SLOW_DELAY`)", check=above_zero(86_400)),
-    Field("push_heartbeat_delay_s", NUMBER, 60.0, "seconds",
-          "from one attempt to the next in heartbeat mode (`HEARTBEAT_DELAY`)",
+          "from one attempt to the next in slow and heartbeat mode (`SLOW_DELAY`)",
           check=above_zero(86_400)),
     Field("push_balance_interval_s", NUMBER, 30.0, "seconds",
           "how often the senders of a subscription negotiate their shares of its rate"
-          " (`BALANCE_INTERVAL`)",
-          check=above_zero(86_400)),
-    Field("push_update_interval_s", NUMBER, 15.0, "seconds",
-          "how often a sender tells how much of its share it has used (`UPDATE_INTERVAL`)",
+          " (`BALANCE_INTERVAL`), by what each tells twice in that time",
           check=above_zero(86_400)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),
@@ -435,10 +428,11 @@ FIELDS: tuple[Field, ...] = (
           "lines for people, or one JSON object per line for programs"),
 )  # fmt: skip
 KEYS: tuple[str, ...] = tuple(field.name for field in FIELDS)
-# Keys of earlier versions whose default was right for all, and the value that each has now.
+# Keys of earlier versions that nobody needed for themselves, and the value that each has now.
 FIXED = {
     "push_speedup_tolerance": "0.01", "push_tolerance": "0.05", "push_convergence_factor": "0.2",
     "push_busy_tolerance": "0.1", "push_share_min_per_minute": "1", "push_change_min_percent": "1",
-    "push_use_change_min_percent": "9", "scheduler": "on",
+    "push_use_change_min_percent": "9", "push_heartbeat_delay_s": "push_slow_delay_s",
+    "push_update_interval_s": "half of push_balance_interval_s", "scheduler": "on",
 }  # fmt: skip
 BY_NAME: Mapping[str, Field] = {field.name: field for field in FIELDS}

@@ -279,6 +279,5 @@ def _limiter_settings(config: Config) -> LimiterSettings:
     return LimiterSettings(
         period_s=config.push_limiter_period_s,
         slow_delay_s=config.push_slow_delay_s,
-        heartbeat_delay_s=config.push_heartbeat_delay_s,
-        update_interval_s=config.push_update_interval_s,
+        update_interval_s=config.push_balance_interval_s / 2,
     )

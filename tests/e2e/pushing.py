@@ -16,8 +16,7 @@ from tools.receiver.series import FAILED_SHARE_MAX, SERVED_SHARE, STEPS_PER_S, c
 PERIOD_S = 1.0
 TIMES: dict[str, object] = {
     "push_allow": "127.0.0.1", "push_limiter_period_s": PERIOD_S,
-    "push_slow_delay_s": 2 * PERIOD_S, "push_heartbeat_delay_s": 2 * PERIOD_S,
-    "push_balance_interval_s": PERIOD_S, "push_update_interval_s": PERIOD_S / 2,
+    "push_slow_delay_s": 2 * PERIOD_S, "push_balance_interval_s": PERIOD_S,
 }  # fmt: skip
 SETTLED_HANG_S = 180.0
 PATIENT_MS = 60_000  # of a receiver that answers: a busy machine is not to be its failure

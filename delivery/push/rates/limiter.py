@@ -101,13 +101,12 @@ class LimiterSettings(Struct, frozen=True):
     speedup_tolerance: float = 0.01  # SPEEDUP_TOLERANCE
     tolerance: float = 0.05  # TOLERANCE
     convergence_factor: float = 0.2  # CONVERGENCE_FACTOR
-    slow_delay_s: float = 60.0  # SLOW_DELAY
-    heartbeat_delay_s: float = 60.0  # HEARTBEAT_DELAY
+    slow_delay_s: float = 60.0  # SLOW_DELAY, and HEARTBEAT_DELAY, which is the same there
     update_interval_s: float = 15.0  # UPDATE_INTERVAL
     significant_change: float = 0.09  # MIN_SIGNIFICANT_CHANGE_PERCENT
 
     def __post_init__(self) -> None:
-        for name in ("period_s", "slow_delay_s", "heartbeat_delay_s", "update_interval_s"):
+        for name in ("period_s", "slow_delay_s", "update_interval_s"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, got {value}")
@@ -120,7 +119,7 @@ class LimiterSettings(Struct, frozen=True):
 
     @property
     def slow_rate(self) -> float:
-        """Attempts a second in slow mode; no decrease goes below it."""
+        """Attempts a second in slow and heartbeat mode; no decrease goes below it."""
         return 1 / self.slow_delay_s
 
 
@@ -463,12 +462,7 @@ class Limiter:
         self._ceiling = max(measured, self._proved, self._settings.slow_rate)
 
     def _put_in_force(self, now_ns: int) -> None:
-        if self._mode is Mode.NORMAL:
-            rate = self._learned
-        elif self._mode is Mode.SLOW:
-            rate = self._settings.slow_rate
-        else:
-            rate = 1 / self._settings.heartbeat_delay_s
+        rate = self._learned if self._mode is Mode.NORMAL else self._settings.slow_rate
         self._pacer.set_rate(min(rate, self._maximum), now_ns)
 
     # --- what the balancer asks ---------------------------------------------------------------
@@ -519,9 +513,7 @@ class Limiter:
         assert self._ceiling is None or self._ceiling >= self._settings.slow_rate
         assert self._use == USE_UNKNOWN or 0 <= self._use <= 1
         if self._mode is not Mode.NORMAL:
-            assert self.rate <= 1 / min(
-                self._settings.slow_delay_s, self._settings.heartbeat_delay_s
-            )
+            assert self.rate <= self._settings.slow_rate
 
 
 def _failed(failures: float) -> Failed:

@@ -92,12 +92,13 @@ def test_a_key_of_an_earlier_version_is_refused_with_the_value_that_it_has_now(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "headgate.toml"
-    file.write_text("push_tolerance = 0.1\n")
+    file.write_text("push_tolerance = 0.1\npush_update_interval_s = 3\n")
     with pytest.raises(ConfigError) as refused:
         load(str(file), {"HEADGATE_PUSH_BUSY_TOLERANCE": "0.3"}, [])
     said = str(refused.value)
     assert f"'push_tolerance' (file {file}) is not a configuration key any more" in said
     assert "it is always 0.05, so remove it" in said
+    assert "it is always half of push_balance_interval_s, so remove it" in said
     where = "environment HEADGATE_PUSH_BUSY_TOLERANCE"
     assert f"'push_busy_tolerance' ({where}) is not a configuration key any more" in said
 

@@ -183,13 +183,13 @@ def test_a_limiter_begins_and_begins_anew_with_the_part_that_the_settings_say(
 
 
 def test_slow_and_heartbeat_send_once_per_delay() -> None:
-    settings = LimiterSettings(slow_delay_s=10, heartbeat_delay_s=40)
-    for mode, delay_s in ((Mode.SLOW, 10), (Mode.HEARTBEAT, 40)):
+    settings = LimiterSettings(slow_delay_s=10)
+    for mode in (Mode.SLOW, Mode.HEARTBEAT):
         limiter = Limiter(settings, 100.0, 0, LearnedRate(mode, 0.1, None))
         now = 0
         for turn in range(1, 4):
             now = limiter.next_ns(now)
-            assert now == turn * delay_s * SECOND
+            assert now == turn * 10 * SECOND
             limiter.attempted(now)
 
 
