@@ -38,11 +38,6 @@ def key_of(secret: str) -> bytes:
     return key
 
 
-def secret_of(key: bytes) -> str:
-    """The secret that stands for a key."""
-    return PREFIX + b64encode(key).decode()
-
-
 def signature(secret: str, webhook_id: str, seconds: int, body: bytes) -> str:
     """One signature of a request."""
     signed = b"%b.%d.%b" % (webhook_id.encode(), seconds, body)

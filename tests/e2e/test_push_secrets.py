@@ -19,10 +19,11 @@ import pytest
 import zstandard
 
 from delivery.push.secrets import FILE_NAME
-from delivery.push.signatures import secret_of, signature
+from delivery.push.signatures import signature
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Daemon, running, wait_until
 from tests.e2e.pushing import TIMES
 from tests.e2e.test_recovery import recovered
+from tests.signing import secret_of
 
 KEYS = (b"first-key-of-the-receiver", b"second-key-of-the-receiver")
 FIRST, SECOND = (secret_of(each) for each in KEYS)

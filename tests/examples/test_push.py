@@ -18,12 +18,12 @@ import pytest
 
 from delivery.push.events import EventSource, request_of
 from delivery.push.secrets import PushSecrets
-from delivery.push.signatures import secret_of
 from delivery.subscriptions.consumers.handing import PushedMessage
 from ledger.delivery.push_settings import PushFormat, PushSettings
 from shards.clock import wall_ms
 from tests.e2e.daemon import HANG_S, ROOT, running, wait_until
 from tests.e2e.pushing import TIMES
+from tests.signing import secret_of
 from uploader.l0.records import Record
 
 PROGRAM = ROOT / "examples" / "push" / "receive.py"

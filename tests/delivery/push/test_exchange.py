@@ -17,7 +17,6 @@ from delivery.push.posts.client import PushClient
 from delivery.push.rates.limiter import NEVER_NS, Limiter, LimiterSettings
 from delivery.push.rates.pacer import BURST_S, LATE_S
 from delivery.push.secrets import PushSecrets
-from delivery.push.signatures import secret_of
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 from delivery.subscriptions.schemas import PushExchange
 from ledger.delivery.push_rates import LearnedRate
@@ -26,6 +25,7 @@ from shards.boards.pushboard import Mode, PushBoard, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
+from tests.signing import secret_of
 
 S = 1_000_000_000
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from delivery.push.hiding import HIDDEN, Hiding
 from delivery.push.posts.answers import PushAnswer, judge
 from delivery.push.secrets import PushSecrets
-from delivery.push.signatures import secret_of
+from tests.signing import secret_of
 
 SIGNING = secret_of(b"k" * 32)
 BASIC = "Basic " + b64encode(b"user:pass w\xc3\xb6rd").decode()

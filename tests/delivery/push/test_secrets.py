@@ -27,8 +27,9 @@ from delivery.push.secrets import (
     check_secrets,
     missing,
 )
-from delivery.push.signatures import SecretRefused, secret_of
+from delivery.push.signatures import SecretRefused
 from ledger.delivery.push_settings import PushSettings
+from tests.signing import secret_of
 
 SECRET = secret_of(b"the key of the first one")
 OTHER = secret_of(b"the key of another one..")

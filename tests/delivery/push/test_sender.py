@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from delivery.push.secrets import PushSecrets, SecretsFile
-from delivery.push.signatures import secret_of
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions.requests import Consume, Resend, Seek
 from ledger.delivery.push_rates import LearnedRate
@@ -18,6 +17,7 @@ from shards.boards.pushboard import PushBoard, SenderWords
 from tests.delivery.node import Node, node_in
 from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import NoSenders, record
+from tests.signing import secret_of
 
 S = 1_000_000_000
 

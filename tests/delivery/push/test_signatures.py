@@ -12,10 +12,10 @@ from delivery.push.signatures import (
     PREFIX,
     SecretRefused,
     key_of,
-    secret_of,
     signature,
     signature_headers,
 )
+from tests.signing import secret_of
 
 # The vector of the reference libraries of the specification.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

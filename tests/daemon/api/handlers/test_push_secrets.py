@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from delivery.push.secrets import PushSecrets, SecretsFileError
-from delivery.push.signatures import secret_of
 from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
 from tests.daemon.api.handlers.subscribing import SubscribingNode, subscribing
+from tests.signing import secret_of
 
 URL = "https://example.com/hook"
 OLD, NEW = secret_of(b"o" * 24), secret_of(b"n" * 32)
