@@ -60,8 +60,6 @@ class PushAnswer(Struct, frozen=True, kw_only=True):
     retry_after_ms: int | None = None
     # The beginning of the body, at most HEAD_BYTES.
     head: bytes = b""
-    # The body was longer than what is read of one.
-    is_cut: bool = False
     # At most 32, each value with at most HEAD_BYTES characters.
     headers: tuple[tuple[str, str], ...] = ()
     took_ms: float = 0.0

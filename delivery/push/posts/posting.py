@@ -207,7 +207,6 @@ class Poster:
             status=response.status,
             retry_after_ms=pause_ms,
             head=head,
-            is_cut=not is_whole,
             headers=tuple(
                 (f"{name}", value[:HEAD_BYTES])  # a str, and not one of multidict's
                 for (name, value), _ in zip(

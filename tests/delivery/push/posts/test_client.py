@@ -245,7 +245,6 @@ def test_more_of_a_body_than_anyone_needs_is_not_read(evil: EvilReceiver, path: 
     answer, more_bytes = run(scenario)
     assert (answer.status, answer.failure) == (200, None)
     assert len(answer.head) <= 1_024
-    assert answer.is_cut == (path != "bomb")
     assert more_bytes < 64 << 20
 
 
