@@ -150,7 +150,8 @@ class RingWriter:
     @property
     def free_bytes(self) -> int:
         """Bytes that may be reserved, including the pad of a request."""
-        return self.capacity - self.head + int(self._words[self._committed_at])
+        committed: int = self._words[self._committed_at]
+        return self.capacity - self.head + committed
 
     def append(
         self, arrival_ns: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part],
@@ -161,10 +162,64 @@ class RingWriter:
         Raises RingFull if nothing was written for lack of space, and ValueError for a request over
         half of the ring, which with its pad might not fit into an empty one.
         """
-        if len(parts) == 1 and not conditions:
-            length = (_SINGLE_BYTES + len(parts[0].payload) + 7) & ~7
-        else:
-            length = frame.request_length(conditions, parts)
+        if len(parts) == 1 and not conditions and not flags:
+            topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
+            return self.append_one(
+                arrival_ns, arrival_ms, topic_id, partition, count, payload, first_ms, last_ms,
+                codec,
+            )  # fmt: skip
+        length = frame.request_length(conditions, parts)
+        position = self._reserve(length)
+        self._request_id = request_id = self._request_id + 1
+        self._write_parts(position, arrival_ms, conditions, parts)
+        flags |= FLAG_CONDITIONS if conditions else 0
+        self._write_header(
+            position, length, request_id, arrival_ns, len(parts), flags, len(conditions)
+        )
+        self._words[self._request_id_at] = request_id
+        self.head = end = position + length
+        if fence is not None:
+            fence()
+        self._words[self._head_at] = end
+        return position
+
+    def append_one(
+        self, arrival_ns: int, arrival_ms: int, topic_id: int, partition: int, count: int,
+        payload: bytes, first_ms: int, last_ms: int, codec: int,
+    ) -> int:  # fmt: skip
+        """``append`` of the usual request, one part and nothing else: the bytes that it would write
+        head by head, in one step."""
+        size = len(payload)
+        length = (_SINGLE_BYTES + size + 7) & ~7
+        position = self._reserve(length)
+        offset = position % self.capacity
+        key = (topic_id, partition)
+        previous = self._last.get(key)
+        if previous is None:
+            previous = self._last_before(key)
+        self._last[key] = position + HEADER_BYTES
+        self._request_id = request_id = self._request_id + 1
+        body = _BODY_PACK(request_id, arrival_ns, 1, 0, 0)
+        end = position + length
+        data = self._data
+        _PACK_SINGLE(
+            data, offset, length, crc32c(body, end & 0xFFFFFFFF), request_id,
+            arrival_ns, 1, 0, 0, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms,
+            previous, HEADER_BYTES, 0, size, count, arrival_ms, crc32c(payload), codec, 0,
+        )  # fmt: skip
+        at_byte = offset + _SINGLE_BYTES
+        data[at_byte : at_byte + size] = payload
+        words = self._words
+        words[self._request_id_at] = request_id
+        self.head = end
+        if fence is not None:
+            fence()
+        words[self._head_at] = end
+        return position
+
+    def _reserve(self, length: int) -> int:
+        """Where a frame of this length begins: after ``head``, and a pad if it does not fit before
+        the end of the ring. Raises what ``append`` does."""
         capacity = self.capacity
         if length > capacity // 2:
             raise ValueError(
@@ -175,49 +230,16 @@ class RingWriter:
         head = self.head
         offset = head % capacity
         pad = capacity - offset if offset + length > capacity else 0
-        position = head + pad
-        end = position + length
+        end = head + pad + length
         if end > words[self._committed_at] + capacity:
             raise RingFull(pad + length, self.free_bytes)
         if end > self._reserved:
             words[self._reserved_at] = self._reserved = end
             if fence is not None:
                 fence()
-        if pad:
-            if pad >= HEADER_BYTES:
-                self._write_header(head, pad, 0, 0, 0, FLAG_PAD, 0)
-            offset = 0
-        self._request_id = request_id = self._request_id + 1
-        data = self._data
-        if len(parts) == 1 and not conditions and not flags:
-            # The usual request, in one step; the loop below writes the same bytes head by head.
-            topic_id, partition, count, payload, first_ms, last_ms, codec = parts[0]
-            size = len(payload)
-            key = (topic_id, partition)
-            previous = self._last.get(key)
-            if previous is None:
-                previous = self._last_before(key)
-            self._last[key] = position + HEADER_BYTES
-            body = _BODY_PACK(request_id, arrival_ns, 1, 0, 0)
-            _PACK_SINGLE(
-                data, offset, length, crc32c(body, (position + length) & 0xFFFFFFFF), request_id,
-                arrival_ns, 1, 0, 0, topic_id, partition, BATCH_BYTES + size, first_ms, last_ms,
-                previous, HEADER_BYTES, 0, size, count, arrival_ms, crc32c(payload), codec, 0,
-            )  # fmt: skip
-            at_byte = offset + _SINGLE_BYTES
-            data[at_byte : at_byte + size] = payload
-        else:
-            self._write_parts(position, arrival_ms, conditions, parts)
-            flags |= FLAG_CONDITIONS if conditions else 0
-            self._write_header(
-                position, length, request_id, arrival_ns, len(parts), flags, len(conditions)
-            )
-        words[self._request_id_at] = request_id
-        self.head = end
-        if fence is not None:
-            fence()
-        words[self._head_at] = end
-        return position
+        if pad >= HEADER_BYTES:
+            self._write_header(head, pad, 0, 0, 0, FLAG_PAD, 0)
+        return head + pad
 
     def _write_parts(
         self, position: int, arrival_ms: int, conditions: bytes, parts: Sequence[Part]

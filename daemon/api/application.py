@@ -269,6 +269,8 @@ class Api:
         405, 400."""
         found = self._router.find(head)
         head.query = {} if found.produce is None else _to_produce(head.query)
+        if found.produce is not None and self._producer.is_usual(head):
+            head.shortcut = self._producer.take_usual
         return found
 
     def is_probe(self, route: Any) -> bool:

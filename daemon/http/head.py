@@ -15,7 +15,7 @@ This module does no I/O and never looks at a body.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable
+from collections.abc import Callable, Container, Hashable
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -79,8 +79,10 @@ class Head:
     cache.
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do. ``bare`` is the head without what an answer does not need.
-    ``rights`` are its sender's, set with ``route``. ``forwarded`` is what proxies say of whom it is
-    (the end of X-Forwarded-For).
+    ``rights`` are its sender's, set with ``route``. ``shortcut``, set there too, takes a whole
+    request of this head (connection, head, body, arrival) in one step and returns True, or does
+    nothing and returns False (``Application.take``). ``forwarded`` is what proxies say of whom it
+    is (the end of X-Forwarded-For).
     """
 
     __slots__ = (
@@ -108,6 +110,7 @@ class Head:
         "rights",
         "route",
         "segments",
+        "shortcut",
         "target_bytes",
     )
 
@@ -154,6 +157,7 @@ class Head:
         self.plain = http_1_1 and keep_alive and method != "HEAD" and "origin" not in headers
         self.rights: Rights = EVERYTHING
         self.route: Any = None
+        self.shortcut: Callable[[Any, Head, bytes, int], bool] | None = None
         self.bare = self
 
     def forget_fields(self, origins: Container[str] = ()) -> None:

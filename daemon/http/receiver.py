@@ -214,13 +214,15 @@ class Receiver(Sender):
 
     def _take(self, head: Head, body: bytes) -> None:
         """A request whose body came with its head."""
-        request = Request(head, body, self.last_ns, self)
         queue = self.queue
-        queue.append(request)
-        try:
-            self._application.take(request, head.body_bytes)
-        except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
-            self._fail(request, error)
+        shortcut = head.shortcut
+        if shortcut is None or not shortcut(self, head, body, self.last_ns):
+            request = Request(head, body, self.last_ns, self)
+            queue.append(request)
+            try:
+                self._application.take(request, head.body_bytes)
+            except Exception as error:  # noqa: BLE001 - logged and answered 500 by _fail
+                self._fail(request, error)
         if not head.keep_alive and self._phase == HEAD:
             self._phase = IGNORE  # nothing should have been sent after it
         if len(queue) >= self._outstanding_max:

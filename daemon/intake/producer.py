@@ -22,7 +22,7 @@ import msgspec
 from daemon.access.audit import AuditLog
 from daemon.http.application import Queued
 from daemon.http.head import Head
-from daemon.http.request import Request
+from daemon.http.request import Request, Sender
 from daemon.intake import formats as bodies
 from daemon.intake.admission import FRAME_BYTES, TARGET_BYTES, Admission
 from daemon.intake.caps import RELOAD_NS, CapTracker, TopicFull
@@ -41,6 +41,7 @@ from shards.frame import CODEC_RECORDS, Part, encode_conditions
 from shards.latency import LatencyHistogram, Stage
 from shards.ring import RingFull, RingWriter
 from shards.segment import Segment
+from uploader.l0.records import encode, encode_texts
 
 log = logging.getLogger("headgate.produce")
 
@@ -119,6 +120,73 @@ class Producer:
                 self._publish(request, topic)
             except (CursorNotCached, RingFull):
                 self._hold_back(request, name, FRAME_BYTES + body_bytes)
+
+    def is_usual(self, head: Head) -> bool:
+        """Whether ``take_usual`` is for requests of this head."""
+        return not (
+            head.content_encoding
+            or head.query
+            or head.content_type not in bodies.NDJSON
+            or head.target_bytes > TARGET_BYTES
+            or head.rights.allowance is not None
+        )
+
+    def take_usual(self, connection: Sender, head: Head, body: bytes, arrival_ns: int) -> bool:
+        """``Api.take`` of the usual request, in one step. False, and nothing was done, for any
+        other, and for one that is to be refused or that waits."""
+        ring = self._ring
+        size = len(body)
+        if (
+            self._held_back
+            or size > self._limits.body_bytes_max
+            or ring.free_bytes - self.admission.taken_bytes < FRAME_BYTES + size
+        ):
+            return False
+        topic = self._topics.known(head.route.produce)
+        if topic is None or not topic.is_usual:
+            return False
+        arrival_ms = wall_ms()
+        try:
+            only = bodies.short_line(body, self._limits)
+            if only is not None:
+                count, payload = 1, encode((only,))
+            else:
+                texts = bodies.line_texts(body, self._limits)
+                count, payload = len(texts.texts), encode_texts(texts)
+            position = ring.append_one(
+                arrival_ns,
+                arrival_ms,
+                topic.topic_id,
+                0,
+                count,
+                payload,
+                arrival_ms,
+                arrival_ms,
+                CODEC_RECORDS,
+            )
+        except (ApiError, RingFull, ValueError):
+            return False
+        request = Request(head.bare, b"", arrival_ns, connection)
+        connection.queue.append(request)
+        self._pending.add(
+            _new(
+                PendingRequest,
+                (position, request, topic, ((0, count),), size, None, self._timeout_ns, None),
+            )
+        )
+        tally = head.rights.tally
+        if tally is not None:
+            tally.requests += 1
+            tally.bytes_in += size
+        if arrival_ms != self._sampled_ms:
+            self._sample(arrival_ms, arrival_ns)
+        self._published()
+        return True
+
+    def _sample(self, arrival_ms: int, arrival_ns: int) -> None:
+        """Counts how long a request took until it was published."""
+        self._sampled_ms = arrival_ms
+        self._published_after.observe(monotonic_ns() - arrival_ns)
 
     def _take_or_queue(self, request: Request, name: str, body_bytes: int) -> None:
         admission, head = self.admission, request.head
@@ -361,8 +429,7 @@ class Producer:
         if timeout_ns < self._timeout_ns:
             self._short_of_time(request.arrival_ns, timeout_ns)
         if arrival_ms != self._sampled_ms:
-            self._sampled_ms = arrival_ms
-            self._published_after.observe(monotonic_ns() - request.arrival_ns)
+            self._sample(arrival_ms, request.arrival_ns)
         self._published()
 
 

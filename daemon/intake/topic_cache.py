@@ -52,7 +52,9 @@ T = TypeVar("T")
 class TopicEntry:
     """A live topic."""
 
-    __slots__ = ("name", "next_partition", "partitions", "tally", "topic", "topic_id", "tracker")
+    __slots__ = (
+        "is_usual", "name", "next_partition", "partitions", "tally", "topic", "topic_id", "tracker",
+    )  # fmt: skip
 
     def __init__(self, topic: Topic, tracker: CapTracker | None = None) -> None:
         self.topic = topic
@@ -61,6 +63,8 @@ class TopicEntry:
         self.name = topic.name
         self.partitions = topic.config.partitions
         self.next_partition = 0
+        # Nothing but the request decides whether and where it is stored.
+        self.is_usual = self.partitions == 1 and tracker is None and topic.config.dedupe != "body"
         self.tally: TopicTally | None = None  # from the first acknowledgment on
 
     def take_partition(self) -> int:

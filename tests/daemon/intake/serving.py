@@ -19,7 +19,7 @@ from daemon.http.limits import HttpLimits
 from daemon.http.server import Server
 from daemon.intake.cursor_cache import CursorCache
 from daemon.intake.formats import BodyLimits
-from daemon.intake.pending import PendingRequests
+from daemon.intake.pending import NEVER, PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.refused import BY_CODE
 from daemon.intake.topic_cache import TopicCache
@@ -97,12 +97,14 @@ class Client:
 class Intake:
     """One shard's admission and producer, with its HTTP front."""
 
-    def __init__(self, topics: TopicCache, ring_bytes: int, body_bytes_max: int) -> None:
+    def __init__(
+        self, topics: TopicCache, ring_bytes: int, body_bytes_max: int, timeout_ns: int = NEVER
+    ) -> None:
         self.segment = Segment.create(Layout(1, ring_bytes))
         self.words = self.segment.words
         self._base = self.segment.layout.shard(0)
         self.ring = RingWriter(self.segment, 0)
-        self.pending = PendingRequests(self.segment, 0, lambda _: TopicTally())
+        self.pending = PendingRequests(self.segment, 0, lambda _: TopicTally(), timeout_ns)
         self.published: list[int] = []  # the head after each publication
         self.short: list[tuple[int, int]] = []  # requests with less time than usual
         limits = BodyLimits(body_bytes_max=body_bytes_max, record_bytes_max=body_bytes_max)
