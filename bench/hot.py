@@ -3,8 +3,10 @@
 Connections, application, producer and ring are the daemon's own; the transport keeps nothing, and
 what was published is committed immediately, in memory. So a step can be seen that is lost in the
 noise of a load over sockets: the best pass of many varies by 3 to 5 %, a load by 20 %. Each pass
-takes all steps, so that a busy minute of the machine affects all.
+takes all steps, so that a busy minute of the machine affects all, and one of them is a yardstick
+that runs nothing of the daemon: over it, figures of two runs and two machines can be compared.
 
+    yardstick the same kinds of operations as receiving one short request, written down in a row
     receive   bytes of a request with a known head, until it is published; it has in it:
       parse     the body becomes rows
       encode    rows become the payload
@@ -16,7 +18,10 @@ takes all steps, so that a busy minute of the machine affects all.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
@@ -40,12 +45,14 @@ from daemon.intake.formats import BodyLimits
 from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
+from daemon.process.shard import GC_THRESHOLD
 from delivery.ledger_thread import LedgerThread
 from delivery.reading.waiters import Waiters
 from ledger.ledger import Ledger
 from ledger.types import Commit, ExtentRun, LeasedRange, LeaseId, PartitionHead, TopicConfig
 from shards import layout as at
 from shards.boards.namecounts import TopicTally
+from shards.checksum import crc32c
 from shards.clock import process_cpu_ns
 from shards.frame import CODEC_RECORDS, Part
 from shards.layout import Layout
@@ -58,7 +65,8 @@ PASS_BYTES = 4 << 20  # of bodies, about; each pass is measured as a whole
 PASS_REQUESTS_MAX = 1_000
 ACK_TIMEOUT_MS = 20_000
 PASSES = 40
-STEPS = ("receive", "parse", "encode", "ring", "scan", "answer")
+YARDSTICK = "yardstick"
+STEPS = (YARDSTICK, "receive", "parse", "encode", "ring", "scan", "answer")
 INSIDE = frozenset({"parse", "encode", "ring"})  # of ``receive``
 
 
@@ -81,6 +89,57 @@ class _Nowhere(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return False
+
+
+class Yardstick:
+    """What interpreter and machine take for a short request's operations; it never changes, or all
+    that was compared with it is void."""
+
+    def __init__(self, request: bytes) -> None:
+        self._heads = {request[: request.find(b"\r\n\r\n") + 4]: request}
+        self._memory = memoryview(bytearray(b"\1") * RING_BYTES)  # no page of it is new
+        self._words = memoryview(bytearray(64)).cast("Q")
+        self._waiting: deque[tuple[object, ...]] = deque(maxlen=PASS_REQUESTS_MAX)
+        self._pack = struct.Struct("<IIQQHHIQIIQQQIIIIQIHH")
+        self._decode = msgspec.json.Decoder(msgspec.Raw).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._at = 0
+
+    def take(self, request: bytes) -> None:
+        """One request."""
+        end = request.find(b"\r\n\r\n") + 4
+        if self._heads.get(request[:end]) is None or self._words[1]:
+            return
+        payload = self._encoded(request[end:])
+        position = self._stored(payload, len(payload))
+        self._waiting.append((position, self, ((0, 1),), len(payload), None, end))
+        self._noted(position)
+
+    def _encoded(self, body: bytes) -> bytes:
+        if body.find(b"\n", 0, len(body) - 1) < 0:
+            self._decode(body)
+        return self._encode([(str(body, "utf-8").strip(" \r\n"),)])
+
+    def _stored(self, payload: bytes, size: int) -> int:
+        at_byte = self._place(size + 104)
+        checksum = crc32c(payload)
+        self._pack.pack_into(
+            self._memory, at_byte, size, checksum, at_byte, size, 1, 0, 0, 1, 0, size, 1, 1, 0, 32,
+            0, size, 1, 1, checksum, 1, 0,
+        )  # fmt: skip
+        self._memory[at_byte + 104 : at_byte + 104 + size] = payload
+        return at_byte
+
+    def _place(self, size: int) -> int:
+        if self._at + size > RING_BYTES:
+            self._at = 0
+        at_byte = self._at
+        self._at = at_byte + (size + 7 & ~7)
+        self._words[0] = at_byte
+        return at_byte
+
+    def _noted(self, position: int) -> None:
+        self._words[2] = position
 
 
 class WayIn:
@@ -183,11 +242,14 @@ def measure(size: Size, folder: Path) -> list[HotResult]:
     times = min(PASS_REQUESTS_MAX, PASS_BYTES // size.size_bytes)
     records = times * size.records
     best: dict[str, float] = {}
-    with way_in(folder / f"hot-{size.name}") as (way, topic_id):
+    short = request_of(bodies.of(bodies.size_named("1KiB"), bodies.NDJSON))
+    yardstick = Yardstick(short)
+    with _collecting_as_in_a_shard(), way_in(folder / f"hot-{size.name}") as (way, topic_id):
         asked = way.parse(body)
         payload = formats.payloads(asked, 1, lambda: 0)[0]
         part = Part(topic_id, *payload, CODEC_RECORDS)
         steps: dict[str, Callable[[], object]] = {
+            YARDSTICK: lambda: yardstick.take(short),
             "receive": lambda: way.receive(request),
             "parse": lambda: way.parse(body),
             "encode": lambda: formats.payloads(asked, 1, lambda: 0),
@@ -208,6 +270,20 @@ def measure(size: Size, folder: Path) -> list[HotResult]:
     return [HotResult(size.name, step, best[step]) for step in STEPS]
 
 
+@contextmanager
+def _collecting_as_in_a_shard() -> Iterator[None]:
+    """The collector of cycles rests as in a shard (daemon/process/shard.py)."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def _cpu_us(step: Callable[[], object], times: int) -> float:
     """Microseconds of CPU for each of ``times`` calls."""
     begun_ns = process_cpu_ns()
@@ -220,11 +296,14 @@ def table(
     results: Sequence[HotResult], before: Sequence[HotResult]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """What is printed."""
+    now = {(each.size, each.step): each.cpu_us for each in results}
     earlier = {(each.size, each.step): each.cpu_us for each in before}
-    heads = ("body", "step", "CPU us a request", "over the last run")
+    heads = ("body", "step", "CPU us a request", "over the last run, by the yardstick")
     rows: list[tuple[str, ...]] = []
-    for size, step, cpu_us in map(msgspec.structs.astuple, results):
-        then_us = earlier.get((size, step))
-        over = NONE if then_us is None else f"{cpu_us / then_us:.2f} x"
+    for (size, step), cpu_us in now.items():
+        over, then_us = NONE, earlier.get((size, step))
+        yardstick_us = earlier.get((size, YARDSTICK))  # older runs had none
+        if then_us is not None and yardstick_us is not None:
+            over = f"{cpu_us / then_us / (now[size, YARDSTICK] / yardstick_us):.2f} x"
         rows.append((size, f"{'  ' * (step in INSIDE)}{step}", number(cpu_us), over))
     return heads, rows
