@@ -36,6 +36,7 @@ class Opened:
         config = inheritance.config
         self.config, self.shard = config, inheritance.shard
         self.segment = Segment.attach(inheritance.segment_fd, inheritance.layout)
+        self.segment.map_ring(self.shard)
         self.words = self.segment.words
         self.base = self.segment.layout.shard(self.shard)
         self.bells = Doorbells(inheritance.bell_fds)

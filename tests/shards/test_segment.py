@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import resource
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,15 @@ def test_a_successor_continues_the_lease_ids_of_its_shard(
     assert successor.next_lease_id(1).counter == 2
     assert successor.next_lease_id(0).counter == 1
     successor.close()
+
+
+def test_the_first_lap_of_a_ring_costs_its_writer_no_page_faults(make_segment: MakeSegment) -> None:
+    segment = make_segment(Layout(shards=2, ring_bytes=8 << 20))
+    with closing(Segment.attach(os.dup(segment.fd), segment.layout)) as attached:
+        attached.map_ring(1)
+        ring = attached.ring(1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for at_byte in range(0, len(ring), mmap.PAGESIZE):
+            ring[at_byte] = 1
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < segment.layout.ring_bytes // mmap.PAGESIZE // 4
