@@ -36,6 +36,7 @@ from ledger.types import TopicConfig
 from shards import clock
 from shards import layout as at
 from shards.boards.namecounts import TokenTally
+from shards.checksum import crc32c
 from tests.daemon.intake.serving import PRODUCE, Intake, topics_in
 from tests.long import examples
 
@@ -172,6 +173,7 @@ class Side:
             {name: (each.requests, each.bytes_in, each.refused)
              for name, each in self.tallies.items()},
             bytes(intake.segment.ring(0)), bytes(intake.words),
+            crc32c(intake.segment.sparse),
         ]  # fmt: skip
 
 
@@ -224,7 +226,18 @@ LINES = [
 ]  # fmt: skip
 KINDS = ["application/json", "application/octet-stream", "application/msgpack", "application/x"]
 
-bodies = st.sampled_from([*BODIES, *REFUSED, b'{"records":[{"data":1}]}', b"\x91\x01"])
+
+def weighted(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    """One of these, each as often as its weight says."""
+    return st.sampled_from([each for weight, each in choices for _ in range(weight)]).flatmap(
+        lambda chosen: chosen
+    )
+
+
+bodies = weighted(
+    (3, st.sampled_from(BODIES)),
+    (1, st.sampled_from([*REFUSED, b'{"records":[{"data":1}]}', b"\x91\x01"])),
+)
 usual = st.sampled_from(BODIES).map(lambda body: Sent("t", body))
 odd = st.one_of(
     st.tuples(st.sampled_from(NAMES), bodies).map(lambda x: Sent(*x)),
@@ -238,18 +251,11 @@ odd = st.one_of(
 )
 
 
-def weighted(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """One of these, each as often as its weight says."""
-    return st.sampled_from([each for weight, each in choices for _ in range(weight)]).flatmap(
-        lambda chosen: chosen
-    )
-
-
 which = st.integers(0, CLIENTS - 1)
 cuts = st.lists(st.integers(0, 1000), max_size=3).map(sorted)
 sends = st.tuples(
     st.just("send"), which,
-    st.lists(weighted((2, usual), (1, odd)), min_size=1, max_size=6),
+    st.lists(weighted((1, usual), (1, odd)), min_size=1, max_size=6),
     weighted((2, st.just([])), (1, cuts)),
 )  # fmt: skip
 others = st.one_of(
