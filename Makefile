@@ -12,7 +12,7 @@ WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist sbom clean
+.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist client sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,7 +48,7 @@ format: setup ## Format the code and fix what ruff can fix
 
 typecheck: setup ## Check types (mypy, strict) and the floors (import-linter)
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	PYTHONPATH=clients/python $(BIN)/lint-imports --no-logo
 
 verify-units: ## Check the systemd units and their hardening (needs systemd-analyze)
 	@sh tools/verify_units.sh
@@ -73,6 +73,9 @@ constraints: setup ## Write the versions installed in .venv, and their hashes, t
 
 dist: setup ## Make the wheel in dist/, for `pipx install` and the Dockerfile
 	@sh tools/dist.sh $(BIN)/python dist
+
+client: setup ## Make the wheel of the Python client in dist/
+	@sh tools/client_dist.sh $(BIN)/python dist
 
 sbom: dist ## Make dist/headgate.cdx.json: what an installation of the wheel consists of (CycloneDX)
 	@sh tools/sbom.sh $(BIN) dist

@@ -35,6 +35,54 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.fixture(scope="module")
+def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client's wheel, as ``make client`` builds it."""
+    folder = tmp_path_factory.mktemp("client")
+    subprocess.run(
+        ["sh", "tools/client_dist.sh", sys.executable, str(folder)],
+        cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_clients_wheel_holds_the_client_and_no_name_of_the_servers(
+    wheel: Path, client_wheel: Path
+) -> None:
+    folder = ROOT / "clients" / "python"
+    found = {}
+    for each in (wheel, client_wheel):
+        with zipfile.ZipFile(each) as archive:
+            names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        found[each] = {Path(name).parts[0].removesuffix(".py") for name in names}
+    files = [*(folder / "headgate").glob("*.py"), folder / "headgate" / "py.typed"]
+    assert names == {path.relative_to(folder).as_posix() for path in files}
+    assert not found[wheel] & found[client_wheel]
+    assert not fnmatch(client_wheel.name, "headgate-*.whl"), "the image would take it"
+
+
+@pytest.mark.slow
+def test_the_clients_wheel_works_in_an_environment_without_the_server(
+    client_wheel: Path, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    done = installed(venv, ROOT / "constraints.txt", client_wheel)
+    assert done.returncode == 0, done.stderr
+    script = (
+        "import sys; from headgate import Client\n"
+        "with Client(sys.argv[1]) as h: print(h.produce('orders', 1).seq)\n"
+    )
+    with running(tmp_path / "data") as daemon:
+        said = subprocess.run(
+            [str(venv / "bin" / "python"), "-I", "-c", script, daemon.url],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    assert said.stdout.strip() == "1"
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:

@@ -22,6 +22,7 @@ Rule = Callable[[str, str], list[str]]
 LINES_MAX = 600
 FILES_MAX = 18
 PRODUCT = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands", "cli.py")
+SHIPPED = (*PRODUCT, "clients")
 MODULE_NAMES_REFUSED = {"util", "utils", "common", "helper", "helpers", "misc", "stuff"}
 
 _PROMISES = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X)\b")
@@ -37,7 +38,7 @@ _SKIPS = re.compile(
 _TARGET = re.compile(r"^([A-Za-z][\w-]*)\s*:(?!=)(.*)$")
 # A file or folder of this repository, named in backquotes.
 _NAMED = re.compile(
-    r"`((?:bench|commands|compaction|daemon|delivery|docs|examples|ledger|shards|systemd|tests|tools"
+    r"`((?:bench|clients|commands|compaction|daemon|delivery|docs|examples|ledger|shards|systemd|tests|tools"
     r"|uploader)/[a-z0-9_/.-]*)`"
 )
 _NOT_COMMITTED = {"bench/results/"}
@@ -55,7 +56,7 @@ def module_docstring(path: str, text: str) -> list[str]:
 
 def public_docstrings(path: str, text: str) -> list[str]:
     """Public functions and classes at the top of the product's modules say what they are for."""
-    if not path.endswith(".py") or PurePosixPath(path).parts[0] not in PRODUCT:
+    if not path.endswith(".py") or PurePosixPath(path).parts[0] not in SHIPPED:
         return []
     return [
         f"{path}:{node.lineno}: {node.name} is public and has no docstring"
@@ -232,7 +233,7 @@ def wide_folders(paths: Iterable[str]) -> list[str]:
     counts = Counter(
         str(PurePosixPath(path).parent)
         for path in paths
-        if path.endswith(".py") and PurePosixPath(path).parts[0] in PRODUCT
+        if path.endswith(".py") and PurePosixPath(path).parts[0] in SHIPPED
     )
     return [
         f"{folder}: {count} Python files; the limit is {FILES_MAX}, group them by subject"

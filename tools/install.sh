@@ -31,7 +31,8 @@ EOF
 else
     where=$("$python" -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).resolve().as_uri())' "$what")
     hash=$(sha256sum "$what" | cut -c -64)
-    echo "headgate${extras:+[$extras]} @ $where --hash=sha256:$hash" >"$work/wanted"
+    name=$(basename "$what" | cut -d - -f 1)
+    echo "$name${extras:+[$extras]} @ $where --hash=sha256:$hash" >"$work/wanted"
 fi
 install --require-hashes --no-build-isolation --use-pep517 \
     --constraint "$constraints" --requirement "$work/wanted"

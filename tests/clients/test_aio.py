@@ -1,0 +1,158 @@
+"""The client for asyncio does what the other one does, and starts no threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from headgate import (
+    AsyncClient,
+    AsyncMessage,
+    Limits,
+    NewRecord,
+    NotFound,
+    ProducerFailed,
+    Record,
+    Unreachable,
+)
+from tests.e2e.daemon import Daemon
+from tools.ports import kept_port
+
+Body = Callable[[AsyncClient], Awaitable[None]]
+
+
+def run(daemon: Daemon, body: Body) -> None:
+    """Runs with a client; a thread that was started meanwhile is a failure."""
+
+    async def main() -> None:
+        before = set(threading.enumerate())
+        async with AsyncClient(daemon.url) as client:
+            await body(client)
+        assert set(threading.enumerate()) <= before
+
+    asyncio.run(main())
+
+
+async def taken(items: AsyncIterator[object], count: int) -> list[object]:
+    """The first ``count`` items."""
+    return [await anext(items) for _ in range(count)]
+
+
+def test_records_are_produced_read_and_watched(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        await client.create_topic(topic, partitions=2)
+        assert (await client.produce(topic, 1, key="k")).count == 1
+        await client.produce_many(topic, [NewRecord(n, key=f"k{n}") for n in range(1500)])
+        found = [r async for r in client.read(topic)]
+        assert len(found) == 1501 and {r.partition for r in found} == {0, 1}
+        async with client.watch(topic, from_seq=0) as watch:
+            first = await taken(watch, 700)
+            position = watch.position
+        async with client.watch(topic, position=position) as watch:
+            rest = await taken(watch, 801)
+        places = {(r.partition, r.seq) for r in first + rest if isinstance(r, Record)}
+        assert places == {(r.partition, r.seq) for r in found}
+        assert topic in [each["topic"] async for each in client.topics()]
+        with pytest.raises(NotFound):
+            await client.topic(topic + "-not")
+
+    run(daemon, body)
+
+
+def test_a_producer_stores_in_order_and_with_a_cursor_goes_on(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        for end in (400, 1000):
+            limits = Limits(batch_records=64, buffer_bytes=8000)
+            async with client.producer(topic, cursor=topic, limits=limits) as producer:
+                for n in range(producer.position, end):
+                    await producer.send(n)
+                    assert producer._batching._bytes <= 8000
+                await producer.flush()
+                assert producer.position == end
+        assert [r.data async for r in client.read(topic)] == list(range(1000))
+        assert await client.cursor(topic) == 1000
+
+    run(daemon, body)
+
+
+def test_a_refused_record_fails_the_producer(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        async def sending() -> None:
+            async with client.producer(topic) as producer:
+                await producer.send("x" * (2 << 20))
+
+        with pytest.raises(ProducerFailed, match="too_large"):
+            await sending()
+        async with client.producer(topic) as producer:
+            with pytest.raises(ValueError, match="JSON"):
+                await producer.send(float("inf"))
+        with pytest.raises(ValueError, match="not open"):
+            await producer.send(1)
+
+    run(daemon, body)
+
+
+def test_a_cancelled_producer_ends_though_nobody_answers(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        begun = asyncio.Event()
+
+        async def sending() -> None:
+            async with client.producer(topic) as producer:
+                await producer.send(1)
+                begun.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(sending())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(daemon, body)
+
+
+def test_messages_are_consumed_acknowledged_and_handled(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        await client.produce_many(topic, [NewRecord(n, key=f"k{n % 5}") for n in range(100)])
+        settings = {"backoff_ms": [1, 1]}
+        async with client.consume(topic, "s", name="w", create=settings) as messages:
+            message = await anext(messages)
+            assert message.attempt == 1 and await message.nack()
+            async for message in messages:
+                assert await message.ack()
+                if message.data == 50:
+                    break
+        seen: list[int] = []
+        together = asyncio.Barrier(3)
+
+        async def handler(message: AsyncMessage) -> None:
+            if len(seen) < 3:
+                await asyncio.wait_for(together.wait(), 60)
+            if message.data == 77 and message.attempt == 1:
+                raise RuntimeError("the first attempt fails")
+            seen.append(message.data)
+            state = await client.subscription(topic, "s")
+            if state["lag"] <= 1:
+                messages.stop()
+
+        async with client.consume(topic, "s", name="w") as messages:
+            await messages.handle(handler, tasks=3)
+        for key in range(5):
+            mine = [n for n in seen if n % 5 == key]
+            assert mine == sorted(set(mine))
+        assert (await client.subscription(topic, "s"))["lag"] == 0
+
+    run(daemon, body)
+
+
+def test_nobody_there_is_told() -> None:
+    async def main(port: int) -> None:
+        async with AsyncClient(f"http://127.0.0.1:{port}", patience_s=0.2) as client:
+            with pytest.raises(Unreachable):
+                await client.status()
+
+    with kept_port() as port:
+        asyncio.run(main(port))
