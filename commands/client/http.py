@@ -1,4 +1,4 @@
-"""HTTP calls to a daemon: one connection, kept alive, with the standard library.
+"""HTTP calls to a daemon, on one connection that is kept alive.
 
 Vocabulary: a *refusal* is an answer with an error body, ``{"error": {"code", "message",
 "detail"}}``. *Unreachable* means no answer: nothing listens, the connection ended, or time ran
@@ -18,22 +18,25 @@ one; here they name the command instead.
 
 from __future__ import annotations
 
-import http.client
 import math
-import os
 import re
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from commands.output import duration_text
-from compaction.access.authorities import trusting
-from compaction.access.bearer import bearer
+from compaction.access.connection import (
+    FAILURES,
+    DaemonAddress,
+    DaemonAnswer,
+    DaemonConnection,
+    reason_of,
+)
 from daemon.schemas.api import ErrorAnswer
 from shards.clock import monotonic_ns
 
@@ -66,21 +69,18 @@ TIMEOUT_MIN_S = 0.1  # of the last attempt, when little patience is left
 RECONNECT_WAIT_MS = 100  # the first wait after a lost connection; doubles up to the one below
 RECONNECT_WAIT_MAX_MS = 2_000
 RETRY_AFTER_MS = 1_000  # after a 429 or 503 without a usable Retry-After
-ANSWER_BYTES_MAX = 1 << 30
-READ_BYTES = 256 << 10
 SILENCE_S = 40.0  # an answer without an end says something every 15 s
 
 Shape = TypeVar("Shape")
 
 
 class Unreachable(Exception):
-    """No answer from ``url``. ``sent``: the daemon may have received the request."""
+    """No answer from ``url``. The daemon may have received the request."""
 
-    def __init__(self, url: str, reason: str, *, sent: bool = False) -> None:
+    def __init__(self, url: str, reason: str) -> None:
         super().__init__(f"no answer from {url}: {reason}")
         self.url = url
         self.reason = reason
-        self.sent = sent
 
 
 class Refused(Exception):
@@ -97,12 +97,6 @@ class Refused(Exception):
 
 class UnknownAnswer(Exception):
     """An answer that is not of this API: another program or another version listens there."""
-
-
-class _Attempt(NamedTuple):
-    status: int
-    body: bytes
-    retry_after: str | None
 
 
 def topic_path(topic: str, *rest: str) -> str:
@@ -126,13 +120,13 @@ class Client:
     ) -> None:
         try:
             parts = urlsplit(url)
-            port = parts.port
+            scheme, host, _ = parts.scheme, parts.hostname, parts.port
         except ValueError as error:
             raise ValueError(f"{url!r} is not a URL: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if scheme not in ("http", "https") or not host:
             raise ValueError(f"{url!r} is not the URL of a daemon, like http://127.0.0.1:7440")
         self.url = url
-        self._bearer = bearer(url)
+        self._address = DaemonAddress.of(url)
         self.retries = 0
         self.reached = False  # whether any answer ever came
         self._timeout_s = timeout_s
@@ -140,15 +134,7 @@ class Client:
         self.now_ms = now_ms
         self._notice_ms = notice_ms
         self.say = say
-        self._base = parts.path.rstrip("/")
-        self._tls = trusting(os.environ) if parts.scheme == "https" else None
-        self._address = (parts.hostname, port)
-        self._connection = self._connect(timeout_s)
-
-    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._tls is None:
-            return http.client.HTTPConnection(*self._address, timeout=timeout_s)
-        return http.client.HTTPSConnection(*self._address, timeout=timeout_s, context=self._tls)
+        self._connection = DaemonConnection(self._address)
 
     def close(self) -> None:
         self._connection.close()
@@ -178,10 +164,14 @@ class Client:
         poll may stay unanswered; patience counts from then.
         Raises Unreachable, Refused, UnknownAnswer.
         """
-        target = self._base + path + (f"?{urlencode(query)}" if query else "")
+        target = path + (f"?{urlencode(query)}" if query else "")
         attempt = partial(self._attempt, method, target, body)
         return self._repeated(
-            f"{method} {target}", attempt, timeout_s or self._timeout_s, patience_ms, silent_ms
+            f"{method} {self._address.base}{target}",
+            attempt,
+            timeout_s or self._timeout_s,
+            patience_ms,
+            silent_ms,
         )
 
     def open(
@@ -193,22 +183,29 @@ class Client:
         patience_ms: float = 0,
     ) -> OpenAnswer:
         """A GET whose answer has no end, on a connection of its own. Otherwise as ``call``."""
-        target = self._base + path + (f"?{urlencode(query)}" if query else "")
+        target = path + (f"?{urlencode(query)}" if query else "")
         opened: list[OpenAnswer] = []
 
-        def attempt(timeout_s: Callable[[], float]) -> _Attempt:
-            answer = OpenAnswer(self.url, self._connect(timeout_s()), SILENCE_S)
-            status, body, retry_after = answer.ask(target, headers | self._bearer, timeout_s())
+        def attempt(timeout_s: Callable[[], float]) -> DaemonAnswer:
+            connection = DaemonConnection(self._address)
+            try:
+                answer = connection.open(target, headers, timeout_s, SILENCE_S)
+            except FAILURES as error:
+                raise _failed(self.url, error, connection.limit_s) from error
             self.reached = True
-            if status < 400:
-                opened.append(answer)
-            return _Attempt(status, body, retry_after)
+            if answer.status < 400:
+                opened.append(OpenAnswer(self.url, connection))
+            else:
+                connection.close()
+            return answer
 
-        self._repeated(f"GET {target}", attempt, self._timeout_s, patience_ms, 0)
+        self._repeated(
+            f"GET {self._address.base}{target}", attempt, self._timeout_s, patience_ms, 0
+        )
         return opened[0]
 
     def _repeated(
-        self, asked: str, attempt: Callable[[Callable[[], float]], _Attempt], timeout_s: float,
+        self, asked: str, attempt: Callable[[Callable[[], float]], DaemonAnswer], timeout_s: float,
         patience_ms: float, silent_ms: float,
     ) -> bytes:  # fmt: skip
         if patience_ms <= 0:
@@ -225,7 +222,7 @@ class Client:
             )
 
     def _until_answered(
-        self, asked: str, attempt: Callable[[], _Attempt], patience: _Patience | None
+        self, asked: str, attempt: Callable[[], DaemonAnswer], patience: _Patience | None
     ) -> bytes:
         reconnect_ms = RECONNECT_WAIT_MS
         while True:
@@ -235,7 +232,6 @@ class Client:
                     raise Unreachable(
                         self.url,
                         refusal(f"{asked} at {self.url}", answer.status, answer.body).message,
-                        sent=True,
                     )
             except _Stale:
                 continue  # at most once: the next attempt's connection is fresh
@@ -261,92 +257,47 @@ class Client:
 
     def _attempt(
         self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float]
-    ) -> _Attempt:
+    ) -> DaemonAnswer:
         connection = self._connection
-        fresh = connection.sock is None
-        headers = {"Accept": "application/json", **self._bearer}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        sent = False
-        waits_s = timeout_s()
+        was_kept = connection.is_open
         try:
-            if fresh:
-                connection.timeout = waits_s
-                connection.connect()
-            waits_s = timeout_s()
-            connection.sock.settimeout(waits_s)
-            sent = True
-            try:
-                connection.request(method, target, body, headers)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # a refusal before the body was taken in: its answer may be there already
-            waits_s = timeout_s()
-            connection.sock.settimeout(waits_s)
-            response = connection.getresponse()
-            data = response.read(ANSWER_BYTES_MAX)
-            self.reached = True
-            return _Attempt(response.status, data, response.getheader("Retry-After"))
-        except (http.client.HTTPException, OSError) as error:
-            connection.close()
-            if not fresh and isinstance(error, ConnectionError | http.client.RemoteDisconnected):
+            answer = connection.ask(method, target, body, timeout_s)
+        except FAILURES as error:
+            if was_kept and isinstance(error, ConnectionError):
                 raise _Stale from error
-            raise _failed(self.url, error, waits_s, sent) from error
+            raise _failed(self.url, error, connection.limit_s) from error
+        self.reached = True
+        return answer
 
 
 class OpenAnswer:
     """An answer without an end: ``read`` it until it ends, then ``close`` it."""
 
-    def __init__(self, url: str, connection: http.client.HTTPConnection, silence_s: float) -> None:
+    def __init__(self, url: str, connection: DaemonConnection) -> None:
         self._url = url
         self._connection = connection
-        self._silence_s = silence_s
-        self._response: http.client.HTTPResponse | None = None
-
-    def ask(self, target: str, headers: dict[str, str], timeout_s: float) -> _Attempt:
-        """Sends the request. Without an error the body is left to ``read``."""
-        try:
-            self._connection.connect()
-            sock = self._connection.sock  # which getresponse hands over to the answer
-            self._connection.request("GET", target, headers=headers)
-            self._response = response = self._connection.getresponse()
-            body = response.read(ANSWER_BYTES_MAX) if response.status >= 400 else b""
-        except (http.client.HTTPException, OSError) as error:
-            self.close()
-            raise _failed(self._url, error, timeout_s, sent=True) from error
-        if response.status >= 400:
-            self.close()
-        else:
-            sock.settimeout(self._silence_s)
-        return _Attempt(response.status, body, response.getheader("Retry-After"))
+        self.close = connection.close
 
     def read(self) -> bytes:
         """What has come, at least a byte; none at the end. Raises Unreachable."""
-        assert self._response is not None
         try:
-            return self._response.read1(READ_BYTES)
-        except (http.client.HTTPException, OSError) as error:
-            reason = f"the stream broke off: {_reason(error, self._silence_s)}"
-            raise Unreachable(self._url, reason, sent=True) from error
-
-    def close(self) -> None:
-        """Ends the connection."""
-        if self._response is not None:
-            self._response.close()
-        self._connection.close()
+            return self._connection.read()
+        except FAILURES as error:
+            reason = f"the stream broke off: {_reason(error, self._connection.limit_s)}"
+            raise Unreachable(self._url, reason) from error
 
 
-def _failed(url: str, error: Exception, waited_s: float, sent: bool) -> Exception:
-    """What the error of a connection means to the caller."""
-    ended = isinstance(error, ConnectionError | http.client.RemoteDisconnected)
-    if isinstance(error, http.client.HTTPException) and not ended:
+def _failed(url: str, error: Exception, limit_s: float) -> Exception:
+    """What the failure of a connection means to the caller."""
+    if not isinstance(error, OSError):
         return UnknownAnswer(f"{url} does not answer in HTTP: {error!r}")
-    return Unreachable(url, _reason(error, waited_s), sent=sent)
+    return Unreachable(url, _reason(error, limit_s))
 
 
-def _reason(error: Exception, waited_s: float) -> str:
+def _reason(error: Exception, limit_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"timed out after {duration_text(waited_s * 1000)}"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"timed out after {duration_text(limit_s * 1000)}"
+    return reason_of(error)
 
 
 class _Patience:

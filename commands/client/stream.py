@@ -105,7 +105,7 @@ class WatchStream:
             except (Unreachable, _EndedByError) as error:
                 self._before_next(error)
             else:
-                self._before_next(Unreachable(self._client.url, "the stream ended", sent=True))
+                self._before_next(Unreachable(self._client.url, "the stream ended"))
 
     def _connected(self) -> OpenAnswer:
         headers = {"Accept": "text/event-stream"}

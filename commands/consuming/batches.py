@@ -108,7 +108,7 @@ class ConsumerStream:
                     raise
                 self._before_next(error)
             else:
-                self._before_next(Unreachable(self._client.url, "the stream ended", sent=True))
+                self._before_next(Unreachable(self._client.url, "the stream ended"))
 
     def _of_connection(self, read: Callable[[], bytes]) -> Iterator[list[ConsumedMessage]]:
         begun = b""

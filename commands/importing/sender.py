@@ -22,7 +22,8 @@ from commands.client.http import (
 )
 from commands.importing.chain import Chain, ImportStep
 from commands.importing.leases import InFlightBudget
-from commands.importing.wire import Address, Wire, WireAnswer
+from commands.importing.wire import Wire, WireAnswer
+from compaction.access.connection import DaemonAddress
 
 # Longer than any acknowledgment takes: the daemon answers or hangs up after `ack_timeout_ms`.
 SILENT_S = 60.0
@@ -33,7 +34,7 @@ class ImportDaemon(NamedTuple):
     told what is waited for."""
 
     url: str
-    address: Address
+    address: DaemonAddress
     budget: InFlightBudget
     wait_s: float
     now: Callable[[], float]
@@ -141,7 +142,7 @@ class ChainSender:
     def _on_lost(self, reason: str) -> None:
         self.chain.lost(self._daemon.now() + self._reconnect_ms / 1000)
         self._reconnect_ms = min(2 * self._reconnect_ms, RECONNECT_WAIT_MAX_MS)
-        self._failed(Unreachable(self._daemon.url, reason, sent=True), reason)
+        self._failed(Unreachable(self._daemon.url, reason), reason)
 
     def _on_answer(self, answer: WireAnswer) -> None:
         now = self._daemon.now()

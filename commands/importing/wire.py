@@ -10,17 +10,13 @@ Callbacks are called from the event loop.
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import httptools
 
-from compaction.access.authorities import trusting
-from compaction.access.bearer import bearer
+from compaction.access.connection import DaemonAddress
 
 ANSWER_BYTES_MAX = 1 << 20  # an answer to a produce request names at most 1,000 partitions
 CONNECT_S = 10.0
@@ -35,40 +31,18 @@ class WireAnswer(NamedTuple):
     latency_s: float
 
 
-class Address(NamedTuple):
-    """Where a daemon is, out of its URL; ``tls`` is what checks its certificate, None in clear
-    text. ``fields`` are sent with each request: the token is in them."""
-
-    host: str
-    port: int
-    base: str
-    tls: ssl.SSLContext | None
-    fields: str
-
-    def __repr__(self) -> str:
-        return f"Address({self.host}:{self.port}{self.base})"
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """The URL must be one that a Client has accepted."""
-        parts = urlsplit(url)
-        tls = trusting(os.environ) if parts.scheme == "https" else None
-        port = parts.port or (80 if tls is None else 443)
-        fields = "".join(f"{name}: {value}\r\n" for name, value in bearer(url).items())
-        return cls(parts.hostname or "", port, parts.path.rstrip("/"), tls, fields)
-
-
 class Wire(asyncio.Protocol):
     """One connection; see the head of the module. ``now`` is monotonic, in seconds."""
 
     def __init__(
         self,
-        address: Address,
+        address: DaemonAddress,
         now: Callable[[], float],
         answered: Callable[[WireAnswer], None],
         lost: Callable[[str], None],
     ) -> None:
         self._address = address
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in address.headers.items())
         self._now = now
         self._answered = answered
         self._lost: Callable[[str], None] | None = lost
@@ -85,7 +59,7 @@ class Wire(asyncio.Protocol):
     @classmethod
     async def open(
         cls,
-        address: Address,
+        address: DaemonAddress,
         now: Callable[[], float],
         answered: Callable[[WireAnswer], None],
         lost: Callable[[str], None],
@@ -112,7 +86,7 @@ class Wire(asyncio.Protocol):
         host = f"[{host}]" if ":" in host else host
         head = (
             f"POST {self._address.base}{path} HTTP/1.1\r\nHost: {host}:{self._address.port}\r\n"
-            f"{self._address.fields}"
+            f"{self._fields}"
             f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         )
         self._sent_at.append(self._now())

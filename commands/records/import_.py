@@ -23,7 +23,6 @@ from commands.importing.reading.reader import Form
 from commands.importing.reading.rules import DROP, FAIL, Rules, WhereField, parse_where
 from commands.importing.sender import ImportDaemon
 from commands.importing.source import ImportPlan, SourceReport, TopicTarget
-from commands.importing.wire import Address
 from commands.output import (
     bytes_text,
     count_text,
@@ -37,6 +36,7 @@ from commands.output import (
 )
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument
+from compaction.access.connection import DaemonAddress
 from shards.clock import monotonic_ns
 
 NOTICE_EVERY_S = 30.0
@@ -178,7 +178,12 @@ def _imported(
     size = sum(each.size or 0 for each in found)
     with progress(size, "imported", of_bytes=True) as went_on:
         daemon = ImportDaemon(
-            client.url, Address.of(client.url), ByteBudget(), wait_s, _now_s, _Notices(client.url)
+            client.url,
+            DaemonAddress.of(client.url),
+            ByteBudget(),
+            wait_s,
+            _now_s,
+            _Notices(client.url),
         )
         cursors = SourceCursors(client, wait_s * 1000)
         importer = Importer(plan, daemon, cursors, parallel, went_on)

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from compaction.access.http_calls import SOCKET_NAME, short_socket_path
+from compaction.access.connection import short_socket_path
+from compaction.access.http_calls import SOCKET_NAME
 
 # Accepted sockets inherit these. The kernel keeps little of what it has not sent yet, so that ten
 # thousand clients that do not read cost 1 GiB of kernel memory and not 40, and a slow client gets

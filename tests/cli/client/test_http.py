@@ -92,7 +92,7 @@ def test_an_address_where_nothing_listens_is_unreachable() -> None:
         pytest.raises(Unreachable, match="refused") as caught,
     ):
         client.call("GET", "/")
-    assert not caught.value.sent and caught.value.url == url
+    assert caught.value.url == url
 
 
 def test_silence_is_unreachable_after_the_timeout() -> None:
@@ -100,10 +100,9 @@ def test_silence_is_unreachable_after_the_timeout() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with (
             Client(url, timeout_s=0.05) as client,
-            pytest.raises(Unreachable, match=r"timed out after 50 ms") as caught,
+            pytest.raises(Unreachable, match=r"timed out after 50 ms"),
         ):
             client.call("GET", "/")
-        assert caught.value.sent
 
 
 def test_a_kept_connection_that_was_closed_is_opened_again_without_patience() -> None:
@@ -118,10 +117,10 @@ def test_a_fresh_connection_that_ends_without_answer_is_unreachable() -> None:
     with (
         scripted(in_turn(Answer(0))) as server,
         Client(server.url) as client,
-        pytest.raises(Unreachable) as caught,
+        pytest.raises(Unreachable),
     ):
         client.call("GET", "/")
-    assert caught.value.sent and len(server.calls) == 1
+    assert len(server.calls) == 1
 
 
 def test_lost_connections_are_repeated_with_growing_waits_within_the_patience() -> None:
@@ -175,9 +174,9 @@ def test_504_is_repeated_as_a_lost_connection_is_and_at_last_counts_as_no_answer
     ):
         assert client.call("POST", "/", b"{}", patience_ms=10_000) == b"1"
         assert clock.waits == [100, 200]
-        with pytest.raises(Unreachable, match="it may be stored") as caught:
+        with pytest.raises(Unreachable, match="it may be stored"):
             client.call("POST", "/", b"{}", patience_ms=500)
-        assert caught.value.sent and server.connections == 1
+        assert server.connections == 1
 
 
 def test_without_patience_a_429_is_a_refusal_immediately() -> None:

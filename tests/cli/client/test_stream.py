@@ -80,7 +80,7 @@ def watching(
     )  # fmt: skip
 
 
-LOST = Unreachable("http://daemon", "broken", sent=True)
+LOST = Unreachable("http://daemon", "broken")
 
 
 def records(first: int, last: int) -> list[Item]:

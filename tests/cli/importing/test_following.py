@@ -22,7 +22,7 @@ from commands.importing.reading.raw import LocalFile
 from commands.importing.reading.rules import Rules
 from commands.importing.sender import ImportDaemon
 from commands.importing.source import ROTATED_QUIET_S, ImportPlan, SourceImport, TopicTarget
-from commands.importing.wire import Address
+from compaction.access.connection import DaemonAddress
 from tests.cli.importing.fixed_budget import FixedBudget
 from tests.cli.importing.test_import import Cursors
 from tests.scripted import Answer, scripted
@@ -62,7 +62,9 @@ def followed(
 
     async def work(url: str) -> SourceImport:
         with ThreadPoolExecutor(1) as threads, Client(url) as client:
-            daemon = ImportDaemon(url, Address.of(url), FixedBudget(1 << 20), 60, clock, print)
+            daemon = ImportDaemon(
+                url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, clock, print
+            )
             source = SourceImport(
                 LocalFile(str(path)), plan(**how), daemon, SourceCursors(client, 0),
                 Leases(daemon.budget), threads, lambda: None, lambda count: None,
@@ -191,7 +193,9 @@ def test_a_new_file_with_the_inode_of_one_that_was_imported_is_imported_too(tmp_
 
     async def work(url: str) -> None:
         with Client(url) as client:
-            daemon = ImportDaemon(url, Address.of(url), FixedBudget(1 << 20), 60, Clock(), print)
+            daemon = ImportDaemon(
+                url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, Clock(), print
+            )
             importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
             following = asyncio.create_task(Following(importer, [f"{tmp_path}/*"], 1).run())
             await until(lambda: len(script.stored) == 4)
@@ -217,7 +221,9 @@ def anew(path: Path, content: bytes) -> None:
 def test_more_files_than_can_be_followed_are_refused(tmp_path: Path) -> None:
     for n in range(FOLLOWED_MAX + 1):
         (tmp_path / str(n)).touch()
-    daemon = ImportDaemon("http://h:1", Address.of("http://h:1"), FixedBudget(1), 0, Clock(), print)
+    daemon = ImportDaemon(
+        "http://h:1", DaemonAddress.of("http://h:1"), FixedBudget(1), 0, Clock(), print
+    )
     with Client("http://h:1") as client:
         importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
         with pytest.raises(TooManyFiles, match="there are 257 files, and at most 256"):
