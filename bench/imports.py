@@ -92,7 +92,8 @@ def import_files(budget: InFlightBudget, url: str, topic: str, files: Sequence[s
     with patch.object(command, "ByteBudget", lambda: recorder):
         result = CliRunner().invoke(cli.headgate, ["import", topic, *files, "--url", url])
     if result.exit_code:
-        raise ServerError(f"an import ended with {result.exit_code}: {result.output}")
+        told = f"an import ended with {result.exit_code}: {result.output}"
+        raise ServerError(told) from result.exception
     return recorder.side()
 
 

@@ -24,6 +24,7 @@ import psutil
 from shards.clock import monotonic_ns
 from tools import minio
 from tools.buckets import client as bucket_client
+from tools.ports import asked
 
 ROOT = Path(__file__).parent.parent
 READY_WITHIN_S = 30
@@ -174,14 +175,7 @@ class Server:
         shutil.rmtree(self.folder)
 
     def _answers(self, path: str) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status < 500
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return 0 < asked(self.port, "GET", path)[0] < 500
 
 
 class Daemon(Server):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from bench.figures import NONE, Target, number
 from bench.processes import BUCKET, ROOT, Minio, ServerError, plain_environment
 from shards.clock import monotonic_ns
 from tools import minio
+from tools.ports import asked
 
 POLL_S = 0.01
 PATIENCE_S = 180
@@ -99,15 +99,7 @@ class Pair:
 
     def asked(self, which: int, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """Status and body of an answer."""
-        line = http.client.HTTPConnection("127.0.0.1", self.ports[which], timeout=30)
-        try:
-            line.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-            answer = line.getresponse()
-            return answer.status, answer.read()
-        except (OSError, http.client.HTTPException):
-            return 0, b""
-        finally:
-            line.close()
+        return asked(self.ports[which], method, path, body, timeout_s=30)
 
     def wait(self, is_so: str, which: int) -> None:
         """Until it is the ``owner``, a ``standby``, or ``known`` to have one. Raises

@@ -6,7 +6,6 @@ and keeps its data in a temporary folder; both are removed at the end, also afte
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from shards.clock import monotonic_ns
 from tools.minio import free_port
+from tools.ports import asked
 
 READY_WITHIN_S = 30
 STOP_WITHIN_S = 20
@@ -74,14 +74,7 @@ def wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, port: int) -
 
 def is_ready(port: int) -> bool:
     """Whether the daemon says that it accepts requests."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return asked(port, "GET", "/readyz")[0] == 200
 
 
 def log_tail(folder: Path) -> str:

@@ -11,7 +11,6 @@ module.
 from __future__ import annotations
 
 import fcntl
-import http.client
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shards.clock import monotonic_ns
+from tools.ports import asked
 
 # The release of 2026-02-12: release tags are not on the Go proxy, pseudo-versions are.
 VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
@@ -218,15 +218,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log_path: Pat
 
 
 def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        # `ready` is answered before buckets can be made.
-        connection.request("GET", "/minio/health/cluster")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    # `ready` is answered before buckets can be made.
+    return asked(port, "GET", "/minio/health/cluster")[0] == 200
 
 
 def main() -> int:

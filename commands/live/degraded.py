@@ -1,17 +1,35 @@
-"""Why a daemon is degraded: the same sentences wherever its status is shown."""
+"""What of a status needs a look: the same wherever a status is shown."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from msgspec import Struct
 
 from commands.output import duration_text
+from daemon.schemas.status import (
+    GateStatus,
+    PushFigures,
+    RouterFigures,
+    Status,
+    SubscriptionFigures,
+)
 
-if TYPE_CHECKING:
-    from daemon.schemas.api import Status
+
+def needs_a_look(each: Struct) -> bool:
+    """Whether a subscription, a receiver, a router or a gate is not as it should be."""
+    match each:
+        case SubscriptionFigures():
+            return bool(each.reason or each.blocked_keys)
+        case PushFigures():
+            return each.mode != "normal" or bool(each.held_ms)
+        case RouterFigures():
+            return each.state in ("held", "stopped")
+        case GateStatus():
+            return each.pauses > 0
+    return False
 
 
 def troubles(status: Status) -> list[str]:
-    """One sentence for each; empty if it is not degraded."""
+    """Why a daemon is degraded, one sentence for each reason; empty if it is not."""
     found = [] if status.ready else ["the daemon is not ready"]
     found += [alarm.message for alarm in status.alarms]
     found += [f"shard {shard.shard} has no process" for shard in status.shards if not shard.pid]

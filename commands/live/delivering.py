@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commands.live.degraded import needs_a_look
 from commands.live.rates import Rates
 from commands.live.spans import Line, Span, rate_text
 from commands.output import duration_text
@@ -25,7 +26,7 @@ def consumed(status: Status, rates: Rates) -> list[Line]:
         *([Span(f"  {seen.blocked_keys:,} blocked keys", "red")] if seen.blocked_keys else []),
         Span(f"  {rate_text(rates.acknowledged)} acked/s  {rate_text(rates.consumed)} sent/s"),
     ]
-    shown = [each for each in seen.first if each.lag or each.blocked_keys or each.reason]
+    shown = [each for each in seen.first if each.lag or needs_a_look(each)]
     return [together, *map(_subscription, shown[:SUBSCRIPTIONS_SHOWN])]
 
 
@@ -58,7 +59,7 @@ def pushed(status: Status, rates: Rates) -> list[Line]:
         *([Span(f"  {rate_text(rates.failures)} failed/s", "red")] if rates.failures else []),
         Span(f"{took}  {rate_text(rates.pushed)} records/s"),
     ]
-    shown = [each for each in seen.first if each.mode != "normal" or each.held_ms]
+    shown = [*filter(needs_a_look, seen.first)]
     return [together, *map(_pushing, shown[:SUBSCRIPTIONS_SHOWN])]
 
 
@@ -86,7 +87,7 @@ def routed(status: Status) -> list[Line]:
         *([Span(f"  {seen.stopped:,} stopped", "bold red")] if seen.stopped else []),
         Span(f"  {rate_text(seen.copied)} copied"),
     ]
-    shown = [each for each in seen.first if each.state in {"held", "stopped"}]
+    shown = [*filter(needs_a_look, seen.first)]
     return [together, *map(_routing, shown[:SUBSCRIPTIONS_SHOWN])]
 
 

@@ -9,18 +9,12 @@ from msgspec import Struct
 
 from commands.client.http import Client, decoded
 from commands.figures import figure_lines, figure_table
-from commands.live.degraded import troubles
+from commands.live.degraded import needs_a_look, troubles
 from commands.output import duration_text, say, show
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
 from daemon.schemas.standby import StandbyStatus
-from daemon.schemas.status import (
-    GateStatus,
-    PushFigures,
-    RouterFigures,
-    Status,
-    SubscriptionFigures,
-)
+from daemon.schemas.status import Status
 
 GROUPS_SHOWN_MAX = 8
 IN_TITLE = ("uptime_s", "ready")
@@ -81,7 +75,7 @@ def _text(status: Status) -> str:
             lines += figure_lines(part, label)
             part, label = getattr(part, "first", []), " " * LABEL
         for each in part if isinstance(part, list) else []:
-            if _needs_a_look(each):
+            if needs_a_look(each):
                 lines += figure_lines(each, label)
     lines += [
         f"{'groups':<{LABEL}}{len(status.groups)}: {_groups(status)}",
@@ -89,19 +83,6 @@ def _text(status: Status) -> str:
         figure_table(status.shards, SHARD_COLUMNS),
     ]
     return "\n".join(lines)
-
-
-def _needs_a_look(each: Struct) -> bool:
-    match each:
-        case SubscriptionFigures():
-            return bool(each.reason or each.blocked_keys)
-        case PushFigures():
-            return each.mode != "normal" or bool(each.held_ms)
-        case RouterFigures():
-            return each.state in ("held", "stopped")
-        case GateStatus():
-            return each.pauses > 0
-    return False
 
 
 def _groups(status: Status) -> str:

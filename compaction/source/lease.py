@@ -35,12 +35,6 @@ class LeaseKeeper:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread runs, which it does while a lease is held."""
-        thread = self._thread
-        return thread is not None and thread.is_alive()
-
     def hold(self, plan: str, for_s: float = NO_LIMIT_S) -> None:
         """Begins to renew a lease."""
         with self._lock:

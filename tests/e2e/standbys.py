@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ class Standby(Daemon):
         """Whether it waits, and has read the log."""
         try:
             found = self.status()
-        except (*UNANSWERED, ValueError, http.client.HTTPException):
+        except (*UNANSWERED, ValueError):
             return False
         return bool(found.get("standby", {}).get("able"))
 
