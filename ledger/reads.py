@@ -67,6 +67,16 @@ def partition_states(tx: ReadTx, topic_id: int) -> list[PartitionState]:
     return [PartitionState(*row) for row in rows]
 
 
+def topic_sums(tx: ReadTx, topic_id: int) -> tuple[int, int, int, int]:
+    """Of all partitions of a topic: how many, their heads, readable records and bytes."""
+    row = tx.execute(
+        "SELECT count(*), total(next_seq - 1), total(count), total(bytes) FROM partitions"
+        " WHERE topic_id = ?",
+        (topic_id,),
+    ).fetchone()
+    return int(row[0]), int(row[1]), int(row[2]), int(row[3])
+
+
 def partition_state(tx: ReadTx, topic_id: int, partition: int) -> PartitionState | None:
     """One partition, deleted or not; None if it never existed."""
     row = tx.execute(f"{_STATE_SQL} AND partition = ?", (topic_id, partition)).fetchone()

@@ -124,8 +124,7 @@ G_STANDBYS, G_STANDBY_SEEN_NS, G_STANDBY_COMMITS = range(12 * LINE_WORDS, 12 * L
 G_HANDED_OVER_NS = G_STANDBYS + 3  # since when a standby waits for the last entry; 0: none does
 G_COMMITS_RESERVED = 9 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
-G_CLOCK_JUMP_MS = G_CLOCK_STOPPED + 1
-G_RECORDS_EVICTED = G_CLOCK_STOPPED + 2
+G_CLOCK_JUMP_MS, G_RECORDS_EVICTED = G_CLOCK_STOPPED + 1, G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
 # A gate (daemon/governor/board.py): why it is closed, or 0; since when; how often it has closed.
 GATE_WHY = 0
@@ -157,6 +156,7 @@ G_SINGLE_STREAM_PUTS = G_OWN_PUTS + 9
 G_BUDGET_USD = G_OWN_PUTS + 10  # a month; 0: there is none
 G_BUDGET_WINDOW_NS = G_OWN_PUTS + 11  # the least window that it allows
 G_BUDGET_HOLDS = G_OWN_PUTS + 12
+G_PER_SHARD_USD_PER_MONTH, G_SINGLE_STREAM_USD_PER_MONTH = G_OWN_PUTS + 13, G_OWN_PUTS + 14
 G_RUNGS_ENTERED = G_OWN_PUTS + 2 * LINE_WORDS  # how often each rung came into force
 RUNGS_MAX = LINE_WORDS
 # The version of topics after the last eviction or trim of any topic with this hash.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from commands.live.degraded import needs_a_look
-from commands.live.rates import Rates
 from commands.live.spans import Line, Span, rate_text
 from commands.output import duration_text
+from daemon.schemas.overview import Rates
 from daemon.schemas.status import PushFigures, RouterFigures, Status, SubscriptionFigures
 
 SUBSCRIPTIONS_SHOWN = 3

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from commands.live.delivering import consumed, pushed, routed
 from commands.live.group_tree import tree_rows
-from commands.live.rates import Rates
 from commands.live.spans import Line, Span, rate_text
 from commands.output import bytes_text, duration_text, printable
+from daemon.schemas.overview import Rates
 from daemon.schemas.status import GroupStatus, SensorStatus, ShardStatus, Status
 
 COLUMNS_ENDLESS = 1 << 20

@@ -13,11 +13,11 @@ import msgspec
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable, decoded
 from commands.live.degraded import troubles
 from commands.live.keys import wait_for_key
-from commands.live.rates import Rates, StatusSample, between, completed, restarted
 from commands.live.screen import Size, View, plain, screen
 from commands.output import duration_text, echo, print_lines
 from commands.shell.exits import DEGRADED, OK, UNREACHABLE
 from commands.shell.options import client_option, output_option
+from daemon.schemas.overview import Rates, StatusSample, between, completed, restarted
 from daemon.schemas.status import Status
 from shards.clock import monotonic_ns
 

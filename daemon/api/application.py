@@ -363,7 +363,9 @@ class Api:
             if isinstance(answer, Streaming):
                 request.stream(answer.content_type, answer.start)
             elif isinstance(answer, Text):
-                _respond(request, answer.body, content_type=answer.content_type)
+                _respond(
+                    request, answer.body, content_type=answer.content_type, headers=answer.headers
+                )
             elif isinstance(answer, EncodedJson):
                 _respond(request, answer.body)
             elif isinstance(answer, Created):
@@ -435,14 +437,21 @@ async def _changed(found: Found, request: Request) -> Any:
         raise refusal_of(error) from error
 
 
-def _respond(request: Request, body: bytes, status: int = 200, *, content_type: str = JSON) -> None:
+def _respond(
+    request: Request,
+    body: bytes,
+    status: int = 200,
+    *,
+    content_type: str = JSON,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> None:
     rights = request.head.rights
     if rights.allowance is not None:
         rights.allowance.charge_out(len(body))
     if rights.tally is not None:
         rights.tally.bytes_out += len(body)
     request.connection.reader = rights
-    request.respond(status, body, content_type=content_type)
+    request.respond(status, body, content_type=content_type, headers=headers)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -18,6 +18,7 @@ from daemon.api.handlers.routers import RouterRoutes
 from daemon.api.handlers.subscriptions import SubscriptionRoutes
 from daemon.api.handlers.topics import TopicRoutes
 from daemon.api.handlers.watch import WatchRoutes
+from daemon.api.overviews import OverviewRoutes
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
 STREAM_FORMATS = {
@@ -41,6 +42,7 @@ class Handlers(Struct, frozen=True):
     watch: WatchRoutes
     plans: PlanRoutes
     daemon: DaemonRoutes
+    overviews: OverviewRoutes
     admin: AdminRoutes
 
 

@@ -72,6 +72,14 @@ ANY_SCOPE = tuple(Scope)
 ROUTES = (
     Route(
         method="GET",
+        path="/",
+        summary="a page that shows the daemon live",
+        is_open=True,
+        handler=lambda handlers: handlers.daemon.page,
+        texts={"text/html": "HTML"},
+    ),
+    Route(
+        method="GET",
         path="/livez",
         summary="200 while a shard's loop turns",
         is_open=True,
@@ -121,6 +129,15 @@ ROUTES = (
         handler=lambda handlers: handlers.daemon.status,
         answers={200: Status},
         is_probe=True,
+    ),
+    Route(
+        method="GET",
+        path="/v0/status/watch",
+        summary="stream what the daemon is doing, an event `overview` each second",
+        scopes=(Scope.METRICS,),
+        gets_rights=True,
+        handler=lambda handlers: handlers.overviews.watch,
+        streams={"text/event-stream": "server-sent events"},
     ),
     Route(
         method="GET",

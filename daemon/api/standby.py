@@ -1,4 +1,4 @@
-"""What a standby serves: that it lives and is not ready, its status, metrics, and stale reads.
+"""What a standby serves: that it lives and is not ready, status, metrics, the page, stale reads.
 
 It has no shards and no segment to serve from, so it has an application of its own. All else is
 refused with 503 ``standby``.
@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
+from daemon import page
 from daemon.access.access import Access
 from daemon.access.token_file import Scope
 from daemon.api.figures.status import version
@@ -30,7 +31,7 @@ from daemon.schemas.status import Live
 from shards.clock import boottime_ns, monotonic_ns
 from uploader.ownership.standby import StandbyView
 
-_OPEN = frozenset({("livez",), ("readyz",)})
+_OPEN = frozenset({("",), ("livez",), ("readyz",)})
 _SERVED = _OPEN | {("v0", "status"), ("metrics",)}
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DIFF_BYTES_MAX = 4 << 10
@@ -138,6 +139,10 @@ class StandbyApi:
     def handle(self, request: Request, token: object | None) -> None:
         """Answers."""
         match request.head.route:
+            case ("",):
+                request.respond(
+                    200, page.BODY, content_type=page.CONTENT_TYPE, headers=page.HEADERS
+                )
             case ("livez",):
                 request.respond(200, msgspec.json.encode(Live()), content_type=JSON)
             case ("readyz",):

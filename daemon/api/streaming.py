@@ -26,6 +26,7 @@ class Text(NamedTuple):
 
     content_type: str
     body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class EncodedJson(NamedTuple, Generic[T]):

@@ -22,6 +22,7 @@ from daemon.api.handlers.subscriptions import SubscriptionRoutes
 from daemon.api.handlers.topic_activity import TopicActivityView
 from daemon.api.handlers.topics import TopicRoutes
 from daemon.api.handlers.watch import WatchRoutes
+from daemon.api.overviews import OverviewRoutes
 from daemon.api.route import Handlers
 from daemon.api.routes import ROUTES
 from daemon.http.guard import guard_of
@@ -58,6 +59,9 @@ class ApiSide:
         directory = SubscriptionDirectory(segment, ledger, write.topics)
         files = files_of(config)
         self._certificate = None if files is None else Certificate(files, tls_pair)
+        status = StatusBuilder(segment, config, self._certificate)
+        daemon = DaemonRoutes(status, ledger, openapi.served)
+        self._overviews = OverviewRoutes(daemon, status, ledger)
         handlers = Handlers(
             topics=TopicRoutes(write.topics, TopicActivityView(segment)),
             cursors=CursorRoutes(write.cursors),
@@ -76,9 +80,8 @@ class ApiSide:
                 write.topics, delivery.partitions, delivery.hub, delivery.priorities, access
             ),
             plans=PlanRoutes(write.topics, ledger, config),
-            daemon=DaemonRoutes(
-                StatusBuilder(segment, config, self._certificate), ledger, openapi.served
-            ),
+            daemon=daemon,
+            overviews=self._overviews,
             admin=self.admin,
         )  # fmt: skip
         self.api = Api(
@@ -108,6 +111,11 @@ class ApiSide:
             with contextlib.suppress(CertificateError):  # the supervisor says so
                 if self._certificate.look():
                     self.server.serve_certificate(self._certificate.in_force)
+
+    def drain(self) -> None:
+        """Ends streams of the status, and answers what was asked."""
+        self._overviews.close()
+        self.server.drain()
 
     async def start(
         self,

@@ -313,7 +313,7 @@ class Shard:
         """Ends when no shard has anything left that was accepted and not answered."""
         self._server.stop_accepting()
         self._delivery.drain()
-        self._server.drain()
+        self._api.drain()
         if is_drained(self.segment, self._write.leases, self.shard, len(self._pending)):
             if not self._ended.done():
                 self._ended.set_result(None)

@@ -17,6 +17,10 @@ _BYTES = Family("headgate_store_bytes_total", "bytes that were put or got")
 _OTHER_PUTS = Family(
     "headgate_alternative_puts_total", "PUTs that uploading without groups would have made"
 )
+_OTHER_COST_PER_MONTH = Family(
+    "headgate_alternative_cost_usd_per_month",
+    "the same for 30 days at the pace of the last minute; 0 in the first minute",
+)
 _OTHER_COST = Family(
     "headgate_alternative_cost_usd_total", "what uploading without groups would have cost"
 )
@@ -46,6 +50,13 @@ class StoreCost(Struct, frozen=True):
 
     puts: Annotated[int, figure("an estimate", _OTHER_PUTS)]
     usd: Annotated[float, figure("with all other requests as they were", _OTHER_COST)]
+    usd_per_month: Annotated[
+        float | None,
+        figure(
+            "the same for 30 days at the pace of the last minute; null in the first minute",
+            _OTHER_COST_PER_MONTH,
+        ),
+    ] = None
 
 
 class BudgetStatus(Struct, frozen=True):

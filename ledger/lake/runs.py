@@ -58,6 +58,15 @@ def unfinished(tx: ReadTx) -> tuple[str, str] | None:
     return None if row is None else (str(row[0]), str(row[1]))
 
 
+def latest(tx: ReadTx, limit: int, now_ms: int) -> list[tuple[str, str, int, int | None, bool]]:
+    """The runs that began last, the newest first: id, owner, beginning, end, whether it lives."""
+    rows = tx.execute(
+        "SELECT run, owner, started_ms, ended_ms FROM runs ORDER BY started_ms DESC, run LIMIT ?",
+        (limit,),
+    ).fetchall()
+    return [(*row, row[3] is None and _expires_ms(tx, row[0]) > now_ms) for row in rows]
+
+
 def living(tx: ReadTx, now_ms: int) -> str | None:
     """The run that lives."""
     found = unfinished(tx)

@@ -251,6 +251,11 @@ class StatusBuilder:
         """What senders of push subscriptions do, read in slices."""
         return await push_figures.in_slices(self._segment, clock_ns)
 
+    @property
+    def commits(self) -> int:
+        """Commits in the ledger."""
+        return self._words[at.G_COMMITS]
+
     def topics(self) -> list[TopicSeries]:
         """What topics' producers were acknowledged, over all shards."""
         found = namecounts.counted(namecounts.TOPICS, self._segment)
@@ -382,14 +387,18 @@ def bill_of(segment: Segment, config: Config, now_ns: int) -> BillStatus:
     used = own + Usage(*map(total, _SHARDS))
     acked_bytes = total(at.S_BYTES_ACKED)
 
-    def instead(uploads: int) -> StoreCost:
+    is_long_enough = now_ns - words[at.G_STARTED_NS] >= ENOUGH_NS
+
+    def per_month(word: int) -> float | None:
+        return double_of(words[word]) if is_long_enough else None
+
+    def instead(uploads: int, usd_per_month: float | None) -> StoreCost:
         """The same with another number of uploads."""
         puts = own.puts + uploads
         usd = prices.usd(puts, used.gets, used.lists, used.put_bytes, used.get_bytes)
-        return StoreCost(puts, usd)
+        return StoreCost(puts, usd, usd_per_month)
 
     usd = used.usd(prices)
-    is_long_enough = now_ns - words[at.G_STARTED_NS] >= ENOUGH_NS
     return BillStatus(
         store_class=config.store_class,
         puts=used.puts,
@@ -398,12 +407,14 @@ def bill_of(segment: Segment, config: Config, now_ns: int) -> BillStatus:
         put_bytes=used.put_bytes,
         get_bytes=used.get_bytes,
         usd=usd,
-        usd_per_month=double_of(words[at.G_USD_PER_MONTH]) if is_long_enough else None,
+        usd_per_month=per_month(at.G_USD_PER_MONTH),
         usd_per_gib=usd * GIB / acked_bytes if acked_bytes >= ENOUGH_BYTES else None,
         put_rate=double_of(words[at.G_PUT_RATE]),
         optimum_put_rate=double_of(words[at.G_OPTIMUM_PUT_RATE]),
-        per_shard=instead(words[at.G_PER_SHARD_PUTS]),
-        single_stream=instead(words[at.G_SINGLE_STREAM_PUTS]),
+        per_shard=instead(words[at.G_PER_SHARD_PUTS], per_month(at.G_PER_SHARD_USD_PER_MONTH)),
+        single_stream=instead(
+            words[at.G_SINGLE_STREAM_PUTS], per_month(at.G_SINGLE_STREAM_USD_PER_MONTH)
+        ),
         budget=_budget(segment),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from daemon import page
 from daemon.access.rights import Rights
 from daemon.api.figures import metrics
 from daemon.api.figures.metric_kinds import Scrape
@@ -39,6 +40,10 @@ class DaemonRoutes:
         self._ledger = ledger
         self._openapi = openapi
         self._imports: asyncio.Task[list[ImportScaling] | None] | None = None
+
+    async def page(self) -> Text:
+        """``/``: what it shows, it asks for itself."""
+        return Text(page.CONTENT_TYPE, page.BODY, page.HEADERS)
 
     async def live(self) -> Live:
         """This shard's loop turns, or it would not answer."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from uploader.stores.prices import SECONDS_PER_MONTH, Prices
@@ -162,6 +163,8 @@ class Billed(Struct, frozen=True):
     put_class_usd_per_month: float
     per_shard_puts: int
     single_stream_puts: int
+    per_shard_usd_per_month: float
+    single_stream_usd_per_month: float
 
 
 class Bill:
@@ -180,6 +183,9 @@ class Bill:
         self._joined_puts = self._joined_model = 0
         self._now_ns = now_ns
         self._put_rate, self._optimum, self._usd, self._put_class_usd = (_Rate() for _ in range(4))
+        # The same dollars with the uploads of the alternatives, which `_uploads` counts.
+        self._per_shard_usd, self._single_stream_usd = _Rate(), _Rate()
+        self._uploads = (0, 0)
 
     def sample(
         self, usage: Usage, own_puts: int, requests: Sequence[int], heads: Sequence[int],
@@ -204,15 +210,26 @@ class Bill:
         self._optimum.add(fewest, passed_s)
         self._usd.add(new.usd(self._prices), passed_s)
         self._put_class_usd.add(new.put_class_usd(self._prices), passed_s)
+        # Who uploads for itself alone never needs less than one stream for all.
+        per_shard = max(single_stream, sum(shard.puts for shard in self._shards))
+        new_own_puts = own_puts - self._own_puts
+        for rate, uploads, before in zip(
+            (self._per_shard_usd, self._single_stream_usd), (per_shard, single_stream),
+            self._uploads, strict=True,
+        ):  # fmt: skip
+            instead = msgspec.structs.replace(new, puts=new_own_puts + uploads - before)
+            rate.add(instead.usd(self._prices), passed_s)
+        self._uploads = per_shard, single_stream
         self._usage, self._own_puts, self._now_ns = usage, own_puts, now_ns
         return new, Billed(
             put_rate=self._put_rate.per_s,
             optimum_put_rate=self._optimum.per_s,
             usd_per_month=self._usd.per_s * SECONDS_PER_MONTH,
             put_class_usd_per_month=self._put_class_usd.per_s * SECONDS_PER_MONTH,
-            # Who uploads for itself alone never needs less than one stream for all.
-            per_shard_puts=max(single_stream, sum(shard.puts for shard in self._shards)),
+            per_shard_puts=per_shard,
             single_stream_puts=single_stream,
+            per_shard_usd_per_month=self._per_shard_usd.per_s * SECONDS_PER_MONTH,
+            single_stream_usd_per_month=self._single_stream_usd.per_s * SECONDS_PER_MONTH,
         )
 
     def _imagine(

@@ -118,6 +118,8 @@ class Billing:
         words[at.G_USD_PER_MONTH] = word_of(billed.usd_per_month)
         words[at.G_PER_SHARD_PUTS] = billed.per_shard_puts
         words[at.G_SINGLE_STREAM_PUTS] = billed.single_stream_puts
+        words[at.G_PER_SHARD_USD_PER_MONTH] = word_of(billed.per_shard_usd_per_month)
+        words[at.G_SINGLE_STREAM_USD_PER_MONTH] = word_of(billed.single_stream_usd_per_month)
 
     def _follow_decision(
         self, decision: BudgetDecision | None, billed: Billed, now_ns: int

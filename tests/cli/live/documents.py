@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from commands.live.rates import completed
+from daemon.schemas.overview import completed
 from daemon.schemas.status import Status
 
 MIB = 1 << 20

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands.live.rates import StatusSample, between
 from commands.live.screen import Size, View, bar, dollars_text, plain, screen, strip
 from commands.live.spans import rate_text
+from daemon.schemas.overview import StatusSample, between
 from tests.cli.live.documents import RECORDED, seen, with_shards
 from tests.long import examples
 

@@ -42,7 +42,8 @@ STATUS: dict[str, Any] = {
         "store_class": "standard", "puts": 1300, "gets": 3, "lists": 2, "put_bytes": 6 << 20,
         "get_bytes": 2048, "usd": 0.0065112, "usd_per_month": 12.5, "usd_per_gib": 0.476,
         "put_rate": 0.96, "optimum_put_rate": 0.9,
-        "per_shard": {"puts": 2500, "usd": 0.0125}, "single_stream": {"puts": 1200, "usd": 0.006},
+        "per_shard": {"puts": 2500, "usd": 0.0125, "usd_per_month": None},
+        "single_stream": {"puts": 1200, "usd": 0.006, "usd_per_month": None},
         "budget": {
             "usd_per_month": 12.5, "window_ms": 1250.0, "target_bytes": 4 << 20, "holds": True,
         },

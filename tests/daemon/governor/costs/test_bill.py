@@ -125,6 +125,21 @@ def test_without_groups_the_same_requests_would_have_cost_more(segment: Segment)
     assert found.per_shard.puts == pytest.approx(3 + 2 * 30 * 4.8, rel=0.05)
     assert found.per_shard.usd == pytest.approx(found.per_shard.puts * 5e-6)
     assert found.optimum_put_rate == pytest.approx(4.8 + 0.1, rel=0.05)
+    assert found.per_shard.usd_per_month is None, "a guess would be far off"
+
+
+def test_what_the_same_requests_would_cost_a_month_without_groups(segment: Segment) -> None:
+    billed = Billed(segment, config_of())
+    billed.words[at.G_STARTED_NS] = billed.now_ns
+    for _ in range(600):
+        for shard in range(SHARDS):
+            billed.add(shard, at.S_REQUEST_ID, 10)
+            billed.add(shard, at.S_HEAD, 10_000)
+        billed.tick(puts=1)
+    found, month_usd = billed.status(), SECONDS_PER_MONTH * 5e-6
+    assert found.single_stream.usd_per_month == pytest.approx(4.8 * month_usd, rel=0.05)
+    assert found.per_shard.usd_per_month == pytest.approx(2 * 4.8 * month_usd, rel=0.05)
+    assert found.usd_per_month == pytest.approx(10 * month_usd, rel=0.05)
 
 
 def test_no_way_to_upload_has_fewer_puts_than_the_one_stream_that_uploads(segment: Segment) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands.live.rates import Rates, StatusSample, between, restarted
+from daemon.schemas.overview import Rates, StatusSample, between, restarted
 from tests.cli.live.documents import MIB, RECORDED, seen
 
 

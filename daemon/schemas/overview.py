@@ -1,4 +1,5 @@
-"""Rates from two statuses. Pure.
+"""What those see who look at the daemon live: its status, rates from two of them, topics and
+compactions. Pure.
 
 Counters count from the start of the daemon. So after a restart, as at the beginning, the rates are
 those since that start; a rate is never negative.
@@ -6,12 +7,13 @@ those since that start; a rate is never negative.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct, inspect
 
 from daemon.schemas.status import ShardStatus, Status
+from shards.boards.figures import figure
 
 
 class StatusSample(NamedTuple):
@@ -51,33 +53,72 @@ def _completed(kind: inspect.Type, value: Any) -> Any:
 
 
 class ShardRates(Struct, frozen=True):
-    """The rates of one shard, per second. ``busy`` is the share of a CPU; None: it is not known."""
+    """The rates of one shard, per second."""
 
-    busy: float | None
+    busy: Annotated[float | None, figure("the share of a CPU; null: it is not known")]
     requests: float
     records: float
     bytes: float
 
 
 class Rates(Struct, frozen=True):
-    """Per second, over ``span_s``. ``object_bytes`` is the size of the objects put meanwhile."""
+    """Per second, over `span_s`."""
 
     span_s: float
     since_start: bool
-    requests: float
+    requests: Annotated[float, figure("that were acknowledged")]
     records: float
     bytes: float
     rejected: float
     puts: float
-    optimum_puts: float  # if one stream uploaded for all
-    object_bytes: float | None
+    optimum_puts: Annotated[float, figure("if one stream uploaded for all")]
+    object_bytes: Annotated[
+        float | None, figure("the mean size of the objects that were put; null: there was none")
+    ]
     deliveries: float
-    consumed: float  # messages that were sent to consumers of subscriptions
-    acknowledged: float  # by them
-    attempts: float  # of senders of push subscriptions
-    failures: float  # of these
-    pushed: float  # records that receivers took
+    consumed: Annotated[float, figure("messages that were sent to consumers of subscriptions")]
+    acknowledged: Annotated[float, figure("by them")]
+    attempts: Annotated[float, figure("of senders of push subscriptions")]
+    failures: Annotated[float, figure("of these")]
+    pushed: Annotated[float, figure("records that receivers took")]
     shards: dict[int, ShardRates]
+
+
+class TopicFigures(Struct, frozen=True):
+    """A topic."""
+
+    topic: str
+    partitions: int
+    head_seq: Annotated[int, figure("the last committed offsets, of all partitions together")]
+    count: Annotated[int, figure("records that can be read")]
+    bytes: int
+    acked_bytes: Annotated[int, figure("what its producers were acknowledged since the start")]
+
+
+class RunFigures(Struct, frozen=True):
+    """A compaction."""
+
+    run: str
+    owner: Annotated[str, figure("where it runs")]
+    started_ms: int
+    ended_ms: Annotated[int | None, figure("null: it has not ended")]
+    lives: Annotated[bool, figure("whether it is under way")]
+
+
+class Overview(Struct, frozen=True):
+    """The daemon, and what the status leaves out."""
+
+    status: Status
+    rates: Annotated[Rates, figure("over the last 5 s; at first since the start")]
+    topics: Annotated[
+        list[TopicFigures] | None,
+        figure(
+            "up to 100: those with the most acknowledged bytes, then by name; null: the"
+            " ledger did not answer"
+        ),
+    ]
+    more_topics: bool
+    runs: Annotated[list[RunFigures], figure("of compactions, up to 5, the newest first")]
 
 
 def restarted(old: Status, new: Status) -> bool:
