@@ -12,7 +12,7 @@ WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist client sbom clean
+.PHONY: help setup demo screenshot run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist client sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 
 demo: setup ## Start a daemon in a temporary folder; write, compact and read sample records; stop it
 	@$(BIN)/python -m tools.demo
+
+screenshot: setup ## Make docs/page.png, the page of a daemon on MinIO under a small load (two minutes, needs Chromium)
+	@$(BIN)/python -m tools.screenshot docs/page.png
 
 run: setup ## Run the daemon on ./headgate-data in the foreground until Ctrl-C
 	@exec $(BIN)/headgate serve --data headgate-data

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from shards.clock import monotonic_ns
 from tools.minio import free_port
 from tools.ports import asked
 
-READY_WITHIN_S = 30
+READY_WITHIN_S = 90
 STOP_WITHIN_S = 20
 POLL_S = 0.05
 EXAMPLES = Path("examples")
@@ -40,15 +41,17 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
 
 
-def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    """Starts the daemon; its log goes to ``folder``/daemon.log."""
+def start(
+    folder: Path, port: int, *options: str, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts the daemon, with more options and variables; its log goes to ``folder``/daemon.log."""
     command = [str(command_path()), "serve", "--data", str(folder / "data")]
-    command += ["--listen", f"127.0.0.1:{port}"]
+    command += ["--listen", f"127.0.0.1:{port}", *options]
     with (folder / "daemon.log").open("wb") as log:
         # In its own session: Ctrl-C reaches only this script, which then stops the daemon cleanly.
         return subprocess.Popen(
             command,
-            env=environment(),
+            env=environment() | dict(environ or {}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

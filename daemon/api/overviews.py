@@ -43,8 +43,8 @@ RATES_SAMPLES = 6  # rates are those of 5 periods, since a commit window may be 
 TOPICS_SHOWN = 100
 RUNS_SHOWN = 5
 LEDGER_WAIT_S = 0.2
-# After a read of the ledger comes a pause this many times as long: it takes 0.5 % of a core.
-LEDGER_PAUSE = 200
+# After a read of the ledger comes a pause this many times as long: it takes 0.25 % of a core.
+LEDGER_PAUSE = 400
 
 
 class Kept(NamedTuple):
