@@ -57,11 +57,14 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
 @pytest.fixture
 def look(browser: Browser) -> Iterator[Look]:
     """Opens the page of a daemon, as a browser with these options. At the end nothing may have been
-    said on the console: no error, no violation of the policy; ``refused`` are statuses that may."""
+    said on the console: no error, no violation of the policy; but what is ``ignored``, and statuses
+    that are ``refused``."""
     said: list[str] = []
     contexts = []
 
-    def opened(daemon: Daemon, *, refused: tuple[int, ...] = (), **options: Any) -> Page:
+    def opened(
+        daemon: Daemon, *, refused: tuple[int, ...] = (), ignored: str = "", **options: Any
+    ) -> Page:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
@@ -69,7 +72,8 @@ def look(browser: Browser) -> Iterator[Look]:
         page.on("pageerror", lambda error: said.append(str(error)))
 
         def hear(text: str) -> None:
-            if not any(f"status of {status} " in text for status in refused):
+            expected = [*(f"status of {status} " for status in refused), ignored]
+            if not any(each and each in text for each in expected):
                 said.append(text)
 
         page.on("console", lambda message: hear(message.text))
