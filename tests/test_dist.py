@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -88,7 +89,64 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = [ROOT / "cli.py", *(path for p in PACKAGES for path in (ROOT / p).rglob("*.py"))]
-    assert names == {path.relative_to(ROOT).as_posix() for path in modules}
+    floors = {f"headgate_server/floors/{path.relative_to(ROOT).as_posix()}" for path in modules}
+    assert names == {"headgate_server/__init__.py", *floors}
+
+
+@pytest.mark.slow
+def test_a_checkout_that_pip_installs_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(checkout)], check=True)
+    (built,) = tmp_path.glob("*.whl")
+    assert names_in(built) == names_in(wheel)
+
+
+def names_in(wheel: Path) -> set[str]:
+    """The paths of its files."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+# What a Spark program does in an environment that has the wheel, and a ``daemon`` of its own.
+PROGRAM = """
+import sys
+import daemon
+from pyspark.sql import SparkSession
+import headgate_server
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False).getOrCreate()
+headgate_server.register(spark)
+orders = spark.read.format("headgate").option("url", sys.argv[1]).option("subscribe", "orders")
+print([bytes(row.value).decode() for row in orders.load().collect()])
+spark.stop()
+assert daemon.IS_ANOTHER and not hasattr(sys.modules["daemon"], "process")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_spark_program_shares_an_environment_with_the_wheel(
+    wheel: Path, data: Path, tmp_path: Path
+) -> None:
+    """The checkout's packages cannot be found there: they are not on its path."""
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "daemon.py").write_text("IS_ANOTHER = True\n")
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True
+    )
+    # Folders of PYTHONPATH, unlike those of an environment, have no .pth files that count.
+    environ = {**os.environ, "PYTHONPATH": f"{site}:{sysconfig.get_path('purelib')}"}
+    with running(data, shards=1) as daemon:
+        daemon.json("POST", "/v0/topics/orders", {"records": [{"data": {"status": "placed"}}]})
+        said = subprocess.run(
+            [str(tmp_path / "venv" / "bin" / "python"), "-P", "-c", PROGRAM, daemon.url],
+            cwd=tmp_path, env=environ, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    assert said.stdout.split("\n")[0] == str(['{"status":"placed"}'])
 
 
 @pytest.mark.slow
@@ -106,10 +164,14 @@ def test_the_wheel_in_a_new_environment_is_a_working_command(wheel: Path, tmp_pa
         ).stdout  # fmt: skip
 
     assert said(headgate, "version").strip() == wheel.name.split("-")[1]
-    where = said(
-        python, "-P", "-c", "import daemon.process.shard; print(daemon.process.shard.__file__)"
+    # Of others, as python-daemon's: the command does not find it, and a program finds no other.
+    site = Path(
+        said(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     )
-    assert Path(where).is_relative_to(venv)
+    (site / "daemon.py").write_text("IS_ANOTHER = True\n")
+    assert said(python, "-P", "-c", "import daemon; print(daemon.IS_ANOTHER)") == "True\n"
+    (top,) = {name.split("/")[0] for name in names_in(wheel) if ".dist-info/" not in name}
+    assert top == "headgate_server"
 
     options = {"command": [headgate, "serve"], "environ": {"PYTHONPATH": ""}, "shards": 2}
     with running(tmp_path / "data", **options) as daemon:

@@ -21,7 +21,10 @@ Rule = Callable[[str, str], list[str]]
 
 LINES_MAX = 600
 FILES_MAX = 18
-PRODUCT = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands", "cli.py")
+PRODUCT = (
+    "ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands", "cli.py",
+    "headgate_server",
+)  # fmt: skip
 SHIPPED = (*PRODUCT, "clients")
 MODULE_NAMES_REFUSED = {"util", "utils", "common", "helper", "helpers", "misc", "stuff"}
 

@@ -10,7 +10,7 @@ folder=$2
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 
-cp -R pyproject.toml README.md LICENSE cli.py ledger shards uploader delivery compaction daemon commands \
+cp -R pyproject.toml setup.py README.md LICENSE headgate_server cli.py ledger shards uploader delivery compaction daemon commands \
     "$copy"
 find "$copy" -name __pycache__ -type d -prune -exec rm -rf {} +
 mkdir -p "$folder"

@@ -12,14 +12,14 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from compaction import HeadgateDataSource
+import headgate_server
 
 
 def main(url: str = "http://127.0.0.1:7440") -> None:
     """Prints offset and data of each record."""
     spark = SparkSession.builder.master("local[2]").appName("headgate-example").getOrCreate()
     try:
-        spark.dataSource.register(HeadgateDataSource)
+        headgate_server.register(spark)
         orders = (
             spark.read.format("headgate").option("url", url).option("subscribe", "orders").load()
         )

@@ -20,7 +20,6 @@ from tests.minio import Bucket
 PAGE = (ROOT / "docs" / "lake.md").read_text()
 SAMPLES = ROOT / "examples" / "orders.ndjson"
 JOB_S = 300.0  # ends a hang only
-OTHERS = re.compile(r"make spark-archive\n")  # tests/compaction/test_archive.py
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
@@ -80,8 +79,6 @@ def run(
 def test_every_block_of_the_page_runs_in_order(daemon: Daemon, folder: Path) -> None:
     ran = 0
     for language, text in blocks_of(BEFORE + AFTER):
-        if OTHERS.fullmatch(text):
-            continue
         printed = run(daemon, folder, language, text)
         assert printed.strip(), f"nothing was printed by:\n{text}"
         if 'format("headgate")' in text and "readStream" in text:
