@@ -88,8 +88,10 @@ def test_the_clients_wheel_works_in_an_environment_without_the_server(
 def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    modules = [ROOT / "cli.py", *(path for p in PACKAGES for path in (ROOT / p).rglob("*.py"))]
-    floors = {f"headgate_server/floors/{path.relative_to(ROOT).as_posix()}" for path in modules}
+    tracked = subprocess.run(
+        ["git", "ls-files", "cli.py", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    floors = {f"headgate_server/floors/{path}" for path in tracked}
     assert names == {"headgate_server/__init__.py", *floors}
 
 
