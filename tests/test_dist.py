@@ -89,8 +89,9 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(
-        ["git", "ls-files", "cli.py", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split()
+        ["git", "ls-files", "cli.py", *PACKAGES],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
     floors = {f"headgate_server/floors/{path}" for path in tracked}
     assert names == {"headgate_server/__init__.py", *floors}
 

@@ -1,4 +1,4 @@
-"""The page when the daemon behind it goes, comes back, or is another one's standby."""
+"""The page when its daemon goes, comes back, or is another one's standby."""
 
 from __future__ import annotations
 
