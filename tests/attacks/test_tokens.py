@@ -21,7 +21,7 @@ from compaction.source.schemas import PlanRequest
 from daemon.access.token_file import Scope, TokenFile
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
-from tests.e2e.daemon import Answer, Daemon, running, wait_until
+from tests.e2e.daemon import Answer, Daemon, running, stream, wait_until
 from tests.e2e.wire import Wire, request
 
 RECORDS = b'{"records":[{"data":"planted"}]}'
@@ -183,7 +183,8 @@ def test_a_token_of_other_topics_learns_nothing_of_a_topic_not_even_that_it_exis
     assert world.state() == before
 
 
-WITH_RIGHTS = [route for route in CLOSED if route.gets_rights]
+STATUS_STREAM = "/v0/status/watch"  # it has no end, and a test of its own
+WITH_RIGHTS = [route for route in CLOSED if route.gets_rights and route.path != STATUS_STREAM]
 NAMED = {"secrets": "nothing", "copier": "nobodys", "warehouse": "nowhere_1", "workers": "no_such"}
 
 
@@ -224,7 +225,20 @@ def test_each_route_has_a_case_and_says_whose_rights_it_needs() -> None:
         assert route.scopes, route.path
         knows_its_topics = "{topic}" in route.path or route.concerns_all_topics or route.gets_rights
         assert knows_its_topics or route.path == "/openapi.json", route.path
-    assert [route.path for route in ROUTES if route.is_open] == ["/livez", "/readyz"]
+    # The page has no figures of its own.
+    assert [route.path for route in ROUTES if route.is_open] == ["/", "/livez", "/readyz"]
+
+
+def test_the_stream_of_the_status_tells_a_stranger_nothing(world: World) -> None:
+    told = {}
+    for token in ("all", "elsewhere"):
+        headers = {"Authorization": f"Bearer {world.tokens[token]}"}
+        with stream(world.daemon.port, STATUS_STREAM, headers=headers) as answer:
+            lines = iter(answer.readline, b"")
+            told[token] = next(line.decode() for line in lines if line.startswith(b"data: "))
+    assert "secrets" in told["all"]
+    assert '"topics":' in told["elsewhere"]
+    assert not any(name in told["elsewhere"] for name in NAMED), told["elsewhere"]
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ class Checked:
             assert answer.headers["content-type"].partition(";")[0] == accept
         self.seen.add(("GET", path, 200))
 
-    def stream(self, path: str) -> None:
+    def stream(self, path: str, formats_count: int = 3) -> None:
         """Opens a stream in each of its formats, and leaves it."""
         template = template_of(path, self.document)
         content = self.document["paths"][template]["get"]["responses"]["200"]["content"]
         formats = [each for each in content if each != "application/json"]
-        assert len(formats) == 3
+        assert len(formats) == formats_count
         for accept in formats:
             with stream(self._daemon.port, path, headers={"Accept": accept}) as answer:
                 assert (answer.status, answer.getheader("Content-Type")) == (200, accept)
@@ -285,6 +285,8 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     api = Checked(daemon, document)
     topic, diff = "/v0/topics/t", "/v0/topics/t/diff"
     api.text("/metrics")
+    api.text("/")
+    api.stream("/v0/status/watch", 1)
     for path in ("/livez", "/readyz", "/openapi.json", "/v0/status", "/v0/scaling"):
         assert api.ask("GET", path).status == 200
 
