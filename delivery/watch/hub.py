@@ -28,6 +28,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,7 +39,7 @@ from delivery.ready import EntryKey, Kind, Turn
 from delivery.streams.events import WatchError
 from delivery.streams.outlet import Outlet
 from delivery.streams.wire import chunk
-from delivery.watch.tail_encoder import Shape, TailEncoder
+from delivery.watch.tail_encoder import Encoded, Shape, TailEncoder
 from delivery.watch.watcher import Watcher
 from ledger.types import Topic
 from uploader.lru import LruCache
@@ -73,6 +74,24 @@ class WatchedTopic:
         self.watchers: dict[Watcher, None] = {}
         self.waiting: OrderedDict[Watcher, None] = OrderedDict()
         self.lagged = 0  # of the watchers
+
+
+class _Same(NamedTuple):
+    """What one watcher of a single partition was given in a turn, and so are all others that are at
+    the same place: most of a thousand are, and a look into a cache is a fifth of a write."""
+
+    key: Key
+    cursor: int
+    shape: Shape
+    encoded: Encoded
+
+    def suits(self, watcher: Watcher) -> bool:
+        """Whether it is all that this watcher lacks, its position too."""
+        return (
+            watcher.cursors.get(self.key) == self.cursor
+            and watcher.outlet.writable
+            and (watcher.shape is self.shape or watcher.shape == self.shape)
+        )
 
 
 class WatchHub:
@@ -112,6 +131,7 @@ class WatchHub:
         self._round: deque[Watcher] = deque()  # whose silence is looked at next
         self._changed: LruCache[int, Topic] = LruCache(CHANGES_KEPT)
         self._reading = asyncio.Semaphore(CATCH_UPS_AT_ONCE)
+        self._same: _Same | None = None  # of the turn
         self._closing = False
 
     def __len__(self) -> int:
@@ -258,8 +278,19 @@ class WatchHub:
         coalesced = self._coalesce()
         while waiting and spent < turn.budget_bytes:
             watcher, _ = waiting.popitem(last=False)
-            if watcher.catch_up is None:
+            if watcher.catch_up is not None:
+                continue
+            same = self._same
+            if same is not None and same.suits(watcher):
+                watcher.cursors[same.key] = same.encoded.reached
+                watcher.outlet.write(same.encoded.data)  # with its position
+                watcher.written_ns = now_ns = self._now_ns()
+                watcher.told = True
+                self._delivered(topic.topic_id, now_ns - turn.published_ns)
+                spent += len(same.encoded.data) + WRITE_COST_BYTES
+            else:
                 spent += self._deliver(watcher, topic, turn, coalesced)
+        self._same = None
         return Served(spent, bool(waiting))
 
     def _deliver(self, watcher: Watcher, topic: WatchedTopic, turn: Turn, coalesced: bool) -> int:
@@ -286,6 +317,8 @@ class WatchHub:
             if encoded is None:  # nothing is written, so no cursor has moved
                 self._lagged(watcher)
                 return WRITE_COST_BYTES + self._encoder.filtered_bytes - filtered_bytes
+            if encoded.data and shape.with_position and encoded.reached >= head:
+                self._same = _Same(key, cursors[key], shape, encoded)
             reached.append((key, encoded.reached))
             is_behind = is_behind or encoded.reached < head
             data = data + encoded.data if data else encoded.data

@@ -15,9 +15,11 @@ import pytest
 
 from delivery.dispatch import Served
 from delivery.filters import Filter
+from delivery.reading.followed import Key
 from delivery.ready import Turn
 from delivery.streams.formats import MSGPACK, SSE
 from delivery.watch import hub as hub_module
+from delivery.watch.tail_encoder import Encoded
 from ledger import topics
 from tests.delivery.node import Node, node_in
 from tests.delivery.reading.test_diff import rec
@@ -112,6 +114,48 @@ def test_watchers_of_the_same_place_share_their_bytes(node: Node) -> None:
         assert len(made.hub._encoder._cache) == 1
         assert [client.seqs for client in clients] == [[1, 2]] * 3
         assert len(made.delivered) == 3
+
+    run(node, test)
+
+
+def test_watchers_in_one_turn_get_what_they_each_lack(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(made: Watching) -> None:
+        first = made.watch(Client(), {0: 0})
+        await made.rest()
+        commit(node, "1")
+        made.tell()
+        await made.rest()
+        others = [
+            made.watch(Client(), {0: 1}),
+            made.watch(Client(), {0: 1}, filter_=Filter(tag="none")),
+            made.watch(Client(stuck=True), {0: 1}),
+            made.watch(Client(), {0: 1}),
+        ]
+        await made.rest()
+        stuck = others[2]
+        assert stuck.untaken, "the opening is not taken"
+        watched = made.hub.topic(node.topic.topic_id)
+        assert watched is not None
+        behind = list(watched.watchers)[-1]
+        commit(node, "2")
+        made.tell()
+        behind.cursors[node.key(0)] = 0  # as if its last turn had been cut short
+        encoder, asked = made.hub._encoder, []
+        encode = encoder.encode
+
+        def counted(key: Key, cursor: int, *rest: Any) -> Encoded | None:
+            asked.append(cursor)
+            return encode(key, cursor, *rest)
+
+        monkeypatch.setattr(encoder, "encode", counted)
+        await made.rest()
+        assert [client.seqs for client in (first, *others)] == [[1, 2], [2], [], [], [1, 2]]
+        assert asked == [1, 1, 0], "once for two, with the filter, and for the one behind"
+        stuck.take()
+        await made.rest()
+        assert stuck.seqs == [2]
 
     run(node, test)
 

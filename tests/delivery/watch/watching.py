@@ -148,8 +148,9 @@ class Watching:
     ) -> Client:  # fmt: skip
         """Adds a client that watches partitions of the node's topic after these offsets."""
         keys: dict[Key, int] = {self.node.key(p): seq for p, seq in cursors.items()}
+        is_one = len(keys) == 1
         shape = Shape(
-            format_, filter_ or Filter(), shows_partition=len(keys) > 1, with_position=False
+            format_, filter_ or Filter(), shows_partition=not is_one, with_position=is_one
         )
         self.hub.add(client, shape, [self.node.topic], keys, [self.node.topic.topic_id] * whole)
         return client
