@@ -48,6 +48,7 @@ ROW_GROUP_ROWS = 65_536
 OPEN_DAYS_MAX = 8  # on S3 each holds the parts of an upload, 10 MiB or so
 PENDING_BYTES_MAX = 64 * MIB  # rows that wait for a row group, over all open days
 SYNC_THREADS = 4
+SYNCED_LATE_BYTES_MAX = 1 * MIB
 
 _PLAIN = frozenset({"data", "meta", "offset", "timestamp", "data_is_base64"})
 _NO_STATISTICS = frozenset({"data", "meta"})
@@ -89,12 +90,14 @@ class FileNames(Struct, frozen=True):
 class Syncs:
     """Makes local files durable in threads, while other work goes on: fsync waits without CPU.
 
-    A file is synced when it is closed, the folders that were made for files at the end.
+    A large file is synced when it is closed; small files, and the folders that were made for files,
+    at the end, because most of a sync is one write of the file system's journal for all of them.
     """
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: list[Future[None]] = []
+        self._small: set[Path] = set()
         self._folders: set[Path] = set()
 
     def folder(self, path: Path) -> None:
@@ -106,8 +109,18 @@ class Syncs:
         self._folders.add(path)
         self._folders.update(each.parent for each in missing)
 
-    def file(self, path: Path) -> None:
-        """Begins to make a closed file durable."""
+    def file(self, path: Path, size_bytes: int) -> None:
+        """A closed file is to be made durable."""
+        if size_bytes < SYNCED_LATE_BYTES_MAX:
+            self._small.add(path)
+        else:
+            self._begin(path)
+
+    def removed(self, path: Path) -> None:
+        """A file is not there any more."""
+        self._small.discard(path)
+
+    def _begin(self, path: Path) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="headgate-sync")
         self._waiting.append(self._pool.submit(_sync, path))
@@ -115,16 +128,17 @@ class Syncs:
     def wait(self) -> None:
         """Returns when all files are durable. Raises OSError."""
         try:
+            for path in (*sorted(self._small), *sorted(self._folders)):
+                self._begin(path)
             for each in self._waiting:
                 each.result()
-            for folder in sorted(self._folders):
-                _sync(folder)
         finally:
             self.close()
 
     def close(self) -> None:
         """Ends the threads. Files may not be durable unless ``wait`` returned before."""
         self._waiting.clear()
+        self._small.clear()
         self._folders.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -209,6 +223,8 @@ class TopicWriter:
 
     def _remove(self, filesystem: Any, location: str) -> None:
         # A file that stays is an orphan, which a collection finds.
+        if location.startswith("file://"):
+            self._syncs.removed(Path(self._place.path_of(location)))
         with suppress(OSError, pa.ArrowException):
             filesystem.delete_file(self._place.path_of(location))
 
@@ -313,7 +329,7 @@ class _File:
         self._writer.writer.metadata.write_metadata_file(footer)
         self._sink.close()
         if self._local is not None:
-            self._syncs.file(self._local)
+            self._syncs.file(self._local, size_bytes)
         return NewFile(self.location, size_bytes, self._rows, ranges), footer.getvalue()
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ from compaction.run.report import (
 from ledger import notes
 from ledger.errors import RunLost, SwitchRefused
 from ledger.lake import lake_tables, pages
-from ledger.lake.types import PlannedObject, TableSwitch
+from ledger.lake.types import LakeFile, PlannedObject, TableSwitch
 from ledger.log import backup
 from ledger.types import Topic
 from shards.clock import monotonic_ns, wall_ms
@@ -189,8 +189,9 @@ class Run:
                 self._access.await_backup()
                 self._report.requests.puts += 1  # the entry
                 self._one_round(lake, spark, cores, limits, advance, topics, objects)
-        for told, topic_id in self._tables:
-            told.files_now = sizes_of(pages.files_of(self._access, topic_id))
+        files = pages.files_of_each(self._access, [topic_id for _, topic_id in self._tables])
+        for (told, _), of_table in zip(self._tables, files, strict=True):
+            told.files_now = sizes_of(of_table)
 
     def _round(self, after: int, wanted: frozenset[int]) -> list[PlannedObject]:
         objects: list[PlannedObject] = []
@@ -226,8 +227,12 @@ class Run:
         self._refuse(failures)
         self._make_up(lake, tables, topics)
         work = [
-            TopicWork(table.topic_id, table.location, table.columns, *self._rewritten(lake, table))
-            for table in tables.values()
+            TopicWork(
+                table.topic_id, table.location, table.columns, *self._rewritten(lake, table, files)
+            )
+            for table, files in zip(
+                tables.values(), pages.files_of_each(self._access, list(tables)), strict=True
+            )
         ]
         report.commit_seconds += _since(began_ns)
         began_ns = monotonic_ns()
@@ -248,8 +253,9 @@ class Run:
     ) -> None:
         """Leaves out tables that are ahead of the ledger: another program committed
         to them after the comparison. The next run compares again."""
-        for topic_id, table in list(tables.items()):
-            here = self._access.read(lake_tables.compacted_seqs, topic_id)
+        states = pages.states(self._access, list(tables))
+        for (topic_id, table), state in zip(list(tables.items()), states, strict=True):
+            here = state.compacted
             if any(seq > here.get(partition, 0) for partition, seq in table.watermarks.items()):
                 del tables[topic_id]
                 self._refused.add(topic_id)
@@ -263,14 +269,13 @@ class Run:
                 )
 
     def _rewritten(
-        self, lake: Lake, table: TopicTable
+        self, lake: Lake, table: TopicTable, files: Sequence[LakeFile]
     ) -> tuple[tuple[JoiningFile, ...], tuple[tuple[JoiningFile, ...], ...]]:
         """Small files of the table that have gathered, and sets of files to merge. Each set, and
         the small files of each day, become one file."""
         from compaction.run.file_groups import JoiningFile
         from compaction.run.small_files import files_to_merge, files_to_rewrite
 
-        files = [*pages.files_of(self._access, table.topic_id)]
         sets = files_to_merge(files)
         merged = {path for some in sets for path in some}
         small = files_to_rewrite(file for file in files if file.path not in merged)

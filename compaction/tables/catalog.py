@@ -63,13 +63,14 @@ def open_catalog(
         given.setdefault("warehouse", place.lake)
     AVAILABLE_CATALOGS[CatalogType.REST] = _rest_catalog
     refusals: tuple[type[Exception], ...] = (*outside_errors(), ValueError, ImportError)
+    files = LakeFileIO(properties_of(place), late=owner is not None)
     try:
         catalog = (
             load_catalog(name or DEFAULT_NAME, **given)
             if owner is None
-            else OwnerCatalog(owner, **given)
+            else OwnerCatalog(owner, files, **given)
         )
-        _confine(catalog, LakeFileIO(properties_of(place)))
+        _confine(catalog, files)
         try:
             if not catalog.namespace_exists(NAMESPACE):
                 catalog.create_namespace(NAMESPACE)

@@ -3,7 +3,8 @@
 pyiceberg makes a FileIO from properties that are strings, so these describe the place. S3 is used
 through the place's file system, with boto3's credentials, which are replaced when they expire.
 Local files and their folders are written with fsync, which pyarrow does not do: a catalog that
-survives a power failure must not name metadata that did not.
+survives a power failure must not name metadata that did not. Who keeps the pointers itself may have
+all files of a commit settled together instead, which costs the disk a third.
 
 Names of metadata files contain a UUID, so no file is looked for before it is written.
 
@@ -12,6 +13,7 @@ No file outside the lake is read, written or removed, whatever a table's metadat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, cast
@@ -77,10 +79,15 @@ class OutsideLake(Exception):
 
 
 class LakeFileIO(FileIO):
-    """pyiceberg's access to files. Raises OutsideLake."""
+    """pyiceberg's access to files. Raises OutsideLake.
 
-    def __init__(self, properties: Properties = EMPTY_DICT) -> None:
+    ``late``: local files are durable only after ``settle``. Threads may share it.
+    """
+
+    def __init__(self, properties: Properties = EMPTY_DICT, late: bool = False) -> None:
         super().__init__(properties)
+        # By folder: what was written there, or made for it, and is not durable yet.
+        self._unsettled: dict[str, set[str]] | None = {} if late else None
         encryption = None
         if _SSE in properties:
             encryption = Encryption(properties[_SSE], properties.get(_KMS_KEY))
@@ -98,14 +105,28 @@ class LakeFileIO(FileIO):
 
     def new_output(self, location: str) -> OutputFile:
         """A file to write."""
-        return _Out(self._inside(location), self._place)
+        return _Out(self._inside(location), self._place, self._unsettled)
+
+    def settle(self, location: str) -> None:
+        """Returns when all that was written to the folder of ``location`` is durable. Raises
+        OSError."""
+        if self._unsettled is None or not location.startswith("file://"):
+            return
+        folder = os.path.dirname(self._place.path_of(location))
+        with _lock:
+            written = self._unsettled.pop(folder, set())
+        for path in sorted(written, reverse=True):  # a folder after what is in it
+            _sync(path)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Removes a file. A missing file is not an error."""
         text = self._inside(location if isinstance(location, str) else location.location)
         _count(self._place, deletes=1)
+        path = self._place.path_of(text)
+        with _lock:
+            (self._unsettled or {}).get(os.path.dirname(path), set()).discard(path)
         try:
-            _filesystem(self._place).delete_file(self._place.path_of(text))
+            _filesystem(self._place).delete_file(path)
         except FileNotFoundError:
             return
 
@@ -137,9 +158,12 @@ class _In(InputFile):
 
 
 class _Out(OutputFile):
-    def __init__(self, location: str, place: Place) -> None:
+    def __init__(
+        self, location: str, place: Place, unsettled: dict[str, set[str]] | None = None
+    ) -> None:
         super().__init__(location)
         self._place = place
+        self._unsettled = unsettled
 
     def __len__(self) -> int:
         return int(_info(self._place, self.location).size)
@@ -153,16 +177,18 @@ class _Out(OutputFile):
     def create(self, overwrite: bool = False) -> OutputStream:
         _count(self._place, puts=1 if self._place.encryption is None else 3)
         if self.location.startswith("file://"):
-            return _DurableFile(self._place.path_of(self.location))
+            return _DurableFile(self._place.path_of(self.location), self._unsettled)
         return cast(OutputStream, open_output(self._place, self.location))
 
 
 class _DurableFile:
-    """A local file that is durable, with its name, once it is closed."""
+    """A local file that is durable, with its name, once it is closed, or once it is settled."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, unsettled: dict[str, set[str]] | None) -> None:
         self._folder = os.path.dirname(path)
-        _make_folders(self._folder)
+        self._path = path
+        self._unsettled = unsettled
+        self._changed = _make_folders(self._folder)
         self._file = open(path, "wb", opener=opener)  # noqa: SIM115 - closed by close
         self._written = 0
 
@@ -176,10 +202,14 @@ class _DurableFile:
     def close(self) -> None:
         if self._file.closed:
             return
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        _sync_folder(self._folder)
+        self._file.close()
+        written = {self._path, self._folder, *self._changed}
+        if self._unsettled is None:
+            for path in sorted(written, reverse=True):
+                _sync(path)
+            return
+        with _lock:
+            self._unsettled.setdefault(self._folder, set()).update(written)
 
     def __enter__(self) -> _DurableFile:
         return self
@@ -188,20 +218,19 @@ class _DurableFile:
         self.close()
 
 
-def _make_folders(folder: str) -> None:
+def _make_folders(folder: str) -> list[str]:
+    """Makes a folder and those above it; returns the folders in which names are new."""
     if os.path.isdir(folder):
-        return
+        return []
     above = os.path.dirname(folder)
-    _make_folders(above)
-    try:
+    changed = _make_folders(above)
+    with contextlib.suppress(FileExistsError):
         os.mkdir(folder, FOLDER)
-    except FileExistsError:
-        return
-    _sync_folder(above)
+    return [*changed, above]
 
 
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 # Tables that cannot be used, one after the other, before the lake is given up.
 UNUSABLE_MAX = 8
-# A commit on S3 waits for about ten requests one after the other; a local one needs only CPU.
+# A commit on S3 waits for about ten requests one after the other, a local one for the disk: the
+# more wait for it together, the fewer writes it needs.
 THREADS_S3 = 8
-THREADS_FILE = 2
+THREADS_FILE = 16
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

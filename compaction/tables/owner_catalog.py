@@ -1,9 +1,12 @@
 """The default catalog as pyiceberg sees it: pointers are kept by the owner of the ledger.
 
 A table's metadata are files in the lake, written by the process that commits; the catalog holds one
-pointer per table, and the owner (``ledger/lake/catalog.py``) swaps it if it still is what was read.
+pointer per table, and the owner (``ledger/lake/catalog.py``) moves it if it still is what was read.
 So a driver on another machine commits without a database. What a compaction does not need (views,
 dropping, properties of namespaces) is not here.
+
+Threads may commit to many tables at the same time: their pointers are read, and moved, in one
+transaction of the owner for all that wait for one. Files are durable before the pointer moves.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from compaction.access.ledger_access import LedgerAccess
+from compaction.tables.fileio import LakeFileIO
+from compaction.tables.grouped import Grouped
 from ledger.lake import catalog as pointers
+from ledger.lake.catalog import Move, Pointer
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -33,9 +38,19 @@ if TYPE_CHECKING:
 class OwnerCatalog(MetastoreCatalog):
     """A catalog whose pointers a LedgerAccess keeps."""
 
-    def __init__(self, access: LedgerAccess, **properties: str) -> None:
+    def __init__(self, access: LedgerAccess, files: LakeFileIO, **properties: str) -> None:
         super().__init__(pointers.NAME, **properties)
         self._access = access
+        self._files = files
+        self._pointer: Grouped[tuple[str, str], str | None] = Grouped(
+            lambda asked: access.catalog(pointers.pointers_of, asked)
+        )
+        self._named: Grouped[Pointer, bool] = Grouped(
+            lambda tables: access.catalog(pointers.add, tables)
+        )
+        self._moved: Grouped[Move, bool] = Grouped(
+            lambda moves: access.catalog(pointers.swap, moves)
+        )
 
     def locations(self, namespace: str) -> dict[str, str]:
         """The metadata locations of all tables, by name; one call."""
@@ -53,31 +68,38 @@ class OwnerCatalog(MetastoreCatalog):
         staged = self._create_staged_table(
             identifier, schema, location, partition_spec, sort_order, properties or {}
         )
-        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-        return self.register_table(identifier, staged.metadata_location)
+        self._write_metadata(staged.metadata, self._files, staged.metadata_location)
+        self._add(identifier, staged.metadata_location)
+        return self._table(identifier, staged.metadata, staged.metadata_location)
 
     def register_table(
         self, identifier: Any, metadata_location: str, overwrite: bool = False
     ) -> Table:
-        namespace, name = _split(identifier)
         if overwrite:
             raise NotImplementedError("a table is not registered over another")
-        if not self._access.catalog(pointers.add, namespace, name, metadata_location):
-            raise TableAlreadyExistsError(f"table {namespace}.{name} already exists")
+        self._add(identifier, metadata_location)
         return self.load_table(identifier)
+
+    def _add(self, identifier: Any, metadata_location: str) -> None:
+        namespace, name = _split(identifier)
+        self._files.settle(metadata_location)
+        if not self._named(Pointer(namespace, name, metadata_location)):
+            raise TableAlreadyExistsError(f"table {namespace}.{name} already exists")
 
     def load_table(self, identifier: Any) -> Table:
         namespace, name = _split(identifier)
-        found = self._access.catalog(pointers.pointer, namespace, name)
+        found = self._pointer((namespace, name))
         if found is None:
             raise NoSuchTableError(f"table does not exist: {namespace}.{name}")
-        io = load_file_io(properties=self.properties, location=found)
-        metadata = FromInputFile.table_metadata(io.new_input(found))
+        metadata = FromInputFile.table_metadata(self._files.new_input(found))
+        return self._table(identifier, metadata, found)
+
+    def _table(self, identifier: Any, metadata: TableMetadata, location: str) -> Table:
         return Table(
-            identifier=(namespace, name),
+            identifier=_split(identifier),
             metadata=metadata,
-            metadata_location=found,
-            io=self._load_file_io(metadata.properties, found),
+            metadata_location=location,
+            io=self._files,
             catalog=self,
         )
 
@@ -87,14 +109,15 @@ class OwnerCatalog(MetastoreCatalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> CommitTableResponse:
+        """The pointer moves only from the version that ``table`` is, so that one is current."""
         namespace, name = _split(table.name())
-        current = self.load_table(table.name())
-        staged = self._update_and_stage_table(current, table.name(), requirements, updates)
-        if staged.metadata == current.metadata:
-            return _response(current.metadata, current.metadata_location)
-        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-        before, after = current.metadata_location, staged.metadata_location
-        if not self._access.catalog(pointers.swap, namespace, name, before, after):
+        staged = self._update_and_stage_table(table, table.name(), requirements, updates)
+        before, after = table.metadata_location, staged.metadata_location
+        if staged.metadata == table.metadata:
+            return _response(table.metadata, before)
+        self._write_metadata(staged.metadata, self._files, after)
+        self._files.settle(after)
+        if not self._moved(Move(namespace, name, before, after)):
             raise CommitFailedException(
                 f"another writer changed the table {namespace}.{name} meanwhile"
             )

@@ -30,7 +30,7 @@ from compaction.tables.table_state import (
     state_of,
     wanted_columns,
 )
-from ledger.lake import lake_tables
+from ledger.lake import pages
 from ledger.lake.types import LakeTable
 from ledger.table_names import NAMESPACE, former_name
 from ledger.tx import Reads
@@ -79,13 +79,10 @@ def prepare_tables(
 
     Only the calling thread reads the ledger. Raises LakeUnusable, as ``Lake.attempt``.
     """
+    listed = list(topics)
+    states = pages.states(ledger, [topic.topic_id for topic in listed])
     wanted = [
-        (
-            topic,
-            ledger.read(lake_tables.find, topic.topic_id),
-            ledger.read(lake_tables.compacted_seqs, topic.topic_id),
-        )
-        for topic in topics
+        (topic, state.table, state.compacted) for topic, state in zip(listed, states, strict=True)
     ]
 
     found = lake.attempt(lambda item: prepare_table(lake, *item), wanted)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -41,13 +41,12 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 
-class Seen:
+class Seen(NamedTuple):
     """What the ledger says of a topic, read before the tables."""
 
-    def __init__(self, topic: Topic, ledger: Reads) -> None:
-        self.topic = topic
-        self.table: LakeTable | None = ledger.read(lake_tables.find, topic.topic_id)
-        self.compacted = ledger.read(lake_tables.compacted_seqs, topic.topic_id)
+    topic: Topic
+    table: LakeTable | None
+    compacted: dict[int, int]
 
 
 def reconcile(
@@ -58,7 +57,13 @@ def reconcile(
     A switch without files only tells the ledger where the metadata is now, after a commit by
     another writer or an expiry that was killed. Raises LakeUnusable.
     """
-    moved = _moved(lake, [Seen(topic, ledger) for topic in topics])
+    listed = list(topics)
+    states = pages.states(ledger, [topic.topic_id for topic in listed])
+    known = [
+        Seen(topic, state.table, state.compacted)
+        for topic, state in zip(listed, states, strict=True)
+    ]
+    moved = _moved(lake, known)
 
     switches: list[TableSwitch] = []
     failures: list[TopicFailure] = []

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from msgspec import Struct
+
 from ledger.errors import translated
 from ledger.private_files import make_file
 
@@ -33,6 +35,23 @@ CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
     PRIMARY KEY (catalog_name, namespace, property_key));
 """
 _ONE = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
+
+
+class Pointer(Struct, frozen=True, array_like=True):
+    """A new table, and where its metadata is."""
+
+    namespace: str
+    table: str
+    location: str
+
+
+class Move(Struct, frozen=True, array_like=True):
+    """A pointer that is to move."""
+
+    namespace: str
+    table: str
+    before: str
+    after: str
 
 
 class CatalogTx:
@@ -86,15 +105,44 @@ def pointer(tx: CatalogTx, namespace: str, table: str) -> str | None:
     return None if row is None else row[0]
 
 
-def add(tx: CatalogTx, namespace: str, table: str, metadata_location: str) -> bool:
-    """Names a new table; False where the name is taken. Raises ValueError."""
-    _check(tx, metadata_location)
+def pointers_of(tx: CatalogTx, tables: list[tuple[str, str]]) -> list[str | None]:
+    """The same of many tables, each by namespace and name."""
+    return [pointer(tx, namespace, table) for namespace, table in tables]
+
+
+def add(tx: CatalogTx, tables: list[Pointer]) -> list[bool]:
+    """Names new tables; False for one whose name is taken. Raises ValueError, and names none."""
+    for each in tables:
+        _check(tx, each.location)
+    return [_added(tx, each) for each in tables]
+
+
+def _added(tx: CatalogTx, new: Pointer) -> bool:
     found = tx.execute(
         "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"
         " VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        (NAME, namespace, table, metadata_location),
+        (NAME, new.namespace, new.table, new.location),
     )
-    return found.rowcount == 1 or pointer(tx, namespace, table) == metadata_location
+    return found.rowcount == 1 or pointer(tx, new.namespace, new.table) == new.location
+
+
+def swap(tx: CatalogTx, moves: list[Move]) -> list[bool]:
+    """Moves pointers from ``before`` to ``after``; False for one that is neither.
+
+    Raises ValueError, and moves none.
+    """
+    for each in moves:
+        _check(tx, each.after)
+    return [_swapped(tx, each) for each in moves]
+
+
+def _swapped(tx: CatalogTx, move: Move) -> bool:
+    found = tx.execute(
+        "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
+        f" WHERE {_ONE} AND metadata_location = ?",
+        (move.after, move.before, NAME, move.namespace, move.table, move.before),
+    )
+    return found.rowcount == 1 or pointer(tx, move.namespace, move.table) == move.after
 
 
 def add_missing(tx: CatalogTx, tables: Mapping[str, str]) -> list[str]:
@@ -105,23 +153,9 @@ def add_missing(tx: CatalogTx, tables: Mapping[str, str]) -> list[str]:
         namespace, _, table = identifier.partition(".")
         if pointer(tx, namespace, table) is None and is_below(location, tx.lake):
             make_namespace(tx, namespace)
-            add(tx, namespace, table, location)
+            add(tx, [Pointer(namespace, table, location)])
             added.append(identifier)
     return added
-
-
-def swap(tx: CatalogTx, namespace: str, table: str, before: str, after: str) -> bool:
-    """Moves a pointer from ``before`` to ``after``; False where it is neither.
-
-    Raises ValueError.
-    """
-    _check(tx, after)
-    found = tx.execute(
-        "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
-        f" WHERE {_ONE} AND metadata_location = ?",
-        (after, before, NAME, namespace, table, before),
-    )
-    return found.rowcount == 1 or pointer(tx, namespace, table) == after
 
 
 def rename(tx: CatalogTx, namespace: str, table: str, to: str, metadata_location: str) -> bool:

@@ -52,6 +52,19 @@ def of_topic(
     return [LakeFile(*row) for row in rows]
 
 
+def of_topics(tx: ReadTx, topic_ids: list[int], limit: int = 1_000) -> list[list[LakeFile]]:
+    """The live files of the first of several topics, each as ``of_topic``: of at least one topic,
+    and of no more once there are ``limit`` files. A topic with ``limit`` files may have more."""
+    found: list[list[LakeFile]] = []
+    count = 0
+    for topic_id in topic_ids:
+        found.append(of_topic(tx, topic_id, limit=limit))
+        count += len(found[-1])
+        if count >= limit:
+            break
+    return found
+
+
 def ranges(
     tx: ReadTx, topic_id: int, after_file_id: int = 0, limit: int = 1_000
 ) -> dict[int, tuple[LakeRange, ...]]:

@@ -19,6 +19,7 @@ from ledger.lake import quarantine, runs
 from ledger.lake.catalog import is_below
 from ledger.lake.types import (
     Hole,
+    LakeState,
     LakeTable,
     NewFile,
     PlannedObject,
@@ -94,6 +95,11 @@ def compacted_seqs(tx: ReadTx, topic_id: int) -> dict[int, int]:
             (topic_id,),
         )
     )
+
+
+def states(tx: ReadTx, topic_ids: list[int]) -> list[LakeState]:
+    """How far some topics are in the lake, in their order."""
+    return [LakeState(find(tx, topic_id), compacted_seqs(tx, topic_id)) for topic_id in topic_ids]
 
 
 def check_below(lake: str, table: str, locations: Iterable[str]) -> None:

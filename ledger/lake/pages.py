@@ -6,13 +6,31 @@ them. The pages are of several committed states; a caller that needs more holds 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ledger.lake import lake_files, lake_tables, quarantine
-from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, Quarantined
+from ledger.lake.types import Hole, LakeFile, LakeRange, LakeState, LakeTable, Quarantined
 from ledger.tx import Reads
 
 PAGE = 1_000
+# Topics in one question about several; one may have 10,000 partitions.
+PAGE_TOPICS = 100
+
+
+def states(ledger: Reads, topic_ids: Sequence[int]) -> Iterator[LakeState]:
+    """How far topics are in the lake, in their order."""
+    for start in range(0, len(topic_ids), PAGE_TOPICS):
+        yield from ledger.read(lake_tables.states, list(topic_ids[start : start + PAGE_TOPICS]))
+
+
+def files_of_each(ledger: Reads, topic_ids: Sequence[int]) -> Iterator[list[LakeFile]]:
+    """The live files of the tables of topics, in the order of these."""
+    start = 0
+    while start < len(topic_ids):
+        asked = list(topic_ids[start : start + PAGE])
+        for topic_id, files in zip(asked, ledger.read(lake_files.of_topics, asked), strict=False):
+            yield files if len(files) < PAGE else [*files_of(ledger, topic_id)]
+            start += 1
 
 
 def files_of(ledger: Reads, topic_id: int, with_dropped: bool = False) -> Iterator[LakeFile]:

@@ -98,6 +98,14 @@ class LakeTable(Struct, frozen=True):
     switched_ms: int
 
 
+class LakeState(Struct, frozen=True, array_like=True):
+    """How far a topic is in the lake: its table as of the last switch, and by partition the offset
+    up to and including which readers use L1."""
+
+    table: LakeTable | None
+    compacted: dict[int, int]
+
+
 class TableSwitch(Struct, frozen=True):
     """What one table's Iceberg commit did, for the ledger.
 

@@ -24,6 +24,7 @@ from daemon.access.token_file import Scope
 from ledger import topics
 from ledger.errors import SwitchRefused
 from ledger.lake import catalog, lake_files, lake_tables, runs
+from ledger.lake.catalog import Move, Pointer
 from ledger.lake.types import LakeTable, NewFile, TableSwitch
 from tests.attacks.conftest import Guard
 from tests.e2e.daemon import ROOT, Daemon, running
@@ -36,8 +37,11 @@ class Provider:
 
 
 OPERATIONS: dict[str, Callable[[str, str], Any]] = {
-    "add": lambda good, bad: (catalog.add, "headgate", "other", bad),
-    "swap": lambda good, bad: (catalog.swap, "headgate", "victim", good, bad),
+    "add": lambda good, bad: (
+        catalog.add,
+        [Pointer("headgate", "another", good), Pointer("headgate", "other", bad)],
+    ),
+    "swap": lambda good, bad: (catalog.swap, [Move("headgate", "victim", good, bad)]),
 }
 
 
@@ -73,7 +77,7 @@ def test_a_pointer_never_leaves_the_lake(
     daemon: Daemon, access: ViaDaemon, operation: str, location: str
 ) -> None:
     good = f"{lake(daemon)}/victim-1/metadata/1.metadata.json"
-    assert access.catalog(catalog.add, "headgate", "victim", good)
+    assert access.catalog(catalog.add, [Pointer("headgate", "victim", good)]) == [True]
     bad = location.replace("{lake}", lake(daemon))
     with pytest.raises(DaemonRefused, match="400"):
         access.catalog(*OPERATIONS[operation](good, bad))
@@ -113,7 +117,7 @@ def test_no_file_that_readers_and_collections_use_is_outside_the_lake(
         with pytest.raises(SwitchRefused, match=re.escape(said)):
             access.write(lake_tables.switch, run, [planted], NOW)
         assert access.read(lake_files.of_topic, topic.topic_id, with_dropped=True) == []
-        assert access.read(lake_tables.find, topic.topic_id) is None
+        assert access.read(lake_tables.states, [topic.topic_id])[0].table is None
     finally:
         access.write(runs.end, run, NOW)
 
@@ -165,7 +169,9 @@ def test_a_tables_property_runs_nothing_and_other_topics_are_compacted(
         planted = path.with_name("00099-planted.metadata.json")
         planted.write_text(json.dumps(metadata))
         access = ViaDaemon(socket_address(str(daemon.data)))
-        assert access.catalog(catalog.swap, "headgate", "orders", location, f"file://{planted}")
+        assert access.catalog(
+            catalog.swap, [Move("headgate", "orders", location, f"file://{planted}")]
+        ) == [True]
         for topic in ("orders", "payments"):
             assert daemon.produce(topic, 2).status == 200
         code, report = compact(daemon)

@@ -22,7 +22,7 @@ from compaction.tables.lake import Lake
 from compaction.tables.prepare import TopicTable, prepare_tables
 from compaction.tables.schema import arrow_schema
 from ledger.lake import lake_files, lake_tables
-from ledger.lake.types import Hole, LakeFile, LakeRange, LakeTable, NewFile, TableSwitch
+from ledger.lake.types import Hole, LakeFile, LakeRange, LakeState, LakeTable, NewFile, TableSwitch
 from ledger.table_names import table_name
 from ledger.tx import P, ReadTx, T
 from ledger.types import Topic, TopicConfig
@@ -49,8 +49,7 @@ class Book:
         self, function: Callable[Concatenate[ReadTx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         answers: dict[object, Callable[..., Any]] = {
-            lake_tables.find: self.tables.get,
-            lake_tables.compacted_seqs: self._compacted_seqs,
+            lake_tables.states: self._states,
             lake_tables.named: self._named,
             lake_tables.holes: self._holes,
             lake_files.of_topic: self.live_files,
@@ -59,8 +58,11 @@ class Book:
         found: T = answers[function](*args, **kwargs)
         return found
 
-    def _compacted_seqs(self, topic_id: int) -> dict[int, int]:
-        return dict(self.compacted.get(topic_id, {}))
+    def _states(self, topic_ids: list[int]) -> list[LakeState]:
+        return [
+            LakeState(self.tables.get(topic_id), dict(self.compacted.get(topic_id, {})))
+            for topic_id in topic_ids
+        ]
 
     def _named(self, with_deleted: bool) -> dict[str, str]:
         return {table.name: table.metadata_location for table in self.tables.values()}

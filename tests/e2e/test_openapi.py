@@ -391,7 +391,7 @@ def test_every_answer_of_an_internal_route_is_given_and_no_other(shared_daemon: 
         assert api.ask("POST", f"{at}/{read}", b" " * ((16 << 20) + 1)).status == 413
         arguments = {
             "lake.runs.begin": ["r", "o", 0, 1, None],
-            "lake.catalog.add": ["n", "t", "file:///m"],
+            "lake.catalog.add": [[["n", "t", "file:///m"]]],
         }[write]
         assert api.ask("POST", f"{at}/{write}?run=lost", arguments).status == 409
     documented = answers_of(api.document)

@@ -25,6 +25,7 @@ from compaction.tables.catalog import _end_threads as end_threads
 from ledger import notes, topics
 from ledger.errors import RunLost, RunUnfinished
 from ledger.lake import catalog, readleases, runs
+from ledger.lake.catalog import Move, Pointer
 from shards.clock import wall_ms
 from tests.e2e.daemon import ROOT, Daemon, running, wait_until
 from tests.e2e.killed_compact import POINTS
@@ -121,12 +122,14 @@ def test_a_driver_elsewhere_learns_all_from_the_daemon(tmp_path: Path) -> None:
         assert access.write(notes.put, "n", "v") is None and access.read(notes.get, "n") == "v"
         # The default catalog, by compare and swap.
         none, old, new = (f"file://{daemon.data}/store/lake/{n}" for n in range(3))
-        assert access.catalog(catalog.add, "ns", "t", old)
-        assert not access.catalog(catalog.add, "ns", "t", new)
-        assert not access.catalog(catalog.swap, "ns", "t", none, new)
-        assert access.catalog(catalog.swap, "ns", "t", old, new)
-        assert access.catalog(catalog.swap, "ns", "t", old, new), "asked again"
-        assert access.catalog(catalog.pointers, "ns") == {"t": new}
+        t, u = Pointer("ns", "t", old), Pointer("ns", "u", old)
+        assert access.catalog(catalog.add, [t, u]) == [True, True]
+        assert access.catalog(catalog.add, [Pointer("ns", "t", new), u]) == [False, True]
+        assert access.catalog(catalog.swap, [Move("ns", "t", none, new)]) == [False]
+        moves = [Move("ns", "t", old, new), Move("ns", "u", none, new)]
+        assert access.catalog(catalog.swap, moves) == [True, False]
+        assert access.catalog(catalog.swap, moves) == [True, False], "asked again"
+        assert access.catalog(catalog.pointers, "ns") == {"t": new, "u": old}
 
 
 def test_a_driver_whose_lease_expired_can_change_nothing(tmp_path: Path) -> None:
@@ -137,17 +140,17 @@ def test_a_driver_whose_lease_expired_can_change_nothing(tmp_path: Path) -> None
         with pytest.raises(RunUnfinished, match="run a of one host"):
             second.write(runs.begin, "b", "another", NOW)
         old, new = (f"file://{daemon.data}/store/lake/{n}" for n in range(2))
-        assert first.catalog(catalog.add, "ns", "t", old)
+        assert first.catalog(catalog.add, [Pointer("ns", "t", old)])
         second.write(readleases.end, "a")  # as if it had not been renewed in time
         second.write(runs.begin, "b", "another", NOW)
         assert second.read(runs.unfinished) == ("b", "another")
         with pytest.raises(RunLost):
             first.write(notes.put, "n", "v")
         with pytest.raises(RunLost) as caught:
-            first.catalog(catalog.swap, "ns", "t", old, new)
+            first.catalog(catalog.swap, [Move("ns", "t", old, new)])
         assert caught.value.run == "a"
         assert second.read(notes.get, "n") is None
-        assert second.catalog(catalog.pointer, "ns", "t") == old
+        assert second.catalog(catalog.pointers_of, [("ns", "t"), ("ns", "u")]) == [old, None]
 
 
 @pytest.mark.spark

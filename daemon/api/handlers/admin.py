@@ -66,13 +66,13 @@ _READS: tuple[Callable[..., Any], ...] = (
     lake_files.known,
     lake_files.named,
     lake_files.of_topic,
+    lake_files.of_topics,
     lake_files.ranges,
-    lake_tables.compacted_seqs,
     lake_tables.every,
-    lake_tables.find,
     lake_tables.holes,
     lake_tables.named,
     lake_tables.plan_objects,
+    lake_tables.states,
     marking.markable,
     marking.markable_void,
     notes.get,
@@ -118,8 +118,8 @@ _WRITES: tuple[Callable[..., Any], ...] = (
 _POINTERS: tuple[Callable[..., Any], ...] = (
     catalog.add,
     catalog.make_namespace,
-    catalog.pointer,
     catalog.pointers,
+    catalog.pointers_of,
     catalog.rename,
     catalog.swap,
 )
@@ -128,7 +128,9 @@ _CATALOG = {operation(each).name: operation(each) for each in _POINTERS}
 _WRITING = frozenset(operation(each).name for each in _WRITES)
 # What the audit log needs no line of. A run renews its lease every few seconds.
 READING = (frozenset({*_LEDGER, *CHECKS}) - _WRITING) | {operation(runs.renew).name}
-READING_POINTERS = frozenset(operation(each).name for each in (catalog.pointer, catalog.pointers))
+READING_POINTERS = frozenset(
+    operation(each).name for each in (catalog.pointers, catalog.pointers_of)
+)
 
 
 class Fence(msgspec.Struct, frozen=True):

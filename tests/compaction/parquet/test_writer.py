@@ -17,6 +17,7 @@ from compaction.inputs.place import Place
 from compaction.parquet import spill
 from compaction.parquet import writer as writer_module
 from compaction.parquet.writer import (
+    SYNCED_LATE_BYTES_MAX,
     FileNames,
     PartitionSizes,
     Syncs,
@@ -212,13 +213,14 @@ def test_a_writer_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
     found = list(Path(place.path_of(place.lake)).rglob("*.parquet"))
     assert len(found) == 2, "one is closed, one is open"
     writer.abort()
-    syncs.close()
+    syncs.wait()
     assert not list(Path(place.path_of(place.lake)).rglob("*.parquet"))
 
 
-def test_what_cannot_be_made_durable_is_no_success(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size_bytes", [SYNCED_LATE_BYTES_MAX - 1, SYNCED_LATE_BYTES_MAX])
+def test_what_cannot_be_made_durable_is_no_success(tmp_path: Path, size_bytes: int) -> None:
     syncs = Syncs()
     syncs.folder(tmp_path / "a" / "b")
-    syncs.file(tmp_path / "a" / "b" / "gone.parquet")
+    syncs.file(tmp_path / "a" / "b" / "gone.parquet", size_bytes)
     with pytest.raises(FileNotFoundError):
         syncs.wait()

@@ -22,17 +22,23 @@ def test_a_place_survives_the_way_through_pyicebergs_properties() -> None:
     assert isinstance(found, LakeFileIO) and found._place == bare
 
 
-def test_a_file_its_folder_and_new_folders_are_synced_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of what is synced."""
+    paths: list[str] = []
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_a_file_its_folder_and_new_folders_are_synced_before_it_counts(
+    tmp_path: Path, synced: list[str]
+) -> None:
     place = place_in(tmp_path)
     location = f"{place.lake}/orders-1/metadata/v1.metadata.json"
     file = LakeFileIO(properties_of(place)).new_output(location)
@@ -43,8 +49,28 @@ def test_a_file_its_folder_and_new_folders_are_synced_before_it_counts(
     folders = [os.path.dirname(path)]
     while folders[-1] != str(tmp_path):
         folders.append(os.path.dirname(folders[-1]))
-    assert synced == [*reversed(folders[1:]), path, folders[0]]
+    assert synced == [path, *folders]
     assert len(file) == 2 and file.exists() and file.to_input_file().open().read() == b"{}"
+
+
+def test_late_files_of_one_folder_are_synced_when_they_are_settled(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    place = place_in(tmp_path)
+    files = LakeFileIO(properties_of(place), late=True)
+    orders, others = (f"{place.lake}/{table}/metadata" for table in ("orders-1", "others-2"))
+    for location in (f"{orders}/m0.avro", f"{orders}/gone.avro", f"{others}/m0.avro"):
+        with files.new_output(location).create() as stream:
+            stream.write(b"x")
+    files.delete(f"{orders}/gone.avro")
+    assert not synced
+    files.settle(f"{orders}/v1.metadata.json")
+    folder = orders.removeprefix("file://")
+    assert synced[:3] == [f"{folder}/m0.avro", folder, os.path.dirname(folder)]
+    assert str(tmp_path) in synced and not any("others-2" in path for path in synced)
+    before = len(synced)
+    files.settle(f"{orders}/v2.metadata.json")
+    assert len(synced) == before
 
 
 def test_a_file_that_is_not_there_is_said_and_may_be_removed_twice(tmp_path: Path) -> None:
