@@ -16,7 +16,7 @@ from bench.results import Machine, Results
 
 # Calls from the bytes of a request to its place in the ring, those of C included. Each costs 50 to
 # 100 ns. Unlike a time, their number is the same on every machine.
-CALLS_MAX = 35
+CALLS_MAX = 34
 
 # Steps over the yardstick of the same passes, so that neither a slow nor a busy machine matters.
 # Whoever makes a step cheaper lowers its number here.
@@ -72,7 +72,13 @@ def test_all_steps_are_measured_and_compared_with_the_last_run(
 
 @pytest.mark.slow
 def test_a_known_request_takes_no_more_of_the_yardstick_than_before(tmp_path: Path) -> None:
-    steps = {each.step: each.cpu_us for each in hot.measure(bodies.size_named("1KiB"), tmp_path)}
-    over = {name: steps[name] / steps[hot.YARDSTICK] for name in OVER_YARDSTICK}
-    slower = {name: over[name] / known for name, known in OVER_YARDSTICK.items()}
+    slower: dict[str, float] = {}
+    for attempt in range(4):  # what is slower is so each time
+        found = hot.measure(bodies.size_named("1KiB"), tmp_path / str(attempt))
+        cpu_us = {each.step: each.cpu_us for each in found}
+        for name, known in OVER_YARDSTICK.items():
+            over = cpu_us[name] / cpu_us[hot.YARDSTICK] / known
+            slower[name] = min(over, slower.get(name, over))
+        if max(slower.values()) <= 1.10:
+            break
     assert max(slower.values()) <= 1.10, slower
