@@ -130,9 +130,7 @@ assert daemon.IS_ANOTHER and not hasattr(sys.modules["daemon"], "process")
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_spark_program_shares_an_environment_with_the_wheel(
-    wheel: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_spark_program_shares_an_environment_with_the_wheel(wheel: Path, tmp_path: Path) -> None:
     """The checkout's packages cannot be found there: they are not on its path."""
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
@@ -143,13 +141,13 @@ def test_a_spark_program_shares_an_environment_with_the_wheel(
     )
     # Folders of PYTHONPATH, unlike those of an environment, have no .pth files that count.
     environ = {**os.environ, "PYTHONPATH": f"{site}:{sysconfig.get_path('purelib')}"}
-    with running(data, shards=1) as daemon:
+    with running(tmp_path / "data", shards=1) as daemon:
         daemon.json("POST", "/v0/topics/orders", {"records": [{"data": {"status": "placed"}}]})
         said = subprocess.run(
             [str(tmp_path / "venv" / "bin" / "python"), "-P", "-c", PROGRAM, daemon.url],
             cwd=tmp_path, env=environ, check=True, capture_output=True, text=True,
         )  # fmt: skip
-    assert said.stdout.split("\n")[0] == str(['{"status":"placed"}'])
+    assert said.stdout.split("\n")[0] == str(['{"status": "placed"}'])
 
 
 @pytest.mark.slow
