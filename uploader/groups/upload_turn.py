@@ -22,7 +22,8 @@ Vocabulary:
   takes the turn.
 
 This module takes no lock and reads neither clocks nor shared memory. A decision that was made on
-stale words is checked again under the lock (uploader/groups/puller.py).
+stale words is carried out only if, under the lock, the map and the turn are those that it was made
+for (uploader/groups/puller.py).
 """
 
 from __future__ import annotations
