@@ -18,6 +18,7 @@ one; here they name the command instead.
 
 from __future__ import annotations
 
+import http.client
 import math
 import re
 import threading
@@ -289,7 +290,7 @@ class OpenAnswer:
 
 def _failed(url: str, error: Exception, limit_s: float) -> Exception:
     """What the failure of a connection means to the caller."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError | http.client.IncompleteRead):
         return UnknownAnswer(f"{url} does not answer in HTTP: {error!r}")
     return Unreachable(url, _reason(error, limit_s))
 

@@ -115,8 +115,13 @@ class LakeFileIO(FileIO):
         folder = os.path.dirname(self._place.path_of(location))
         with _lock:
             written = self._unsettled.pop(folder, set())
-        for path in sorted(written, reverse=True):  # a folder after what is in it
-            _sync(path)
+        try:
+            for path in sorted(written, reverse=True):  # a folder after what is in it
+                _sync(path)
+        except OSError:
+            with _lock:
+                self._unsettled.setdefault(folder, set()).update(written)
+            raise
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Removes a file. A missing file is not an error."""

@@ -45,6 +45,7 @@ RUNS_SHOWN = 5
 LEDGER_WAIT_S = 0.2
 # After a read of the ledger comes a pause this many times as long: it takes 0.25 % of a core.
 LEDGER_PAUSE = 400
+PAUSE_NS_MAX = 30_000_000_000
 
 
 class Kept(NamedTuple):
@@ -65,7 +66,7 @@ class OverviewRoutes:
         self._ledger = ledger
         self._viewers: dict[Outlet, Rights] = {}
         self._task: asyncio.Task[None] | None = None
-        self._samples: deque[StatusSample] = deque(maxlen=RATES_SAMPLES)
+        self._samples: dict[int, deque[StatusSample]] = {}  # by what a viewer may see
         self._kept = Kept()
         self._reading: asyncio.Task[Kept] | None = None
 
@@ -116,21 +117,24 @@ class OverviewRoutes:
     async def _write(self) -> None:
         events: dict[int, bytes] = {}
         kept = await self._read()
+        present = {_sees(rights) for rights in self._viewers.values()}
+        for gone in self._samples.keys() - present:
+            del self._samples[gone]
         for outlet, rights in list(self._viewers.items()):
             if not outlet.writable:
                 continue
-            sees = 0 if rights.is_for_all_topics else id(rights.token)
+            sees = _sees(rights)
             if sees not in events:
-                seen = await self._overview(rights, kept, is_first=not events)
+                seen = await self._overview(rights, kept)
                 events[sees] = chunk(SSE.event("overview", seen))
             outlet.write(events[sees])
 
-    async def _overview(self, rights: Rights, kept: Kept, *, is_first: bool) -> Overview:
+    async def _overview(self, rights: Rights, kept: Kept) -> Overview:
         status = await self._daemon.status(rights)
         sample = StatusSample(monotonic_ns() / 1e9, status)
-        rates = between(self._samples[0] if self._samples else None, sample)
-        if is_first:  # counters are the same whoever looks
-            self._samples.append(sample)
+        samples = self._samples.setdefault(_sees(rights), deque(maxlen=RATES_SAMPLES))
+        rates = between(samples[0] if samples else None, sample)
+        samples.append(sample)
         shown = kept.topics
         if shown is not None:
             shown = [each for each in shown if rights.covers(each.topic)]
@@ -157,6 +161,11 @@ class OverviewRoutes:
         return self._kept
 
 
+def _sees(rights: Rights) -> int:
+    """The same for viewers who see the same."""
+    return 0 if rights.is_for_all_topics else id(rights.token)
+
+
 def _question(tx: ReadTx, acked: dict[str, int], names: list[str], now_ms: int) -> Kept:
     began_ns = monotonic_ns()
     found = {name: topic for name in names if (topic := topics.find(tx, name)) is not None}
@@ -171,4 +180,6 @@ def _question(tx: ReadTx, acked: dict[str, int], names: list[str], now_ms: int) 
     ran = [RunFigures(*each) for each in runs.latest(tx, RUNS_SHOWN, now_ms)]
     more = any(topic.name not in found for topic in page)
     ended_ns = monotonic_ns()
-    return Kept(shown, more, ran, ended_ns + (ended_ns - began_ns) * LEDGER_PAUSE)
+    return Kept(
+        shown, more, ran, ended_ns + min((ended_ns - began_ns) * LEDGER_PAUSE, PAUSE_NS_MAX)
+    )

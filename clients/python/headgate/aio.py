@@ -327,7 +327,9 @@ class AsyncProducer:
 
     async def _wait(self, seconds: float | None) -> None:
         try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            # Not wait_for: in CPython 3.11 it can swallow a cancellation.
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
         except TimeoutError:
             return
 

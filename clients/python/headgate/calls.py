@@ -164,11 +164,14 @@ def read(
 def document(
     method: str, parts: tuple[str, ...], said: Mapping[str, Any] | None = None,
     query: Mapping[str, object] = {}, *, patience_s: float | None = None, silent_s: float = 0.0,
+    window_s: float = math.inf,
 ) -> Op[Json]:  # fmt: skip
     """A request with JSON, and the document of its answer."""
     headers = {} if said is None else {"Content-Type": "application/json"}
     request = Request(method, path(*parts), said, query, headers, silent_s)
-    answer: Json = decoded((yield from asked(request, patience_s=patience_s)).body)
+    answer: Json = decoded(
+        (yield from asked(request, patience_s=patience_s, window_s=window_s)).body
+    )
     return answer
 
 
@@ -303,9 +306,11 @@ def cursor(cursor: str, *, partition: int = 0) -> Op[int]:
 
 
 def put_cursor(cursor: str, seq: int | None = None, *, partition: int = 0) -> Op[Json]:
-    """Creates a cursor, and puts it at ``seq`` if given, also back."""
+    """Creates a cursor, and puts it at ``seq`` if given, also back. That is not repeated if its
+    outcome is unknown, since others may have moved the cursor on: raises OutcomeUnknown."""
     positions = [] if seq is None else [{"partition": partition, "seq": seq}]
-    return document("PUT", ("cursors", cursor), {"positions": positions})
+    window_s = math.inf if seq is None else 0.0
+    return document("PUT", ("cursors", cursor), {"positions": positions}, window_s=window_s)
 
 
 def delete_cursor(cursor: str) -> Op[None]:

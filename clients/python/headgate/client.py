@@ -235,7 +235,7 @@ class _Stream:
 
 class Watch(Iterator[Record | Gap]):
     """An iterator without an end that survives lost connections. ``close`` ends it, as does the
-    end of a ``with``."""
+    end of a ``with``, in the thread that iterates."""
 
     def __init__(self, client: Client, watching: Watching) -> None:
         self._watching = watching
@@ -264,9 +264,10 @@ class Producer:
     """Batches records in the background and sends them in order, each once.
 
     ``send`` returns when the record is in the buffer, and waits while that is full. Refusals for
-    now (429, 503) are repeated forever. A request whose outcome is unknown is repeated for 110
-    seconds, as long as the daemon is sure to know its key; with a ``cursor``, which moves with the
-    records, also forever. After a failure every call raises ProducerFailed.
+    now (429, 503) are repeated forever. A request whose outcome is unknown is repeated for 60
+    seconds, so that a daemon with its default ``dedupe_window_ms`` still knows its key; with a
+    ``cursor``, which moves with the records, also forever. After a failure every call raises
+    ProducerFailed.
 
     A ``cursor`` belongs to one producer at a time and outlives it: ``position`` is how many records
     were stored under it.

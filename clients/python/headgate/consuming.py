@@ -1,9 +1,9 @@
 """A consumer: which messages it has, how many it asks for, and what it tells of them.
 
 It polls. A poll whose answer was lost is answered with the same messages, and so is the first one
-after a restart of the daemon; what is being worked on is recognized by its place, and its
-acknowledgment then names the newest batch. What was acknowledged in the last second before a kill
-of the whole daemon may come again.
+after a restart of the daemon; what is being worked on is recognized by its place, time and attempt,
+and its acknowledgment then names the newest batch. What was acknowledged in the last second before
+a kill of the whole daemon may come again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ POLL_S = 5.0  # a stop is noticed within it
 POLL_MESSAGES = 256
 SHORT_S, LONG_S = 1.0, 4.0  # what an iterator works on between two polls
 REASON_CHARACTERS = 255
+# The most messages that are known to be worked on; without `reliable` none is ever acknowledged.
+IN_HAND_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Consuming(Generic[D]):
         self._filters = [each.replace(",", "\\,") for each in filters] or None
         self._create = create
         self._on_gap = on_gap
-        self._in_hand: dict[tuple[int, int], D] = {}
+        self._in_hand: dict[tuple[int, int], tuple[int, int]] = {}  # attempt and time
         self._epochs: dict[tuple[int, int], int] = {}  # the newest of what is in hand
         self._wanted = 1
         self._polled_s = -math.inf
@@ -107,12 +109,14 @@ class Consuming(Generic[D]):
         """A message; None for one that is being worked on."""
         fields = fields_of(said, self._topic, 0)
         found = self._make(**fields, attempt=said["attempt"], epoch=said["epoch"])
-        former = self._in_hand.get(found.place)
+        known = found.attempt, found.ts
+        former = self._in_hand.pop(found.place, None)
+        self._in_hand[found.place] = known
         self._epochs[found.place] = found.epoch
-        if former is not None and former.attempt >= found.attempt:
-            return None
-        self._in_hand[found.place] = found
-        return found
+        if len(self._in_hand) > IN_HAND_MAX:
+            oldest = next(iter(self._in_hand))
+            del self._in_hand[oldest], self._epochs[oldest]
+        return None if former == known else found
 
     def is_in_hand(self, message: Delivery) -> bool:
         """Whether nothing was told of a message yet."""

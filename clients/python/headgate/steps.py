@@ -28,9 +28,9 @@ T = TypeVar("T")
 RETRY_AFTER_S = 1.0  # after a 429 or 503 without a usable Retry-After
 RECONNECT_S = 0.1  # the first wait after a lost connection; doubles up to the one below
 RECONNECT_MAX_S = 2.0
-# The daemon remembers an idempotency key for two minutes (dedupe_window_ms): a request is not
-# repeated for longer after it may have been stored.
-WINDOW_S = 110.0
+# The daemon remembers an idempotency key for two minutes (dedupe_window_ms), and compares it when
+# it stores the request: 30 s for a connection and 20 s (ack_timeout_ms) after the last repetition.
+WINDOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ after the position:
 from __future__ import annotations
 
 import json
+import logging
 import math
 from typing import Any
 
-from headgate.errors import UnknownAnswer
+from headgate.errors import HeadgateError, UnknownAnswer
 from headgate.records import Gap, Record, fields_of, gap_of
 from headgate.steps import (
     RECONNECT_MAX_S,
@@ -31,8 +32,11 @@ from headgate.steps import (
     path,
 )
 
+log = logging.getLogger("headgate")
+
 LINE_BYTES_MAX = 64 << 20  # the largest record, in JSON, is far below
 RECREATED = "recreated"  # a gap's reason: its offsets are those of a former topic
+ERRORS_MAX = 5  # streams in a row that the daemon ended with an error
 SILENCE_S = 40.0  # a stream says something every 15 s
 
 
@@ -52,6 +56,7 @@ class Watching:
         self._offsets: dict[int, int] = {}
         self._sole_partition = 0  # of a stream whose records do not name theirs
         self._wait_s = 0.0
+        self._errors = 0  # since the last record
         if position:
             self._stand(position, is_first=False)
 
@@ -108,6 +113,17 @@ class Watching:
                     yield Emit(gap)
                 elif event == "caught-up":
                     self._wait_s = 0.0
+                elif event == "error":
+                    self._failed(said)
+
+    def _failed(self, said: dict[str, Any]) -> None:
+        """The daemon ends the stream. Raises HeadgateError if it has done so ERRORS_MAX times
+        without a record between."""
+        code, message = str(said.get("code")), str(said.get("message"))
+        log.warning("the watch of %s was ended by the daemon: %s (%s)", self._topic, message, code)
+        self._errors += 1
+        if self._errors >= ERRORS_MAX:
+            raise HeadgateError(code, message)
 
     def _stand(self, text: str, *, is_first: bool) -> None:
         """Takes a position, which names all partitions of the stream. Raises ValueError."""
@@ -119,6 +135,7 @@ class Watching:
 
     def _moved(self, partition: int, seq: int) -> None:
         self._wait_s = 0.0
+        self._errors = 0
         self._offsets[partition] = max(seq, self._offsets.get(partition, 0))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from daemon.access.rights import EVERYTHING, Rights
 from daemon.api import overviews
@@ -122,6 +123,29 @@ def test_viewers_share_what_is_computed_and_nobody_is_waited_for(tmp_path: Path)
         for each in (first, slow, limited):
             assert each.closed and b"closing" in each.written[-1]
         assert first.seen[0]["rates"]["since_start"] and not first.seen[1]["rates"]["since_start"]
+
+    with shard(tmp_path) as found:
+        asyncio.run(run(found))
+
+
+def test_rates_are_of_what_a_viewer_may_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(found: Shard) -> None:
+        computed = found.daemon.status
+
+        async def status(rights: Rights) -> Status:
+            whole = await computed(rights)
+            count = 1_000 if rights.is_for_all_topics else 1
+            seen = structs.replace(whole.subscriptions, acknowledged=count)
+            return structs.replace(whole, subscriptions=seen)
+
+        monkeypatch.setattr(found.daemon, "status", status)
+        limited, everything = await found.view(Rights(None, [], ["x"])), await found.view()
+        await until(lambda: len(limited.seen) >= 3 and len(everything.seen) >= 3)
+        found.routes.close()
+        for each in (limited, everything):
+            assert [seen["rates"]["acknowledged"] for seen in each.seen[1:3]] == [0, 0]
 
     with shard(tmp_path) as found:
         asyncio.run(run(found))
