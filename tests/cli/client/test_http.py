@@ -134,6 +134,25 @@ def test_lost_connections_are_repeated_with_growing_waits_within_the_patience() 
     assert clock.waits == [100, 200, 400] and client.retries == 3
 
 
+def test_an_answer_that_is_cut_off_is_asked_for_again() -> None:
+    clock, answers = Clock(), [b"10\r\n\r\n12", b"2\r\n\r\n12"]
+
+    def serve(listener: socket.socket) -> None:
+        for each in answers:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: " + each)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=[listener], daemon=True)
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, sleep_ms=clock.sleep_ms, now_ms=clock.now_ms) as client:
+            assert client.call("POST", "/", b"{}", patience_ms=1_000) == b"12"
+        server.join()
+
+
 def test_patience_ends() -> None:
     clock = Clock()
     with (
