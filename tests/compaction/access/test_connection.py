@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commands.client.http import Client, UnknownAnswer
+from commands.client.http import Client, Unreachable
 from compaction.access.connection import DaemonAddress
 from compaction.access.http_calls import DaemonUnreachable, call
 
@@ -34,8 +34,8 @@ def test_an_answer_that_ends_early_is_no_answer_for_the_compaction(cut_off: str)
         call(cut_off, "GET", "/", once=True)
 
 
-def test_an_answer_that_ends_early_is_not_one_of_this_api_for_a_command(cut_off: str) -> None:
-    with Client(cut_off) as client, pytest.raises(UnknownAnswer, match="3 more expected"):
+def test_an_answer_that_ends_early_is_a_lost_connection_for_a_command(cut_off: str) -> None:
+    with Client(cut_off) as client, pytest.raises(Unreachable, match="3 more expected"):
         client.call("GET", "/")
 
 
