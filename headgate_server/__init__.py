@@ -27,8 +27,9 @@ FLOORS = _HERE / "floors" if (_HERE / "floors").is_dir() else _HERE.parent
 def main() -> None:
     """The command ``headgate``. The processes that it starts find the floors as it does."""
     sys.path.insert(0, str(FLOORS))
-    others = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{FLOORS}{os.pathsep}{others}" if others else str(FLOORS)
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(FLOORS) not in others:  # as after a daemon that has replaced its own process
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FLOORS), *others]))
     from cli import main as command
 
     command()

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from threading import Condition, Lock
 
 import msgspec
@@ -175,6 +176,7 @@ class MessageCommands:
         }  # fmt: skip
         environ = os.environ | {f"HEADGATE_{name}": str(value) for name, value in told.items()}
         environ.pop(TOKEN, None)  # who works on data of strangers needs no rights
+        environ["PYTHONPATH"] = paths_of_others(environ.get("PYTHONPATH", ""))
         with self._changed:
             is_late = self._stopped
             if is_late:
@@ -215,3 +217,10 @@ def _place(message: ConsumedMessage) -> tuple[int, int]:
 
 def _text(key: str | msgspec.UnsetType) -> str:
     return "" if key is UNSET else key
+
+
+def paths_of_others(paths: str) -> str:
+    """PYTHONPATH without Headgate's own modules, which ``headgate`` puts there for its processes: a
+    command's ``import daemon`` must not find them."""
+    own = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(each for each in paths.split(os.pathsep) if each != own)

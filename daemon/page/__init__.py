@@ -1,4 +1,4 @@
-"""The page at ``/``: one document with its style and script in it, and nothing loaded besides.
+"""The page at ``/``: one document with its style and script in it, and nothing else loaded.
 
 A browser runs the script and applies the style because their hashes are in the policy, and nothing
 else that might get into the page. The page asks the daemon that it came from for its figures

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+import cli
 from delivery.streams.formats import NDJSON
 from tests.scripted import Answer, Call, Lasting, refusal, run, scripted
 
@@ -156,10 +157,15 @@ def test_a_command_reads_the_message_and_its_exit_code_decides(tmp_path: Path) -
     assert "message 3 of partition 0: exit code 3" in result.stderr
 
 
-def test_a_command_does_not_get_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_neither_the_token_nor_our_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADGATE_TOKEN", "hg_canary")
     seen = tmp_path / "seen"
+    floors = str(Path(cli.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", f"{floors}:of-others")
     consume(Consumed(polls(message(1))), "--exec", f"env > {seen}", "-n", "1")
+    assert "PYTHONPATH=of-others" in seen.read_text().split("\n")
     text = seen.read_text()
     assert "HEADGATE_SEQ=1\n" in text and "hg_canary" not in text
 
