@@ -13,6 +13,7 @@ import sysconfig
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -46,6 +47,38 @@ def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     (built,) = folder.glob("*.whl")
     return built
+
+
+class Image(NamedTuple):
+    """What the Dockerfile installs: the folder that is /opt, and what ENV says of it."""
+
+    opt: Path
+    environ: dict[str, str]
+
+    def program(self, name: str) -> str:
+        """The path of a program that PATH finds."""
+        return str(shutil.which(name, path=self.environ["PATH"]))
+
+
+@pytest.fixture(scope="module")
+def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """Runs the second RUN of the Dockerfile in a folder of its own. The tests need no container
+    engine: the base image, its Python and useradd are not tried."""
+    found, opt = instructions(), tmp_path_factory.mktemp("image") / "opt"
+    *copied, into = shlex.split(found["COPY"][0])
+    folder = opt / Path(into).relative_to("/opt")
+    folder.mkdir(parents=True)
+    for pattern in copied:
+        is_wheel = fnmatch(f"dist/{wheel.name}", pattern)
+        shutil.copy(wheel if is_wheel else ROOT / pattern, folder)
+    accounts, install = found["RUN"]
+    assert accounts.startswith("useradd ")
+    script = install.replace("/opt/", f"{opt}/").replace("python -m", f"{sys.executable} -m", 1)
+    subprocess.run(["sh", "-ec", script], cwd=opt.parent, check=True, stdout=subprocess.DEVNULL)
+    environ = dict(each.split("=", 1) for each in shlex.split(found["ENV"][0]))
+    assert environ["PATH"].startswith("/opt/headgate/bin:")
+    environ["PATH"] = environ["PATH"].replace("/opt/", f"{opt}/")
+    return Image(opt, {**environ, "PYTHONPATH": ""})
 
 
 @pytest.mark.slow
@@ -151,11 +184,10 @@ def test_a_spark_program_shares_an_environment_with_the_wheel(wheel: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_the_wheel_in_a_new_environment_is_a_working_command(wheel: Path, tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    python, headgate = str(venv / "bin" / "python"), str(venv / "bin" / "headgate")
-    assert installed(venv, ROOT / "constraints.txt", wheel).returncode == 0
+def test_the_wheel_in_a_new_environment_is_a_working_command(
+    wheel: Path, image: Image, tmp_path: Path
+) -> None:
+    python, headgate = image.program("python"), image.program("headgate")
     environ = {**os.environ, "PYTHONPATH": ""}
 
     def said(*command: str, **more: str) -> str:
@@ -251,39 +283,16 @@ def instructions() -> dict[str, list[str]]:
     return found
 
 
-# The tests need no container engine, so no image is built: they check what the Dockerfile says, and
-# run its second RUN in a folder of their own. The base image, its Python and useradd are not tried.
-
-
 @pytest.mark.slow
-def test_what_the_image_installs_and_runs_works(wheel: Path, tmp_path: Path) -> None:
-    found, opt = instructions(), tmp_path / "opt"
-    *copied, into = shlex.split(found["COPY"][0])
-    folder = opt / Path(into).relative_to("/opt")
-    folder.mkdir(parents=True)
-    for pattern in copied:
-        is_wheel = fnmatch(f"dist/{wheel.name}", pattern)
-        shutil.copy(wheel if is_wheel else ROOT / pattern, folder)
-    accounts, install = found["RUN"]
-    assert accounts.startswith("useradd ")
-    script = install.replace("/opt/", f"{opt}/").replace("python -m", f"{sys.executable} -m", 1)
-    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
-    assert [each.name for each in opt.iterdir()] == ["headgate"]
-
-    environ = dict(each.split("=", 1) for each in shlex.split(found["ENV"][0]))
-    assert environ["PATH"].startswith("/opt/headgate/bin:")
-    path = environ["PATH"].replace("/opt/", f"{opt}/")
-    environ = {
-        "PATH": path,
-        "PYTHONPATH": "",
-        "HEADGATE_LOG_FORMAT": environ["HEADGATE_LOG_FORMAT"],
-    }
+def test_what_the_image_installs_and_runs_works(image: Image, tmp_path: Path) -> None:
+    assert [each.name for each in image.opt.iterdir()] == ["headgate"]
+    found, environ = instructions(), image.environ
     name, command = json.loads(found["ENTRYPOINT"][0]), json.loads(found["CMD"][0])
-    program = [str(shutil.which(name[0], path=path)), *name[1:], *command]
+    program = [image.program(name[0]), *name[1:], *command]
     with running(tmp_path / "data", command=program, environ=environ) as daemon:
         assert daemon.produce("orders", 1).status == 200
         python = psutil.Process(shard_pids(daemon)[0]).cmdline()[0]
-        assert Path(python).is_relative_to(opt)
+        assert Path(python).is_relative_to(image.opt)
         health = found["HEALTHCHECK"][0]
         asks = json.loads(health[health.index("CMD ") + 4 :])
         asks[2] = asks[2].replace("127.0.0.1:7440", f"127.0.0.1:{daemon.port}")

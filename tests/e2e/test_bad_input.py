@@ -510,6 +510,6 @@ def test_random_requests_are_never_a_server_error_and_what_is_acknowledged_is_st
             assert answer.status < 500, (sent, answer.body)
             if answer.status >= 400:
                 assert set(answer.json["error"]) == {"code", "message", "detail"}
-            elif "deduped" in answer.json:
+            elif b'"deduped"' in answer.body:  # the page, too, is an answer
                 acknowledged += answer.json["count"]
     assert stored() == before + acknowledged

@@ -79,7 +79,7 @@ def test_what_may_not_come_of_a_request_is_a_finding(
 def test_nothing_that_a_client_sends_breaks_the_daemon_or_is_half_stored(
     tmp_path: Path, tokens: bool, tls: bool
 ) -> None:
-    report = run(Options(tmp_path, seed=1, seconds=30, tokens=tokens, tls=tls))
+    report = run(Options(tmp_path, seed=1, seconds=15, tokens=tokens, tls=tls))
     assert report.findings == []
     assert report.answers[200] and report.answers[400] and report.records
     assert tokens == (401 in report.answers)

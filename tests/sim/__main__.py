@@ -1,13 +1,19 @@
-"""``make sim SEED=n STEPS=m``, or ``python -m tests.sim --seed n --steps m``."""
+"""``make sim SEED=n SEEDS=k STEPS=m``, or ``python -m tests.sim --seed n --seeds k --steps m``.
+
+``SIM=--standbys`` simulates an owner and its standbys instead, ``SIM=--calm`` one that lives.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 import msgspec
 
 from tests.sim.run import Failure, simulate
+from tests.sim.schedule import Violation
+from tests.sim.standbys import simulate_standbys
 
 
 def main() -> int:
@@ -16,15 +22,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--steps", type=int, default=20_000, help="of each seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds in a row")
+    parser.add_argument("--standbys", action="store_true", help="an owner and its standbys")
+    parser.add_argument("--calm", action="store_true", help="the same, and the owner lives")
     asked = parser.parse_args()
+    run = partial(simulate_standbys, calm=asked.calm) if asked.standbys or asked.calm else simulate
     for seed in range(asked.seed, asked.seed + asked.seeds):
         try:
-            outcome = simulate(seed, asked.steps)
-        except Failure as failure:
-            sys.stderr.write(f"{failure}\n")
+            outcome = run(seed, asked.steps)
+        except (Failure, Violation) as failure:
+            notes = getattr(failure, "__notes__", ())
+            sys.stderr.write("\n".join((str(failure), *notes)) + "\n")
             return 1
-        rate = f"{outcome.steps / outcome.wall_s:.0f} steps/s"
-        sys.stdout.write(f"{msgspec.json.encode(outcome).decode()} {rate}\n")
+        sys.stdout.write(f"{msgspec.json.encode(outcome).decode()}\n")
         sys.stdout.flush()
     return 0
 

@@ -27,15 +27,15 @@ def test_an_owner_that_lives_keeps_its_prefix() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_long_run_of_standbys_finds_nothing(seed: int) -> None:
-    outcome = simulate_standbys(seed, 1_000_000)
-    assert outcome.owners > 500 and outcome.released > 20 and outcome.kills > 300
+def test_a_long_run_of_standbys_finds_nothing() -> None:
+    """A million steps are ``make sim SIM=--standbys STEPS=1000000``."""
+    outcome = simulate_standbys(1, 200_000)
+    assert outcome.owners > 100 and outcome.released > 4 and outcome.kills > 60
 
 
 @pytest.mark.slow
 def test_a_long_run_of_an_owner_that_lives_finds_nothing() -> None:
-    assert simulate_standbys(1, 300_000, calm=True).commits > 300
+    assert simulate_standbys(1, 60_000, calm=True).commits > 60
 
 
 def found(run: Callable[[int], object], said: str) -> None:
