@@ -157,12 +157,12 @@ class WatchStream:
         except EventTooLarge as error:
             raise UnknownAnswer(f"{self._client.url}: {error}") from error
         for event in found:
-            if event.last_event_id != at:
-                at = event.last_event_id
-                yield at
             told = self._understood(event)
             if told:
                 yield told
+            if event.last_event_id != at:  # it counts the event that it comes with
+                at = event.last_event_id
+                yield at
         if parser.last_event_id != at:
             yield parser.last_event_id
 

@@ -333,9 +333,10 @@ class WatchHub:
         return len(data) + WRITE_COST_BYTES + self._encoder.filtered_bytes - filtered_bytes
 
     def _write_shared(self, watcher: Watcher, data: bytes) -> None:
-        """Writes framed bytes, which other watchers share, and the position if they lack it."""
+        """Writes events that other watchers share, and the position if they lack it."""
         if not watcher.shape.with_position:
-            data += chunk(watcher.position())
+            watcher.write(data, self._now_ns())
+            return
         watcher.outlet.write(data)
         watcher.written_ns = self._now_ns()
         watcher.told = True

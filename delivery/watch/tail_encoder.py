@@ -45,7 +45,8 @@ class Shape(Struct, frozen=True):
 
 
 class Encoded(Struct, frozen=True):
-    """Framed bytes, empty if the filter left nothing, and the cursor after them."""
+    """Events, empty if the filter left nothing, and the cursor after them. They are framed if the
+    position is part of them."""
 
     data: bytes
     reached: int
@@ -81,8 +82,8 @@ class TailEncoder:
         if reached == cursor:
             return None
         if data and shape.with_position:
-            data += shape.format.position(format_position({key: reached}))
-        encoded = Encoded(chunk(data) if data else b"", reached)
+            data = chunk(shape.format.ending(data, format_position({key: reached})))
+        encoded = Encoded(data, reached)
         self._cache.keep(asked, encoded)
         return encoded
 

@@ -64,12 +64,8 @@ class Watcher:
 
     def write(self, data: bytes, now_ns: int) -> None:
         """Writes events of any kind, and the position after them."""
-        self.outlet.write(chunk(data + self.position()))
+        if self.cursors:
+            data = self.shape.format.ending(data, format_position(self.cursors))
+        self.outlet.write(chunk(data))
         self.written_ns = now_ns
         self.told = True
-
-    def position(self) -> bytes:
-        """The event that says where the client resumes; none if no topic is left."""
-        if not self.cursors:
-            return b""
-        return self.shape.format.position(format_position(self.cursors))

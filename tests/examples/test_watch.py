@@ -63,12 +63,15 @@ class EventSource:
     def until(self, name: str) -> StreamEvent:
         """The next event of this name, when the position after it has come too, or the end."""
         found: StreamEvent | None = None
+        before = self.last_event_id
         while not self.is_over:
             for event in self.events():
-                if found is not None and event.type == events.POSITION:
-                    return found
                 if event.type == name:
                     found = event
+                carries_one = event.type == events.POSITION or event.last_event_id != before
+                if found is not None and carries_one:
+                    return found
+                before = event.last_event_id
         assert found is not None, f"the stream ended without {name}"
         return found
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands.client.events import EventParser
 from delivery.reading.diff import diff_record
-from delivery.streams.events import WatchRecord, WatchRecords
+from delivery.streams.events import WatchCaughtUp, WatchRecord, WatchRecords
 from delivery.streams.formats import (
     MSGPACK,
     NDJSON,
@@ -153,6 +154,31 @@ def test_openings_heartbeats_and_positions() -> None:
     assert NDJSON.position("7:0=120") == b'{"event":"position","id":"7:0=120"}\n'
     told = {"event": "position", "id": "7:0=120"}
     assert msgspec.msgpack.decode(MSGPACK.position("7:0=120")) == told
+
+
+@pytest.mark.parametrize("coalesced", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_last_records_of_a_write_carry_its_position_in_an_event_stream(
+    count: int, coalesced: bool
+) -> None:
+    items = [(seq, 9, Record(r'"\n\nevent: record\n"')) for seq in range(1, count + 1)]
+    before = SSE.event("caught-up", WatchCaughtUp([]))
+    records = SSE.records(items, Origin("orders", 7, 0), coalesced and count > 1)
+    for data in (records, before + records):
+        found = EventParser("7:0=0").feed(SSE.ending(data, "7:0=3"))
+        assert [event.last_event_id for event in found[:-1]] == ["7:0=0"] * (len(found) - 1)
+        assert found[-1].type in ("record", "records") and found[-1].last_event_id == "7:0=3"
+        plain = EventParser("").feed(data)
+        assert [(e.type, e.data) for e in found] == [(e.type, e.data) for e in plain]
+
+
+def test_without_records_at_its_end_a_write_has_an_event_for_its_position() -> None:
+    records = SSE.records([(1, 9, Record("1"))], Origin("orders", 7, 0))
+    for data in (b"", records + SSE.event("caught-up", WatchCaughtUp([]))):
+        assert SSE.ending(data, "7:0=1") == data + SSE.position("7:0=1")
+    for form in (NDJSON, MSGPACK):
+        data = form.records([(1, 9, Record("1"))], Origin("orders", 7, 0))
+        assert form.ending(data, "7:0=1") == data + form.position("7:0=1")
 
 
 @pytest.mark.parametrize(

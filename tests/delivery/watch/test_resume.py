@@ -33,14 +33,15 @@ def stream(now: dict[Key, int], last_id: str, rng: random.Random) -> bytes:
     sent = SSE.opening() + SSE.position(format_position(position))
     heads = {key: head + rng.randint(0, 3) for key, head in now.items()}
     while position != heads:
+        written = b""
         for key in rng.sample(sorted(heads), rng.randint(1, len(heads))):
             last = rng.randint(position[key], heads[key])
             data = f'"{key[0]}:{key[1]}"'
             items = [(seq, 1_700, Record(data)) for seq in range(position[key] + 1, last + 1)]
-            sent += SSE.records(items, Origin("t", *key), coalesced=rng.random() < 0.5)
+            written += SSE.records(items, Origin("t", *key), coalesced=rng.random() < 0.5)
             position[key] = last
         sent += SSE.heartbeat() if rng.random() < 0.2 else b""
-        sent += SSE.position(format_position(position))
+        sent += SSE.ending(written, format_position(position))
     now.update(heads)
     return sent
 
