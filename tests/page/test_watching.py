@@ -36,7 +36,7 @@ def site() -> Iterator[str]:
             thread.join()
 
 
-def test_the_example_shows_each_record_once_through_a_restart(
+def test_the_example_shows_each_record_once_through_a_kill(
     browser: Browser, site: str, tmp_path: Path
 ) -> None:
     shown: list[str] = []
@@ -53,6 +53,7 @@ def test_the_example_shows_each_record_once_through_a_restart(
             for n in range(3):
                 assert daemon.produce("orders", n).status == 200
             expect(page.locator("#records div:not(.event)")).to_have_count(3)
+            daemon.kill_everything()  # it says no more where it was
         expect(page.locator("#state")).to_have_text("connecting again")
         with running(tmp_path, **options) as daemon:
             for n in range(3, 6):
