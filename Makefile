@@ -13,10 +13,10 @@ SLOW_WORKERS := $(shell echo $$(( $(CPUS) + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo screenshot run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist client sbom clean
+.PHONY: help setup demo screenshot run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist client sbom release-check clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.stamp ## Make .venv with Headgate and its tools, unless it is up to date
 
@@ -83,6 +83,9 @@ client: setup ## Make the wheel of the Python client in dist/
 
 sbom: dist ## Make dist/headgate.cdx.json: what an installation of the wheel consists of (CycloneDX)
 	@sh tools/sbom.sh $(BIN) dist
+
+release-check: dist client spark-archive sbom ## Build all that a release has into dist/, with checksums
+	@sh tools/release.sh dist
 
 clean: ## Remove .venv, caches and build outputs, but not ./headgate-data
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
