@@ -14,12 +14,12 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 import msgspec
 from msgspec import UNSET, Struct
 
 from commands.client.http import Client, decoded, topic_path
+from commands.client.records import iso_ms
 from commands.client.stream import RECREATED, WatchStream
 from commands.client.topics import state_of
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
@@ -80,15 +80,12 @@ def since_ms(text: str, now_ms: int) -> int:
     if match is not None:
         return max(0, int(now_ms - float(match[1]) * DURATION_MS[match[2]]))
     try:
-        moment = datetime.fromisoformat(text)
+        return max(0, iso_ms(text))
     except ValueError:
         raise ValueError(
             f"must be a duration like 90s, 15m, 1h, 2d or a time like 2026-01-31T12:00:00Z, got"
             f" {text!r}"
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0, int(moment.timestamp() * 1000))
 
 
 class TopicReader:

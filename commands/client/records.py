@@ -1,7 +1,7 @@
 """Reads records from a file or a pipe, with their line numbers, and groups them into batches.
 
 A slow pipe is not held back: when nothing has arrived for ``linger_ms``, the source yields None,
-and the batch so far is sent.
+and the batch so far is sent. While nothing arrives, it does so again and again.
 
 A batch ends at ``records_max`` records or ``bytes_max`` bytes, whichever comes first; a larger
 record is a batch of its own. Nothing here talks to a daemon.
@@ -9,11 +9,13 @@ record is a batch of its own. Nothing here talks to a daemon.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
 import stat
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
@@ -25,7 +27,9 @@ CHUNK_BYTES = 256 * 1024
 LINE_BYTES_MAX = 64 << 20  # far above any record; a file without line breaks is refused
 DOCUMENT_BYTES_MAX = 256 << 20  # a JSON document is parsed as a whole
 LINGER_MS = 50
+PAUSE_S = 0.25  # how often a source that pauses says so again: its reader may want to end
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 # What ends too early is half a document, or the first line of a whole one.
 SEVERAL_LINES_HINT = "a JSON document over several lines needs --format json"
@@ -47,6 +51,19 @@ class InputRecord(Struct, frozen=True, omit_defaults=True):
 
     data: msgspec.Raw
     key: str | None = None
+    ts: int | None = None
+    tag: str | None = None
+    meta: dict[str, str] | None = None
+
+
+class RecordFields(NamedTuple):
+    """What a record has besides its data: the fields of the data that are its key and its time, and
+    what all records have."""
+
+    key_field: str | None = None
+    ts_field: str | None = None
+    tag: str | None = None
+    meta: dict[str, str] | None = None
 
 
 class Numbered(NamedTuple):
@@ -84,11 +101,11 @@ def lines(source: BinaryIO, linger_ms: float = LINGER_MS) -> Iterator[tuple[int,
 
 
 def records(
-    source: BinaryIO, form: Format, key_field: str | None, linger_ms: float = LINGER_MS
+    source: BinaryIO, form: Format, fields: RecordFields, linger_ms: float = LINGER_MS
 ) -> Iterator[Numbered | None]:
     """The records of ``source``. Raises BadLine at the first line that is not one."""
     if form == "json":
-        yield from _document(source.read(DOCUMENT_BYTES_MAX + 1), key_field)
+        yield from _document(source.read(DOCUMENT_BYTES_MAX + 1), fields)
         return
     for item in lines(source, linger_ms):
         if item is None:
@@ -96,9 +113,10 @@ def records(
             continue
         number, line = item
         if form == "lines":
-            yield Numbered(number, InputRecord(msgspec.Raw(_quoted(number, line))))
+            text = msgspec.Raw(_quoted(number, line))
+            yield Numbered(number, InputRecord(text, None, None, fields.tag, fields.meta))
         elif line.strip():
-            yield Numbered(number, _json_record(number, line.strip(), key_field))
+            yield Numbered(number, _json_record(number, line.strip(), fields))
 
 
 def batched(
@@ -135,17 +153,18 @@ def _chunks(source: BinaryIO, linger_ms: float) -> Iterator[bytes | None]:
     except (io.UnsupportedOperation, OSError):
         descriptor = -1  # bytes in memory, which never pause
     read = getattr(source, "read1", source.read)
-    paused = False
+    wait_s = linger_ms / 1000
     while True:
-        if descriptor >= 0 and not paused:
-            ready, _, _ = select.select([descriptor], [], [], linger_ms / 1000)
+        if descriptor >= 0:
+            ready, _, _ = select.select([descriptor], [], [], wait_s)
             if not ready:
-                paused = True
+                wait_s = PAUSE_S
                 yield None
+                continue
         chunk = read(CHUNK_BYTES)
         if not chunk:
             return
-        paused = False
+        wait_s = linger_ms / 1000
         yield chunk
 
 
@@ -161,14 +180,20 @@ def is_cut_off(problem: str) -> bool:
     return problem.endswith("Input data was truncated")
 
 
-def _json_record(number: int, text: bytes, key_field: str | None) -> InputRecord:
+def _json_record(number: int, text: bytes, fields: RecordFields) -> InputRecord:
     try:
         value = msgspec.json.decode(text)
         text.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = SEVERAL_LINES_HINT if is_cut_off(str(error)) else ""
         raise BadLine(number, f"is not JSON: {error}", hint) from error
-    return InputRecord(msgspec.Raw(text), _key(number, value, key_field))
+    return InputRecord(
+        msgspec.Raw(text),
+        _key(number, value, fields.key_field),
+        _time(number, value, fields.ts_field),
+        fields.tag,
+        fields.meta,
+    )
 
 
 def _key(number: int, value: object, key_field: str | None) -> str | None:
@@ -187,7 +212,35 @@ def _key(number: int, value: object, key_field: str | None) -> str | None:
     raise BadLine(number, f"the key {key_field!r} must be a string or an integer")
 
 
-def _document(text: bytes, key_field: str | None) -> Iterator[Numbered]:
+def _time(number: int, value: object, ts_field: str | None) -> int | None:
+    """Epoch milliseconds of a field with them, or with an ISO 8601 time; without it, None."""
+    if ts_field is None or not isinstance(value, dict):
+        return None
+    match value.get(ts_field):
+        case None:
+            return None
+        case bool():
+            pass
+        case int() as epoch_ms:
+            return epoch_ms
+        case str() as text:
+            with contextlib.suppress(ValueError):
+                return iso_ms(text)
+    raise BadLine(
+        number,
+        f"the time {ts_field!r} must be epoch milliseconds or text like 2026-01-31T12:00:00Z",
+    )
+
+
+def iso_ms(text: str) -> int:
+    """Epoch milliseconds of an ISO 8601 time, of UTC without an offset. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _document(text: bytes, fields: RecordFields) -> Iterator[Numbered]:
     if len(text) > DOCUMENT_BYTES_MAX:
         raise BadLine(
             1, f"is a JSON document of more than {DOCUMENT_BYTES_MAX:,} bytes; send NDJSON instead"
@@ -202,4 +255,4 @@ def _document(text: bytes, key_field: str | None) -> Iterator[Numbered]:
         hint = CUT_OFF_HINT if is_cut_off(str(error)) else ""
         raise BadLine(1, f"is not a JSON document: {error}", hint) from error
     for number, element in enumerate(elements, 1):
-        yield Numbered(number, _json_record(number, bytes(element), key_field))
+        yield Numbered(number, _json_record(number, bytes(element), fields))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain as joined
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ class Chain:
 
     def __init__(self, position: int) -> None:
         self.position = position
+        self.depth_max = DEPTH_MAX
         self.not_before = 0.0  # when the daemon takes requests again: monotonic, in seconds
         self.rows_stored = 0
         self.rows_known = 0  # dropped here, because an earlier request had stored them
@@ -129,7 +130,7 @@ class Chain:
     @property
     def wants_to_send(self) -> bool:
         """Whether a step waits for nothing but its time."""
-        return bool(self._waiting) and not self._returned and len(self._sent) < DEPTH_MAX
+        return bool(self._waiting) and not self._returned and len(self._sent) < self.depth_max
 
     @property
     def in_flight(self) -> int:
@@ -137,9 +138,24 @@ class Chain:
         return len(self._sent)
 
     @property
+    def refused(self) -> SubBlockRows:
+        """The load of the oldest step in flight, which an answer is about."""
+        return self._sent[0].load
+
+    @property
+    def oldest(self) -> SubBlockRows | None:
+        """The first load that is not known to be stored."""
+        return next(self._loads(), None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a load waits for those in flight."""
+        return bool(self._waiting and self._sent)
+
+    @property
     def pending_from(self) -> int | None:
         """The position of the first row that is pending; None: there is none."""
-        for load in joined(self._returned, (step.load for step in self._sent), self._waiting):
+        for load in self._loads():
             if load.positions[-1] > self.position:
                 return load.positions[bisect_right(load.positions, self.position)]
         return None
@@ -155,10 +171,13 @@ class Chain:
         if self._sent:
             assert self._tail == self._sent[-1].next
         at = -1
-        for load in joined(self._returned, (step.load for step in self._sent), self._waiting):
+        for load in self._loads():
             assert load.rows and len(load.rows) == len(load.positions)
             assert at < load.positions[0] and load.positions[-1] <= load.next
             at = load.next
+
+    def _loads(self) -> Iterator[SubBlockRows]:
+        return joined(self._returned, (step.load for step in self._sent), self._waiting)
 
     def _begin_anew(self) -> None:
         """After doubt, once nothing is in flight."""

@@ -17,12 +17,12 @@ from commands.client.http import (
     RECONNECT_WAIT_MS,
     Unreachable,
     refusal,
-    topic_path,
     wait_ms_of,
 )
 from commands.importing.chain import Chain, ImportStep
 from commands.importing.leases import InFlightBudget
 from commands.importing.wire import Wire, WireAnswer
+from commands.output import duration_text
 from compaction.access.connection import DaemonAddress
 
 # Longer than any acknowledgment takes: the daemon answers or hangs up after `ack_timeout_ms`.
@@ -49,31 +49,43 @@ class _Lost(NamedTuple):
     reason: str
 
 
+def advancing(cursor: str, partition: int | None = None) -> Callable[[ImportStep], bytes]:
+    """What begins the requests of an import, each of which moves the cursor."""
+    chosen = b"" if partition is None else b'"partition":%d,' % partition
+    # A repeat is told by the cursor. A key of the body would take an import after `--restart`
+    # for a repeat of the one before.
+    begin = b'{"dedupe":"none",%b"advance":{"cursor":"%b",' % (chosen, cursor.encode())
+
+    def head(step: ImportStep) -> bytes:
+        return begin + b'"expected":%d,"next":%d},"records":[' % (step.expected, step.next)
+
+    return head
+
+
 class ChainSender:
     """The requests of a chain to a topic. ``wake`` is called when ``advance`` has something to do.
+    ``head`` begins the body of a request, up to its records; ``stored`` gets the answer.
 
     Raises Refused, Unreachable, UnknownAnswer and CursorSetBack: then nothing more is sent."""
 
     def __init__(
         self,
         daemon: ImportDaemon,
-        topic: str,
-        cursor: str,
+        path: str,
         chain: Chain,
         wake: Callable[[], None],
-        partition: int | None = None,
+        head: Callable[[ImportStep], bytes],
+        stored: Callable[[ImportStep, bytes], None] = lambda step, body: None,
+        silent_s: float = SILENT_S,
     ) -> None:
         self.chain = chain
         self.requests = 0
         self.retries = 0
         self._daemon = daemon
-        self._path = topic_path(topic) + "?create=false"
-        self._topic = topic
-        self._cursor = cursor
-        chosen = b"" if partition is None else b'"partition":%d,' % partition
-        # A repeat is told by the cursor. A key of the body would take an import after `--restart`
-        # for a repeat of the one before.
-        self._begin = b'{"dedupe":"none",%b"advance":{"cursor":"%b",' % (chosen, cursor.encode())
+        self._path = path
+        self._head = head
+        self._stored = stored
+        self._silent_s = silent_s
         self._wake = wake
         self._wire: Wire | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -94,14 +106,13 @@ class ChainSender:
         """Sends a step that the chain gave out."""
         assert self._wire is not None
         rows = b",".join(step.load.rows)
-        move = b'"expected":%d,"next":%d},"records":[' % (step.expected, step.next)
         self.requests += 1
-        self._wire.post(self._path, [self._begin + move, rows, b"]}"])
+        self._wire.post(self._path, [self._head(step), rows, b"]}"])
 
     def advance(self) -> None:
         """Takes in what has arrived. Raises as the class says."""
-        if self._wire is not None and self._wire.silent_s() > SILENT_S:
-            self._wire.close(f"no answer for {SILENT_S:g} s")
+        if self._wire is not None and self._wire.silent_s() > self._silent_s:
+            self._wire.close(f"timed out after {duration_text(self._silent_s * 1000)}")
         while self._arrived:
             match self._arrived.popleft():
                 case WireAnswer() as answer:
@@ -150,8 +161,8 @@ class ChainSender:
         if answer.status < 400:
             step = self.chain.stored()
             self._daemon.budget.acked(step.load.leased, answer.latency_s, now)
-            if self._failing_since is not None:
-                self._failing_since = None
+            self._failing_since = None
+            self._stored(step, answer.body)
             return
         refused = refusal(f"a request to {self._daemon.url}", answer.status, answer.body)
         if refused.code == "cursor_moved":

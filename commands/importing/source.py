@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from commands.client.http import Refused, UnknownAnswer, Unreachable
+from commands.client.http import Refused, UnknownAnswer, Unreachable, topic_path
 from commands.importing.chain import CursorSetBack
 from commands.importing.flow import SETTLE_BYTES, Flow, Limits
 from commands.importing.leases import Leases
@@ -32,7 +32,7 @@ from commands.importing.reading.reader import (
 )
 from commands.importing.reading.rules import Rules
 from commands.importing.reading.text import SourceText
-from commands.importing.sender import ChainSender, ImportDaemon
+from commands.importing.sender import ChainSender, ImportDaemon, advancing
 from daemon.schemas.api import CursorSource
 
 POLL_S = 0.25  # how often a file that may grow is looked at
@@ -296,13 +296,15 @@ class SourceImport:
         assert names is not None
         plan = self._plan
         main = ChainSender(
-            self._daemon, plan.target.topic, names.cursor, flow.main, self.wake, plan.partition
-        )
+            self._daemon, _path(plan.target), flow.main, self.wake,
+            advancing(names.cursor, plan.partition),
+        )  # fmt: skip
         dead = None
         if plan.dead_target is not None:
             dead = ChainSender(
-                self._daemon, plan.dead_target.topic, names.dead_cursor, flow.dead, self.wake
-            )
+                self._daemon, _path(plan.dead_target), flow.dead, self.wake,
+                advancing(names.dead_cursor),
+            )  # fmt: skip
         reading: asyncio.Future[SourceRead] | None = None
         try:
             while not flow.is_done:
@@ -446,6 +448,10 @@ class SourceImport:
 
     def _threads_run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+
+def _path(target: TopicTarget) -> str:
+    return topic_path(target.topic) + "?create=false"
 
 
 def problem_of(error: Exception) -> Problem:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from commands.client.http import Client
-from commands.client.records import Format, batched, records, size_of
-from commands.client.sender import BatchUnanswered, SendResume, Summary, parse_resume, send
-from commands.output import bytes_text, counted_text, echo, print_json, progress, say
+from commands.client.records import Format, Numbered, RecordFields, batched, records, size_of
+from commands.importing.chain import CursorSetBack
+from commands.output import bytes_text, count_text, counted_text, echo, print_json, say
+from commands.producing.sending import (
+    BatchUnanswered,
+    Interrupted,
+    SendResume,
+    Summary,
+    parse_resume,
+    send,
+)
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import (
     client_option,
@@ -19,8 +30,20 @@ from commands.shell.options import (
     topic_argument,
     wait_option,
 )
+from shards.clock import monotonic_ns
 
 SPANS_SHOWN_MAX = 8
+RATES_EVERY_S = 1.0  # on a terminal, where a line is drawn over the one before
+RATES_LOGGED_EVERY_S = 10.0
+
+
+def _parsed_meta(
+    _: click.Context, __: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str] | None:
+    for value in values:
+        if not value.partition("=")[1] or value.startswith("="):
+            raise click.BadParameter(f"must be NAME=VALUE, got {value!r}")
+    return dict(value.split("=", 1) for value in values) or None
 
 
 @click.command()
@@ -34,7 +57,14 @@ SPANS_SHOWN_MAX = 8
     show_default=True,
     help="A JSON value per line, a text per line, or one JSON document (an array is its records).",
 )
-@click.option("--key", "key_field", metavar="FIELD", help="The field of a record that is its key.")
+@click.option("--key", "--key-field", "key_field", metavar="FIELD",
+              help="The field of a record that is its key.")  # fmt: skip
+@click.option("--ts", "ts_field", metavar="FIELD",
+              help="The field of a record that is its time: epoch milliseconds, or ISO 8601; by"
+              " default the arrival.")  # fmt: skip
+@click.option("--tag", metavar="TEXT", help="The tag of all records.")
+@click.option("--meta", metavar="NAME=VALUE", multiple=True, callback=_parsed_meta,
+              help="A member of the meta of all records; repeatable.")  # fmt: skip
 @click.option(
     "--partition", type=click.IntRange(0, 999), metavar="P", help="Send all records to this one."
 )
@@ -60,6 +90,8 @@ SPANS_SHOWN_MAX = 8
     callback=parsed_by(parse_resume),
     help="Continue a run of this command that ended, with the same file and options.",
 )
+@click.option("--progress/--no-progress", "shows", default=None,
+              help="Show records/s and MB/s on stderr; by default on a terminal.")  # fmt: skip
 @wait_option
 @client_option
 @output_option
@@ -68,10 +100,14 @@ def produce(
     file: Any,
     form: Format,
     key_field: str | None,
+    ts_field: str | None,
+    tag: str | None,
+    meta: dict[str, str] | None,
     partition: int | None,
     batch: int,
     batch_bytes: int,
     resume: SendResume | None,
+    shows: bool | None,
     wait_s: float,
     client: Client,
     as_json: bool,
@@ -87,21 +123,30 @@ def produce(
       tail -F app.log | headgate produce logs --format lines
       headgate produce orders orders.ndjson --key customer --resume 5f0c99e1:3005
     """
-    client.say = say
     begin = resume or SendResume(secrets.token_hex(12), 1)
-    source = (
-        item for item in records(file, form, key_field) if item is None or item.line >= begin.line
-    )
-    with progress(size_of(file), "sent") as advance:
+    fields = RecordFields(key_field, ts_field, tag, meta)
+
+    def batches(line: int, is_over: Callable[[], bool]) -> Iterator[list[Numbered]]:
+        source = itertools.takewhile(lambda _: not is_over(), records(file, form, fields))
+        wanted = (item for item in source if item is None or item.line >= line)
+        return batched(wanted, batch, batch_bytes)
+
+    rates = _Rates(size_of(file), shows)
+    client.say = rates.say
+    try:
         summary, problem = send(
             client,
             topic,
-            batched(source, batch, batch_bytes),
-            run_id=begin.run_id,
-            patience_ms=wait_s * 1000,
+            batches,
+            begin=begin,
+            wait_s=wait_s,
             partition=partition,
-            progress=advance,
+            went_on=rates.show,
         )
+    except CursorSetBack as error:
+        raise CommandFailed(str(error)) from error
+    finally:
+        rates.end()
     if as_json:
         print_json(summary)
     elif summary.records or problem is None:
@@ -111,6 +156,9 @@ def produce(
             f"the {summary.records} records before it are stored, and nothing after it; the same"
             f" command with --resume {summary.error.resume} continues there"
         )
+        if isinstance(problem, Interrupted):
+            first = summary.error.line
+            resumes += f", or `tail -n +{first}` has the rest of the input"
         raise CommandFailed(
             f"{getattr(file, 'name', 'stdin')}: {problem}",
             hint="; ".join(each for each in (getattr(problem, "hint", ""), resumes) if each),
@@ -131,3 +179,48 @@ def _text(summary: Summary) -> str:
         f" {summary.topic} in {counted_text(summary.requests, 'request')}{retried}"
         + (f"; {', '.join(spans)}" if spans else "")
     )
+
+
+class _Rates:
+    """Draws how much is stored, and how much a second, on one line of stderr; without a terminal
+    it is a line now and then, if it is asked for."""
+
+    def __init__(self, size: int, shows: bool | None) -> None:
+        self._is_drawn = sys.stderr.isatty() and shows is not False
+        self._shows = self._is_drawn or shows is True
+        self._every_s = RATES_EVERY_S if self._is_drawn else RATES_LOGGED_EVERY_S
+        self._size = size
+        self._before = (monotonic_ns(), 0, 0)
+        self._has_line = False
+
+    def show(self, summary: Summary) -> None:
+        """Shows the sums, if it is time."""
+        now = monotonic_ns()
+        seconds = (now - self._before[0]) / 1e9
+        if not self._shows or seconds < self._every_s:
+            return
+        _, records_before, bytes_before = self._before
+        self._before = (now, summary.records, summary.bytes)
+        share = f" ({min(100, 100 * summary.bytes // self._size)} %)" if self._size else ""
+        text = (
+            f"{counted_text(summary.records, 'record')}, {bytes_text(summary.bytes)}{share};"
+            f" {count_text((summary.records - records_before) / seconds)} records/s,"
+            f" {(summary.bytes - bytes_before) / seconds / 1e6:.1f} MB/s"
+        )
+        if self._is_drawn:
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+            self._has_line = True
+        else:
+            say(text)
+
+    def say(self, text: str) -> None:
+        """A message, on a line of its own."""
+        self.end()
+        say(text)
+
+    def end(self) -> None:
+        """Leaves the line."""
+        if self._has_line:
+            self._has_line = False
+            sys.stderr.write("\n")

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 import cli
-from commands.client.sender import Summary
+from commands.producing.sending import Summary
 from commands.records.import_ import ImportSummary
 from commands.running.top import TopLine
 from commands.shell import exits

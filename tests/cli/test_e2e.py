@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import cli
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
+from tests.e2e.processes import kill_shards
 from tools.ports import kept_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -57,6 +58,57 @@ def test_what_produce_sends_read_prints(daemon: Daemon) -> None:
         daemon, "read", "orders", "--partition", "1", "--from-seq", after, "--with-meta"
     ).stdout.splitlines()
     assert [json.loads(line)["partition"] for line in lines] == [1, 1]
+
+
+def test_many_requests_at_a_time_keep_the_order_through_the_death_of_every_shard(
+    daemon: Daemon,
+) -> None:
+    command = [sys.executable, str(CHECKOUT / "cli.py"), "produce", "ordered", "--batch", "50",
+               "--url", daemon.url, "-o", "json"]  # fmt: skip
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        text = b"".join(b"%d\n" % n for n in range(20_000))
+        process.stdin.write(text[: len(text) // 2])
+        process.stdin.flush()
+        wait_until(lambda: _cursors(daemon) == 1, "the cursor of the run")
+        kill_shards(daemon, 0, 1, 2)
+        process.stdin.write(text[len(text) // 2 :])
+        process.stdin.close()
+        summary = json.loads(process.stdout.read())
+        assert process.wait(HANG_S) == 0
+    assert summary["records"] == 20_000
+    assert run(daemon, "read", "ordered").stdout.encode() == text
+    assert _cursors(daemon) == 0
+
+
+def _cursors(daemon: Daemon) -> int:
+    return len(parsed(run(daemon, "cursors", "ls", "-o", "json")))
+
+
+def test_ctrl_c_ends_produce_with_a_summary_and_a_point_where_it_continues(daemon: Daemon) -> None:
+    command = [sys.executable, str(CHECKOUT / "cli.py"), "produce", "cut", "--batch", "10",
+               "--url", daemon.url, "-o", "json", "--progress"]  # fmt: skip
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"".join(b"%d\n" % n for n in range(95)))
+        process.stdin.flush()
+        wait_until(lambda: len(run(daemon, "read", "cut").stdout.splitlines()) == 95, "the records")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1
+    summary = json.loads(out)
+    assert (summary["records"], summary["error"]["code"]) == (95, "interrupted")
+    assert b"stopped before line 96" in err and b"`tail -n +96` has the rest" in err
+    text = "".join(f"{n}\n" for n in range(120))
+    again = run(daemon, "produce", "cut", "--resume", summary["error"]["resume"], stdin=text)
+    assert again.exit_code == 0, again.stderr
+    assert run(daemon, "read", "cut").stdout == text
 
 
 def test_a_refused_record_is_named_by_its_line(daemon: Daemon) -> None:

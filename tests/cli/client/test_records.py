@@ -17,6 +17,7 @@ from commands.client.records import (
     Format,
     InputRecord,
     Numbered,
+    RecordFields,
     batched,
     lines,
     records,
@@ -25,7 +26,7 @@ from commands.client.records import (
 
 
 def found(text: bytes, form: Format = "ndjson", key: str | None = None) -> list[Numbered]:
-    return [item for item in records(io.BytesIO(text), form, key) if item is not None]
+    return [item for item in records(io.BytesIO(text), form, RecordFields(key)) if item is not None]
 
 
 def data_of(items: list[Numbered]) -> list[tuple[int, bytes]]:
@@ -124,6 +125,21 @@ def numbered(count: int, size: int = 1) -> list[Numbered]:
     return [Numbered(line, InputRecord(data)) for line in range(1, count + 1)]  # type: ignore[arg-type]  # bytes do
 
 
+def test_times_are_epoch_milliseconds_or_iso_8601_of_a_field() -> None:
+    text = b'{"t": 5}\n{"t": "1970-01-01T00:00:01.5"}\n{"t": "1970-01-01T01:00:00+01:00"}\n{}\n1\n'
+    fields = RecordFields(ts_field="t", tag="x", meta={"a": "b"})
+    items = [item for item in records(io.BytesIO(text), "ndjson", fields) if item is not None]
+    assert [item.record.ts for item in items] == [5, 1_500, 0, None, None]
+    assert {(item.record.tag, str(item.record.meta)) for item in items} == {("x", "{'a': 'b'}")}
+
+
+@pytest.mark.parametrize("value", ["true", "1.5", '"yesterday"', "[1]"])
+def test_what_is_no_time_is_named_by_its_line(value: str) -> None:
+    text = b'{"t": 5}\n{"t": %b}\n' % value.encode()
+    with pytest.raises(BadLine, match="line 2: the time 't' must be epoch milliseconds or text"):
+        list(records(io.BytesIO(text), "ndjson", RecordFields(ts_field="t")))
+
+
 def test_a_batch_ends_at_its_number_of_records() -> None:
     assert [len(batch) for batch in batched(numbered(7), 3, 1_000)] == [3, 3, 1]
 
@@ -157,7 +173,7 @@ def test_a_slow_pipe_is_not_held_back() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as sink:
         sink.write(b'{"n":1}\n{"n":')
-        items = records(source, "ndjson", None, linger_ms=1)
+        items = records(source, "ndjson", RecordFields(), linger_ms=1)
         first = next(items)
         assert first is not None and bytes(first.record.data) == b'{"n":1}'
         assert next(items) is None

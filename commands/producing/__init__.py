@@ -1,0 +1,1 @@
+"""Sending the records of a file or a pipe, several requests at a time."""
