@@ -11,6 +11,7 @@ The Reader prints nothing: the lines of a page go to ``emit``, warnings of gaps 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
 from collections.abc import Callable, Iterator
@@ -22,14 +23,13 @@ from commands.client.http import Client, decoded, topic_path
 from commands.client.records import iso_ms
 from commands.client.stream import RECREATED, WatchStream
 from commands.client.topics import state_of
+from commands.quantities import duration_ms
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
 from delivery.streams.events import WatchRecord, WatchTombstone
 from delivery.watch.token import PLACES_MAX
 
 PAGE_RECORDS = 1_000  # the most records of one answer
 POLL_SHARED_MS = 500
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Start(Struct, frozen=True):
@@ -76,9 +76,8 @@ def since_ms(text: str, now_ms: int) -> int:
 
     Raises ValueError for anything else.
     """
-    match = DURATION.fullmatch(text.strip())
-    if match is not None:
-        return max(0, int(now_ms - float(match[1]) * DURATION_MS[match[2]]))
+    with contextlib.suppress(ValueError):
+        return max(0, int(now_ms - duration_ms(text)))
     try:
         return max(0, iso_ms(text))
     except ValueError:

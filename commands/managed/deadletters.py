@@ -26,6 +26,7 @@ from commands.output import (
     table,
     time_text,
 )
+from commands.quantities import Duration
 from commands.redriving.cursors import LetterCursors
 from commands.redriving.letters import (
     Letter,
@@ -193,10 +194,10 @@ class _Listing:
 @click.option(
     "--idle",
     "idle_s",
-    type=click.FloatRange(0, 86_400),
-    default=300,
+    type=Duration(0, 86_400),
+    default="300s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="Leave the letters of a subscription of which none was finished for this long.",
 )
 @wait_option

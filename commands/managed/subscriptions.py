@@ -34,6 +34,7 @@ from commands.consuming.texts import (
 )
 from commands.output import show
 from commands.pushing.options import push_options, shown_target, take_push_settings
+from commands.quantities import Milliseconds, whole_ms
 from commands.shell.exits import CommandFailed
 from commands.shell.options import (
     client_option,
@@ -67,13 +68,13 @@ PLACES = "earliest, latest, or after an offset (N,N,... for each partition)"
 
 
 def _range(_: click.Context, __: click.Parameter, value: str | None) -> list[int] | None:
-    """``1000,60000``."""
+    """``1s,10m``, or milliseconds."""
     if value is None:
         return None
     try:
-        first, last = map(int, value.split(","))
+        first, last = map(whole_ms, value.split(","))
     except ValueError:
-        raise click.BadParameter(f"must be FIRST,LONGEST like 1000,60000, got {value!r}") from None
+        raise click.BadParameter(f"must be FIRST,LONGEST like 1s,10m, got {value!r}") from None
     return [first, last]
 
 
@@ -82,7 +83,7 @@ _SETTING_OPTIONS = (
                  help="Who gets what: by key (the default), anybody, or one at a time."),
     click.option("--reliable/--not-reliable", default=None,
                  help="Not reliable: no acknowledgments; what is not taken is dropped."),
-    click.option("--ack-timeout-ms", type=click.IntRange(1), metavar="N",
+    click.option("--ack-timeout-ms", type=Milliseconds(1), metavar="DURATION",
                  help="How long a consumer may take for a message."),
     click.option("--redeliveries-max", type=click.IntRange(0), metavar="N",
                  help="How often a message is sent again."),

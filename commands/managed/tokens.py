@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from commands.client.reader import DURATION, DURATION_MS
 from commands.output import show, table
+from commands.quantities import duration_ms
 from commands.shell.exits import UNREACHABLE, CommandFailed
 from commands.shell.options import config_option, data_option, loaded, output_option, parsed_by
 from compaction.access.http_calls import DaemonRefused, DaemonUnreachable, call, socket_address
@@ -55,11 +55,9 @@ def _limits(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _lifetime(text: str) -> timedelta:
-    match = DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"must be a duration like 12h or 30d, got {text!r}")
+    lifetime_ms = duration_ms(text)
     try:
-        lifetime = timedelta(milliseconds=float(match[1]) * DURATION_MS[match[2]])
+        lifetime = timedelta(milliseconds=lifetime_ms)
         check_lifetime(lifetime)
     except (OverflowError, TokenFileError):
         raise ValueError(f"must be from 1s to {LIFETIME_MAX.days}d, got {text!r}") from None

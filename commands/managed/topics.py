@@ -22,9 +22,11 @@ from msgspec.structs import asdict
 from commands.client.http import Client, Refused, decoded, topic_path
 from commands.client.topics import all_states, state_of
 from commands.output import bytes_text, count_text, duration_text, show, table
+from commands.quantities import size_bytes, whole_ms
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
 from daemon.schemas.api import TopicConfig, TopicState, Trimmed, TrimRequest
+from delivery.filters import compiled
 from ledger.types import Dedupe, Discard
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,14 +35,25 @@ UNSET = "none"  # the value that removes an optional setting
 COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp")
 
 
-def _optional_count(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
-    """An integer, or ``none``."""
-    if value is None or value == UNSET:
-        return value
+def _count(text: str) -> int:
     try:
-        return int(value)
+        return int(text)
     except ValueError:
-        raise click.BadParameter(f"must be an integer or {UNSET}, got {value!r}") from None
+        raise ValueError(f"must be an integer, got {text!r}") from None
+
+
+def _optional(read: Callable[[str], int]) -> Callable[..., int | str | None]:
+    """What ``read`` understands, or ``none``."""
+
+    def callback(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
+        if value is None or value == UNSET:
+            return value
+        try:
+            return read(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}; {UNSET} removes it") from None
+
+    return callback
 
 
 _SETTING_OPTIONS = (
@@ -51,17 +64,18 @@ _SETTING_OPTIONS = (
         help="A typed column of the topic's table; repeatable. Types: "
         + ", ".join(COLUMN_TYPES) + ".",
     ),
-    click.option("--priority", callback=_optional_count, metavar=COUNT,
+    click.option("--priority", callback=_optional(_count), metavar=COUNT,
                  help="How urgent deliveries are, from -1000 to 1000."),
     click.option("--auto-priority/--no-auto-priority", default=None,
                  help="Without a priority, what was read lately is more urgent."),
     click.option("--lossy/--not-lossy", default=None,
                  help="A watcher that lags is told what it missed instead of catching up."),
-    click.option("--cap-records", callback=_optional_count, metavar=COUNT,
+    click.option("--cap-records", callback=_optional(_count), metavar=COUNT,
                  help="Most records that each partition keeps."),
-    click.option("--cap-bytes", callback=_optional_count, metavar=COUNT,
+    click.option("--cap-bytes", callback=_optional(size_bytes), metavar="SIZE|none",
                  help="Most bytes that each partition keeps, plus one extent at most."),
-    click.option("--ttl-ms", callback=_optional_count, metavar=COUNT,
+    click.option("--ttl-ms", "--ttl", "ttl_ms", callback=_optional(whole_ms),
+                 metavar="DURATION|none",
                  help="How long records are kept, by their own timestamps."),
     click.option("--discard", type=click.Choice(get_args(Discard)),
                  help="At a cap: evict the oldest records, or refuse new ones."),
@@ -84,22 +98,24 @@ def topics() -> None:
     \b
     Examples:
       headgate topics ls
-      headgate topics create orders --partitions 4 --ttl-ms 604800000
+      headgate topics create orders --partitions 4 --ttl 7d
     """
 
 
 @topics.command("ls")
+@click.argument("pattern", default="*")
 @client_option
 @output_option
-def topics_ls(client: Client, as_json: bool) -> None:
-    """List all topics.
+def topics_ls(pattern: str, client: Client, as_json: bool) -> None:
+    """List all topics, or those whose names match a PATTERN with * and ?.
 
     \b
     Examples:
       headgate topics ls
-      headgate topics ls -o json
+      headgate topics ls 'orders-*' -o json
     """
-    show(list(all_states(client)), as_json, _list_text)
+    matches = compiled(pattern)
+    show([each for each in all_states(client) if matches(each.topic)], as_json, _list_text)
 
 
 @topics.command("show")
@@ -130,7 +146,7 @@ def topics_create(topic: str, client: Client, as_json: bool, **settings: Any) ->
     \b
     Examples:
       headgate topics create orders
-      headgate topics create orders --partitions 4 --column price:double --ttl-ms 604800000
+      headgate topics create orders --partitions 4 --column price:double --ttl 7d
     """
     _create(client, topic, _settings_of(settings))
     show(state_of(client, topic), as_json, _show_text)
@@ -149,8 +165,8 @@ def topics_alter(topic: str, client: Client, as_json: bool, **settings: Any) -> 
 
     \b
     Examples:
-      headgate topics alter orders --cap-bytes 10000000000 --discard old
-      headgate topics alter orders --ttl-ms none --column price:none
+      headgate topics alter orders --cap-bytes 10GiB --discard old
+      headgate topics alter orders --ttl none --column price:none
     """
     chosen = _settings_of(settings)
     if not chosen:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from commands.quantities import Bytes, Milliseconds
 from commands.shell.options import within
 from ledger.delivery.push_settings import RATE_MAX, RATE_MIN, PushFormat, PushTarget
 
@@ -43,15 +44,15 @@ _OPTIONS = (
                  help="Shards that send."),
     click.option("--push-connections-max", type=click.IntRange(1), metavar="N",
                  help="Most POSTs that a sender has under way at a time."),
-    click.option("--push-timeout-ms", type=click.IntRange(1), metavar="N",
+    click.option("--push-timeout-ms", type=Milliseconds(1), metavar="DURATION",
                  help="How long a POST may take."),
     click.option("--push-format", type=click.Choice(get_args(PushFormat)),
                  help="How records are CloudEvents."),
     click.option("--push-batch-max", type=click.IntRange(1), metavar="N",
                  help="Most records in a POST of --push-format batch."),
-    click.option("--push-batch-bytes-max", type=click.IntRange(1), metavar="N",
+    click.option("--push-batch-bytes-max", type=Bytes(1), metavar="SIZE",
                  help="Most bytes in it."),
-    click.option("--push-batch-wait-ms", type=click.IntRange(0), metavar="N",
+    click.option("--push-batch-wait-ms", type=Milliseconds(0), metavar="DURATION",
                  help="How long it waits for more records."),
     click.option("--push-secrets", metavar="FILE",
                  help="Sign with these secrets: whsec_... in lines, the newest first. - is stdin."),

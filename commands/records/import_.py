@@ -34,6 +34,7 @@ from commands.output import (
     show,
     table,
 )
+from commands.quantities import Bytes, Duration
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument
 from compaction.access.connection import DaemonAddress
@@ -74,13 +75,13 @@ def _parsed_where(
               help="Most sources that are read simultaneously.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1, 1_000_000), default=5_000, show_default=True,
               metavar="N", help="Most records in a request.")  # fmt: skip
-@click.option("--batch-bytes", type=click.IntRange(1, 1 << 30), default=1 << 20, show_default=True,
-              metavar="N", help="Most bytes of records in a request; a larger record is sent"
+@click.option("--batch-bytes", type=Bytes(1, 1 << 30), default="1MiB", show_default=True,
+              metavar="SIZE", help="Most bytes of records in a request; a larger record is sent"
               " alone.")  # fmt: skip
-@click.option("--record-bytes", type=click.IntRange(1, 1 << 30), default=1 << 20, show_default=True,
-              metavar="N", help="A larger record is invalid.")  # fmt: skip
-@click.option("--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
-              help="How long to wait for a daemon that does not answer or is busy, 60 by default,"
+@click.option("--record-bytes", type=Bytes(1, 1 << 30), default="1MiB", show_default=True,
+              metavar="SIZE", help="A larger record is invalid.")  # fmt: skip
+@click.option("--wait", "wait_s", type=Duration(0, 86_400), metavar="DURATION",
+              help="How long to wait for a daemon that does not answer or is busy, 60s by default,"
               " a day with --follow.")  # fmt: skip
 @click.option("--s3-endpoint", envvar="HEADGATE_S3_ENDPOINT_URL", metavar="URL",
               show_envvar=True, help="For sources in S3; by default that of AWS.")  # fmt: skip

@@ -22,6 +22,7 @@ from commands.producing.sending import (
     parse_resume,
     send,
 )
+from commands.quantities import Bytes
 from commands.shell.exits import FAILED, UNREACHABLE, CommandFailed
 from commands.shell.options import (
     client_option,
@@ -78,10 +79,10 @@ def _parsed_meta(
 )
 @click.option(
     "--batch-bytes",
-    type=click.IntRange(1, 1 << 30),
-    default=1 << 20,
+    type=Bytes(1, 1 << 30),
+    default="1MiB",
     show_default=True,
-    metavar="N",
+    metavar="SIZE",
     help="Most bytes of records in a request; a larger record is sent alone.",
 )
 @click.option(

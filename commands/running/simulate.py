@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from commands.output import bytes_text, echo, print_json, progress, say, table
+from commands.quantities import Duration, duration_ms, size_bytes
 from commands.shell.exits import CommandFailed
-from commands.shell.options import loaded, output_option, parsed_by, within
-from daemon.config.values import read_size
+from commands.shell.options import loaded, output_option, parsed_by
 
 if TYPE_CHECKING:
     from commands.simulating.report import LoadFigures, SimulationReport
@@ -73,21 +73,21 @@ STORE = "s3://simulated"
     default="1KiB",
     show_default=True,
     metavar="SIZE",
-    callback=parsed_by(read_size),
+    callback=parsed_by(size_bytes),
     help="The size of a request, unless a trace says it.",
 )
 @click.option(
     "--put-p50-ms",
-    type=within(0.001, 600_000),
-    default=30.0,
+    type=Duration(0.001, 600_000, "ms"),
+    default="30ms",
     show_default=True,
-    metavar="MS",
+    metavar="DURATION",
     help="The median time of a PUT, without its bytes.",
 )
 @click.option(
     "--put-p99-ms",
-    type=within(0.001, 600_000),
-    metavar="MS",
+    type=Duration(0.001, 600_000, "ms"),
+    metavar="DURATION",
     help="Its 99th percentile, of a lognormal distribution; by default 6 times the median.",
 )
 @click.option(
@@ -99,15 +99,16 @@ STORE = "s3://simulated"
 )
 @click.option(
     "--commit-ms",
-    type=within(0, 60_000),
-    default=0.7,
+    type=Duration(0, 60_000, "ms"),
+    default="0.7ms",
     show_default=True,
-    metavar="MS",
+    metavar="DURATION",
     help="How long the ledger takes for a commit; commits of a daemon come one by one.",
 )
 @click.option(
     "--window-ms",
-    metavar="MS",
+    metavar="DURATION",
+    callback=parsed_by(lambda text: f"{duration_ms(text, 'ms'):g}"),
     help="The commit window (key commit_window_min_ms).",
 )
 @click.option(
@@ -118,16 +119,16 @@ STORE = "s3://simulated"
 @click.option(
     "--duration",
     "duration_s",
-    type=within(1, SECONDS_MAX),
-    metavar="SECONDS",
+    type=Duration(1, SECONDS_MAX),
+    metavar="DURATION",
     help="How long to simulate: by default 12 (less for more than 64 cores), or as long as a curve"
     " or trace, 60 at most; these are played faster or slower to fit.",
 )
 @click.option(
     "--warm-up",
     "warm_up_s",
-    type=within(0, SECONDS_MAX),
-    metavar="SECONDS",
+    type=Duration(0, SECONDS_MAX),
+    metavar="DURATION",
     help="How long a rate lasts before it is measured: by default 5.",
 )
 @click.option(

@@ -15,6 +15,7 @@ from commands.live.degraded import troubles
 from commands.live.keys import wait_for_key
 from commands.live.screen import Size, View, plain, screen
 from commands.output import duration_text, echo, print_lines
+from commands.quantities import Duration
 from commands.shell.exits import DEGRADED, OK, UNREACHABLE
 from commands.shell.options import client_option, output_option
 from daemon.schemas.overview import Rates, StatusSample, between, completed, restarted
@@ -107,10 +108,10 @@ class Watched:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.1, 3_600),
-    default=1.0,
+    type=Duration(0.1, 3_600),
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="Time between refreshes.",
 )
 @client_option

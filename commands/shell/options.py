@@ -10,6 +10,7 @@ import click
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
 from commands.client.topics import all_states
+from commands.quantities import Duration
 
 if TYPE_CHECKING:
     from daemon.config import Config
@@ -128,19 +129,19 @@ partition_option = click.option(
 wait_option = click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0, 86_400),
-    default=60,
+    type=Duration(0, 86_400),
+    default="60s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="How long to wait for a daemon that does not answer or is busy.",
 )
 reader_wait_option = click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0, 86_400),
-    metavar="SECONDS",
-    help="How long to wait for a daemon that does not answer or is busy; by default 60 for one that"
-    " has answered before, else 0.",
+    type=Duration(0, 86_400),
+    metavar="DURATION",
+    help="How long to wait for a daemon that does not answer or is busy; by default 60s for one"
+    " that has answered before, else 0.",
 )
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; it asks on a terminal only.")
 

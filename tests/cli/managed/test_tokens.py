@@ -48,7 +48,7 @@ def test_json_has_the_token(tmp_path: Path) -> None:
     [
         (["create", "a"], 2, "Missing option '--scope'"),
         (["create", "a", "--scope", "write"], 2, "'write' is not a scope; the scopes are produce"),
-        (["create", "a", "--scope", "read", "--expires", "soon"], 2, "12h or 30d, got 'soon'"),
+        (["create", "a", "--scope", "read", "--expires", "soon"], 2, "1h30m or 2d, got 'soon'"),
         (["create", "a", "--scope", "read", "--expires", "99999999d"], 2, "1s to 36500d"),
         (["create", "a", "--scope", "read", "--expires", "0d"], 2, "1s to 36500d, got '0d'"),
         (["create", "a", "--scope", "read", "--topics", "a/b"], 1, "got 'a/b'"),
