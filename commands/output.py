@@ -24,6 +24,7 @@ import msgspec
 
 Cell = str | int | float | None
 T = TypeVar("T")
+JSON_ERRORS = "headgate.json_errors"  # in click's meta: whether stdout still needs a JSON value
 NAMED_MAX = 20  # lines of a kind that a report prints for people; JSON has them all
 RICH_ROWS_MAX = 1_000  # rich takes 0.6 ms for a row
 # Characters that JSON need not escape: DEL, C1, the ends of lines and the controls of direction.
@@ -123,6 +124,9 @@ def _shown(line: str) -> str:
 
 def echo_json(json: str, *, nl: bool = True) -> None:
     """The same JSON, with escapes."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[JSON_ERRORS] = False
     click.echo(_escaped(json), nl=nl)
 
 
@@ -204,6 +208,11 @@ def progress(length: int, label: str, *, of_bytes: bool = False) -> Iterator[Cal
 def say(text: str) -> None:
     """One line on stderr."""
     echo(f"headgate: {text}", err=True)
+
+
+def draw_line(text: str) -> None:
+    """Draws a line on the terminal of stderr over the one before."""
+    click.echo(f"\r{printable(text)}\x1b[K", err=True, nl=False)
 
 
 def print_lines(lines: list[bytes]) -> None:

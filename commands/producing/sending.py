@@ -50,6 +50,7 @@ from daemon.schemas.api import CursorSetting, Produced, ProducedPart, ProducedSp
 
 READ_AHEAD = 8  # batches that a thread has read and that wait for a lease
 POLL_S = 0.25  # how often what nothing tells of is looked at
+SOON_S = 0.005  # the same, while something waits to be sent: for the connection to take more
 STOP_S = 10.0  # how long a stopped run waits for answers
 
 
@@ -272,10 +273,10 @@ class _Sending:
                     if self._bad_line is not None:
                         raise self._bad_line
                     return
-            held_s = chain.not_before - self._now()
+            held_s = max(SOON_S, chain.not_before - self._now())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
-                    self._event.wait(), min(POLL_S, held_s) if held_s > 0 else POLL_S
+                    self._event.wait(), min(POLL_S, held_s) if chain.wants_to_send else POLL_S
                 )
 
     async def _go_on(self) -> None:

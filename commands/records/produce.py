@@ -13,7 +13,15 @@ import click
 from commands.client.http import Client
 from commands.client.records import Format, Numbered, RecordFields, batched, records, size_of
 from commands.importing.chain import CursorSetBack
-from commands.output import bytes_text, count_text, counted_text, echo, print_json, say
+from commands.output import (
+    bytes_text,
+    count_text,
+    counted_text,
+    draw_line,
+    echo,
+    print_json,
+    say,
+)
 from commands.producing.sending import (
     BatchUnanswered,
     Interrupted,
@@ -209,8 +217,7 @@ class _Rates:
             f" {(summary.bytes - bytes_before) / seconds / 1e6:.1f} MB/s"
         )
         if self._is_drawn:
-            sys.stderr.write(f"\r{text}\x1b[K")
-            sys.stderr.flush()
+            draw_line(text)
             self._has_line = True
         else:
             say(text)
@@ -224,4 +231,4 @@ class _Rates:
         """Leaves the line."""
         if self._has_line:
             self._has_line = False
-            sys.stderr.write("\n")
+            echo("", err=True)

@@ -33,11 +33,14 @@ _DISTRUST_HINT = (
 
 
 class CommandFailed(click.ClickException):
-    """Ends the command with a message, a hint and an exit code."""
+    """Ends the command with a message, a hint and an exit code. ``code`` is of the HTTP API."""
 
-    def __init__(self, message: str, *, hint: str = "", exit_code: int = FAILED) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", exit_code: int = FAILED, code: str = ""
+    ) -> None:
         super().__init__(message)
         self.hint = hint
+        self.code = code
         # click declares it for the class, and reads it from the instance
         self.exit_code = exit_code  # type: ignore[misc]
 
@@ -47,6 +50,20 @@ class CommandFailed(click.ClickException):
         say(self.message)
         if self.hint:
             echo(f"  hint: {self.hint}", err=True)
+
+
+def error_value(error: click.ClickException) -> dict[str, dict[str, str | int]]:
+    """An error as ``-o json`` answers it."""
+    codes = {USAGE: "usage", UNREACHABLE: "unreachable"}
+    code = getattr(error, "code", "") or codes.get(error.exit_code, "failed")
+    return {
+        "error": {
+            "code": code,
+            "message": error.format_message(),
+            "hint": getattr(error, "hint", ""),
+            "exit_code": error.exit_code,
+        }
+    }
 
 
 def failure(error: Exception, also: str = "") -> CommandFailed | None:
@@ -74,7 +91,7 @@ def _client_failure(error: Exception) -> CommandFailed | None:
             )
         case Refused():
             message = f"{error.message} ({error.code}, status {error.status})"
-            return CommandFailed(message, hint=REFUSED_HINTS.get(error.code, ""))
+            return CommandFailed(message, hint=REFUSED_HINTS.get(error.code, ""), code=error.code)
         case UnknownAnswer():
             return CommandFailed(str(error), hint="is --url the address of a headgate daemon?")
     return None

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from commands.shell.exits import OK, failure
+from commands.shell.exits import OK, error_value, failure
 
 
 class Commands(click.Group):
@@ -61,15 +61,27 @@ class Commands(click.Group):
             # flushes stdout once more at its end; there must be nothing left to complain about.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(OK)
-        except (click.ClickException, click.Abort, click.exceptions.Exit):
+        except click.ClickException as error:
+            _told_in_json(ctx, error)
+            raise
+        except (click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
             ending = failure(error)
             if ending is None:
                 raise
+            _told_in_json(ctx, ending)
             raise ending from error
 
     def _lines(self) -> list[tuple[str, str]]:
         own = [(name, each.get_short_help_str(100)) for name, each in self.commands.items()]
         listed = [(name, summary) for name, (_, summary) in self._summaries.items()]
         return [*listed, *own]
+
+
+def _told_in_json(context: click.Context, error: click.ClickException) -> None:
+    """Prints an error as the JSON value of a command that was to print one, and has not."""
+    from commands.output import JSON_ERRORS, print_json  # which no help needs
+
+    if context.meta.get(JSON_ERRORS):
+        print_json(error_value(error))

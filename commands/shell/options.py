@@ -10,6 +10,7 @@ import click
 
 from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
 from commands.client.topics import all_states
+from commands.output import JSON_ERRORS
 from commands.quantities import Duration
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ COMPLETION_TIMEOUT_S = 1.0  # a shell that waits longer for a completion seems t
 
 
 def output_option(function: Function) -> Function:
-    """``as_json``: stdout is then one JSON value and nothing else."""
+    """``as_json``: stdout is then one JSON value and nothing else, also of an error."""
 
-    def chosen(_: click.Context, __: click.Parameter, value: str) -> bool:
+    def chosen(context: click.Context, _: click.Parameter, value: str) -> bool:
+        context.meta[JSON_ERRORS] = value == "json"
         return value == "json"
 
     return click.option(
@@ -34,6 +36,7 @@ def output_option(function: Function) -> Function:
         type=click.Choice(["table", "json"]),
         default="table",
         show_default=True,
+        is_eager=True,
         callback=chosen,
         help="A table for people or JSON for programs.",
     )(function)

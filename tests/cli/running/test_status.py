@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from typing import Any
 
 import pytest
 
-from tests.scripted import Answer, Call, run, says
+from tests.scripted import Answer, Call, refusal, run, says, scripted
 
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
@@ -256,3 +257,20 @@ def test_status_of_a_degraded_daemon_ends_in_4(change: dict[str, Any], reason: s
     assert result.exit_code == table.exit_code == 4
     assert json.loads(result.stdout) == STATUS | change
     assert reason in result.stderr and reason in table.stderr
+
+
+def test_status_is_watched_until_ctrl_c_and_while_the_daemon_is_away() -> None:
+    def script(call: Call) -> Answer:
+        match len(server.calls):
+            case 2:
+                return refusal(503, "shutting_down", "later")
+            case 4:
+                signal.raise_signal(signal.SIGINT)
+        return Answer(200, STATUS)
+
+    with scripted(script) as server:
+        result = run(server, "status", "--watch", "100ms", "-o", "json")
+    assert result.exit_code == 0
+    assert {json.loads(line)["epoch"] for line in result.stdout.splitlines()} == {7}
+    assert len(result.stdout.splitlines()) >= 2
+    assert "later" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from tests.scripted import Answer, run, says
+from tests.scripted import Answer, refusal, run, says
 
 
 @pytest.mark.parametrize("command", [["status"], ["groups"], ["topics", "ls"], ["read", "t"]])
@@ -102,3 +103,24 @@ def test_a_wrong_file_is_named_with_what_is_wrong(
     if text is not None:
         file.write_text(text)
     assert sentence.format(file=file) in refused_start(data, "--config", str(file))
+
+
+def test_json_is_asked_for_and_an_error_is_the_json_value() -> None:
+    with says(refusal(404, "unknown_topic", "no topic 't'")) as server:
+        result = run(server, "topics", "show", "t", "-o", "json")
+    assert json.loads(result.stdout) == {
+        "error": {
+            "code": "unknown_topic", "message": "no topic 't' (unknown_topic, status 404)",
+            "hint": "`headgate topics ls` lists the topics", "exit_code": 1,
+        }
+    }  # fmt: skip
+    assert "no topic" in result.stderr
+    for wrong in (["topics", "ls", "--url", "x"], ["topics", "alter", "t"]):
+        result = CliRunner().invoke(cli.headgate, [*wrong, "-o", "json"])
+        assert json.loads(result.stdout)["error"]["code"] == "usage", result.stdout
+
+
+def test_a_value_that_is_printed_already_is_the_only_one() -> None:
+    with says(refusal(422, "topic_full", "full")) as server:
+        result = run(server, "produce", "t", "-o", "json", stdin="1\n")
+    assert json.loads(result.stdout)["error"]["line"] == 1
