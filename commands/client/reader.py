@@ -18,18 +18,21 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import asdict
 
 from commands.client.http import Client, decoded, topic_path
 from commands.client.records import iso_ms
 from commands.client.stream import RECREATED, WatchStream
 from commands.client.topics import state_of
 from commands.quantities import duration_ms
+from delivery.filters import Filter, compiled
 from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
 from delivery.streams.events import WatchRecord, WatchTombstone
 from delivery.watch.token import PLACES_MAX
 
 PAGE_RECORDS = 1_000  # the most records of one answer
 POLL_SHARED_MS = 500
+EVERYTHING = Filter()
 
 
 class Start(Struct, frozen=True):
@@ -106,6 +109,8 @@ class TopicReader:
         emit: Callable[[list[bytes]], None],
         warn: Callable[[str], None],
         with_meta: bool = False,
+        as_text: bool = False,
+        only: Filter = EVERYTHING,
         records_max: int | None = None,
     ) -> None:
         self._client = client
@@ -113,6 +118,8 @@ class TopicReader:
         self._emit = emit
         self._warn = warn
         self._with_meta = with_meta
+        self._as_text = as_text
+        self._only = only
         self._left = records_max
         self._patience_ms = patience_ms
         self._reach_ms = reach_ms
@@ -153,7 +160,7 @@ class TopicReader:
             return
         for partition in list(self._next):
             for page in self._pages(partition, self._limit()):
-                self._print([self._line(partition, record) for record in page.records])
+                self._print(self._lines(partition, page.records))
                 if self.done():
                     return
 
@@ -170,6 +177,7 @@ class TopicReader:
             for partition, start in self._next.items()
         }
         only = {} if self._is_whole else {"partition": str(next(iter(self._next)))}
+        only |= {name: text for name, text in asdict(self._only).items() if text is not None}
         stream = WatchStream(
             self._client, topic_path(self._topic, "watch"), only, {self._topic: None}, position,
             patience_ms=self._patience_ms, reach_ms=self._reach_ms,
@@ -192,7 +200,7 @@ class TopicReader:
             wait_ms = max(1, POLL_SHARED_MS // len(self._next))
             for partition in list(self._next):
                 page = self._diff(partition, self._limit(), wait_ms)
-                self._print([self._line(partition, record) for record in page.records])
+                self._print(self._lines(partition, page.records))
                 if self.done():
                     return
 
@@ -203,7 +211,7 @@ class TopicReader:
             self._topic_ids[partition] = topic_id
             self._next[partition] = Start(from_seq=max(0, heads.get(partition, 0) - count))
             for page in self._pages(partition, PAGE_RECORDS):
-                for record in page.records:
+                for record in filter(self._is_wanted, page.records):
                     # The line, not the record, which would keep its whole answer in memory.
                     item = (record.ts, partition, record.seq, self._line(partition, record))
                     keep = heapq.heappush if len(newest) < count else heapq.heappushpop
@@ -211,7 +219,9 @@ class TopicReader:
         self._print([line for *_, line in sorted(newest)])
 
     def _limit(self) -> int:
-        return PAGE_RECORDS if self._left is None else max(1, min(PAGE_RECORDS, self._left))
+        if self._left is None or self._only:
+            return PAGE_RECORDS
+        return max(1, min(PAGE_RECORDS, self._left))
 
     def _heads(self) -> tuple[int, dict[int, int]]:
         state = state_of(self._client, self._topic, self._waits_ms())
@@ -272,8 +282,22 @@ class TopicReader:
             f" start of the new topic; {missed}"
         )
 
+    def _lines(self, partition: int, records: list[DiffRecord]) -> list[bytes]:
+        return [self._line(partition, each) for each in records if self._is_wanted(each)]
+
+    def _is_wanted(self, record: DiffRecord) -> bool:
+        if not self._only:
+            return True
+        return all(
+            pattern is None
+            or ((text := getattr(record, name)) is not UNSET and compiled(pattern)(text))
+            for name, pattern in asdict(self._only).items()
+        )
+
     def _line(self, partition: int, record: DiffRecord) -> bytes:
-        return whole_line(partition, record) if self._with_meta else data_line(record)
+        if self._with_meta:
+            return whole_line(partition, record)
+        return text_line(record) if self._as_text else data_line(record)
 
     def _print(self, lines: list[bytes]) -> None:
         shown = lines if self._left is None else lines[: self._left]
@@ -294,6 +318,12 @@ def data_line(record: DiffRecord) -> bytes:
     if record.data_b64 is not UNSET:
         return msgspec.json.encode({"data_b64": record.data_b64})
     return _one_line(b"null" if record.data is UNSET else bytes(record.data))
+
+
+def text_line(record: DiffRecord) -> bytes:
+    """A text without its quotes, as ``produce --format lines`` takes it; else as ``data_line``."""
+    line = data_line(record)
+    return msgspec.json.decode(line, type=str).encode() if line[:1] == b'"' else line
 
 
 def whole_line(partition: int, record: DiffRecord, topic: str | None = None) -> bytes:

@@ -18,6 +18,7 @@ from commands.shell.options import (
     since_option,
     topic_argument,
 )
+from delivery.filters import Filter, FilterError
 from shards.clock import wall_ms
 
 TAIL_MAX = 100_000  # a tail is held in memory
@@ -31,6 +32,12 @@ TAIL_MAX = 100_000  # a tail is held in memory
 @from_seq_option
 @records_option
 @partition_option
+@click.option("--tag", metavar="PATTERN", help="Only records whose tag matches, with * and ?.")
+@click.option("--node", metavar="PATTERN", help="Only records whose node matches.")
+@click.option("--key", metavar="PATTERN", help="Only records whose key matches.")
+@click.option("--format", "form", type=click.Choice(["ndjson", "lines"]), default="ndjson",
+              show_default=True,
+              help="The data as JSON, or texts without their quotes.")  # fmt: skip
 @click.option("--with-meta", is_flag=True, help="Whole records, not only their data.")
 @click.option(
     "--resume",
@@ -48,6 +55,10 @@ def read(
     from_seq: int | None,
     records: int | None,
     partition: int | None,
+    tag: str | None,
+    node: str | None,
+    key: str | None,
+    form: str,
     with_meta: bool,
     resume: ReadResume | None,
     wait_s: float | None,
@@ -62,6 +73,7 @@ def read(
     Examples:
       headgate read orders --tail 10 --follow
       headgate read orders --since 15m --with-meta
+      headgate read logs --key 'host-1*' --tag error --format lines
       headgate read orders --follow --resume 7:0=120,1=98
     """
     if sum(choice is not None for choice in (since, tail, from_seq)) > 1:
@@ -70,6 +82,13 @@ def read(
         from_ts = None if since is None else since_ms(since, wall_ms())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from error
+    if with_meta and form == "lines":
+        raise click.UsageError("--with-meta prints JSON: leave --format lines out")
+    only = Filter(tag, node, key)
+    try:
+        only.check()
+    except FilterError as error:
+        raise click.BadParameter(str(error), param_hint=f"--{error.field}") from error
     client.say = say
     reader = TopicReader(
         client,
@@ -81,6 +100,8 @@ def read(
         emit=print_lines,
         warn=say,
         with_meta=with_meta,
+        as_text=form == "lines",
+        only=only,
         records_max=records,
     )
     try:

@@ -60,6 +60,26 @@ def test_what_produce_sends_read_prints(daemon: Daemon) -> None:
     assert [json.loads(line)["partition"] for line in lines] == [1, 1]
 
 
+def test_read_keeps_what_matches_and_prints_texts_as_lines(daemon: Daemon) -> None:
+    tags = ("even", "odd")
+    records: list[dict[str, Any]] = [
+        {"data": f"text {n}", "key": f"k{n % 3}", "tag": tags[n % 2]} for n in range(12)
+    ]
+    records.append({"data": {"n": 12}})
+    assert daemon.json("POST", "/v0/topics/filtered", {"records": records}).status == 200
+
+    def shown(*arguments: str) -> list[str]:
+        return run(daemon, "read", "filtered", *arguments).stdout.splitlines()
+
+    assert shown("--key", "k1") == [f'"text {n}"' for n in (1, 4, 7, 10)]
+    assert shown("--key", "k[12]") == []
+    assert shown("--key", "k?", "--tag", "od*", "-n", "2") == ['"text 1"', '"text 3"']
+    assert shown("--tail", "3", "--tag", "*") == ['"text 10"', '"text 11"']
+    assert shown("--format", "lines")[-2:] == ["text 11", '{"n": 12}']
+    wrong = run(daemon, "read", "filtered", "--key", "x\\")
+    assert wrong.exit_code == 2 and "key is a pattern that ends with a backslash" in wrong.stderr
+
+
 def test_many_requests_at_a_time_keep_the_order_through_the_death_of_every_shard(
     daemon: Daemon,
 ) -> None:
