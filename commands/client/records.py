@@ -29,6 +29,7 @@ DOCUMENT_BYTES_MAX = 256 << 20  # a JSON document is parsed as a whole
 LINGER_MS = 50
 PAUSE_S = 0.25  # how often a source that pauses says so again: its reader may want to end
 
+_checked = msgspec.json.Decoder(msgspec.Raw).decode  # half the time of making objects
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 # What ends too early is half a document, or the first line of a whole one.
@@ -182,7 +183,7 @@ def is_cut_off(problem: str) -> bool:
 
 def _json_record(number: int, text: bytes, fields: RecordFields) -> InputRecord:
     try:
-        value = msgspec.json.decode(text)
+        value: object = _checked(text) if fields[:2] == (None, None) else msgspec.json.decode(text)
         text.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = SEVERAL_LINES_HINT if is_cut_off(str(error)) else ""

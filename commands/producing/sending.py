@@ -393,6 +393,8 @@ class _Sending:
         while not self._room.acquire(timeout=POLL_S):
             if self._stopped_at is not None:
                 return False
+        if self._stopped_at is not None:
+            return False
         self._read.append(found)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._event.set)

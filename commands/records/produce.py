@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -136,9 +135,14 @@ def produce(
     fields = RecordFields(key_field, ts_field, tag, meta)
 
     def batches(line: int, is_over: Callable[[], bool]) -> Iterator[list[Numbered]]:
-        source = itertools.takewhile(lambda _: not is_over(), records(file, form, fields))
-        wanted = (item for item in source if item is None or item.line >= line)
-        return batched(wanted, batch, batch_bytes)
+        return batched(wanted(line, is_over), batch, batch_bytes)
+
+    def wanted(line: int, is_over: Callable[[], bool]) -> Iterator[Numbered | None]:
+        for item in records(file, form, fields):
+            if item is None and is_over():
+                return
+            if item is None or item.line >= line:
+                yield item
 
     rates = _Rates(size_of(file), shows)
     client.say = rates.say
