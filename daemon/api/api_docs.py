@@ -25,6 +25,7 @@ from daemon.api.figures.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
 from daemon.schemas import api as schemas
+from daemon.schemas import hooks as hook_schemas
 from daemon.schemas import overview as overview_schemas
 from daemon.schemas import push as push_schemas
 from daemon.schemas import shapes
@@ -67,6 +68,7 @@ def _named(name: str) -> type:
     """The type of this name in one of the modules that define some."""
     modules = (
         schemas,
+        hook_schemas,
         router_schemas,
         subscription_schemas,
         owner_schemas,

@@ -268,8 +268,10 @@ class Api:
         """Finds the handler, and keeps of the query only what is read later. Raises ApiError 404,
         405, 400."""
         found = self._router.find(head)
+        if found.route.reader is not None:
+            head.reader = found.route.reader(head)
         head.query = {} if found.produce is None else _to_produce(head.query)
-        if found.produce is not None and self._producer.is_usual(head):
+        if found.produce is not None and head.reader is None and self._producer.is_usual(head):
             head.shortcut = self._producer.take_usual
         return found
 

@@ -19,6 +19,8 @@ from daemon.api.handlers.subscriptions import SubscriptionRoutes
 from daemon.api.handlers.topics import TopicRoutes
 from daemon.api.handlers.watch import WatchRoutes
 from daemon.api.overviews import OverviewRoutes
+from daemon.http.head import Head
+from daemon.intake.producer import BodyReader
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
 STREAM_FORMATS = {
@@ -57,6 +59,8 @@ class Route(Struct, frozen=True, kw_only=True):
     path: str
     summary: str
     handler: Callable[[Handlers], Handler] | None
+    # Without a handler, records are produced: what reads them, if not in produce's own formats.
+    reader: Callable[[Head], BodyReader] | None = None
     answers: Mapping[int, Any] = {}
     errors: tuple[int, ...] = ()
     query: Any = None

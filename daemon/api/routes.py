@@ -19,6 +19,7 @@ from daemon.access.token_file import Scope
 from daemon.api.handlers.admin import BODY_BYTES_MAX, READING, READING_POINTERS, Fence
 from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
+from daemon.intake.hooks import HookReader
 from daemon.schemas.api import (
     BackedUp,
     CursorDeleted,
@@ -58,6 +59,7 @@ from daemon.schemas.api import (
     WatchRequest,
     WidQuery,
 )
+from daemon.schemas.hooks import HookQuery
 from delivery.routers.schemas import (
     RouterDeleted,
     RouterPage,
@@ -203,6 +205,19 @@ ROUTES = (
             "application/msgpack",
             "application/octet-stream",
         ),
+        answers={200: (Produced, ProducedSpread)},
+        errors=(400, 404, 409, 412, 413, 415, 422, 429, 503, 504),
+    ),
+    Route(
+        method="POST",
+        path="/v0/hooks/{topic}",
+        summary="store a body of any kind as it came; answered when it is durable",
+        scopes=(Scope.PRODUCE,),
+        handler=None,
+        reader=HookReader,
+        query=HookQuery,
+        body=Raw,
+        other_content_types=("*/*",),
         answers={200: (Produced, ProducedSpread)},
         errors=(400, 404, 409, 412, 413, 415, 422, 429, 503, 504),
     ),

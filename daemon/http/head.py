@@ -47,7 +47,7 @@ _SINGLE_FIELDS = frozenset(
 )  # fmt: skip
 # Parameters of a query that may be repeated. Their values are joined by REPEATED, which is in no
 # value, because control characters are refused.
-_REPEATABLE = frozenset({"filter"})
+_REPEATABLE = frozenset({"filter", "header"})
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _TLS_BEGINS = b"\x16\x03"
 _HEAD_BEGINS = re.compile(rb"(?:\r\n){0,2}\r?(?:[A-Z-]{1,20} |[A-Z-]{0,20}\Z)")
@@ -81,7 +81,8 @@ class Head:
     the shortest answer will do. ``bare`` is the head without what an answer does not need.
     ``rights`` are its sender's, set with ``route``. ``shortcut``, set there too, takes a whole
     request of this head (connection, head, body, arrival) in one step and returns True, or does
-    nothing and returns False (``Application.take``). ``forwarded`` is what proxies say of whom it
+    nothing and returns False (``Application.take``). So is ``reader``, which reads bodies that are
+    in another format than produce's own. ``forwarded`` is what proxies say of whom it
     is (the end of X-Forwarded-For).
     """
 
@@ -107,6 +108,7 @@ class Head:
         "plain",
         "query",
         "raw_segments",
+        "reader",
         "rights",
         "route",
         "segments",
@@ -158,6 +160,7 @@ class Head:
         self.rights: Rights = EVERYTHING
         self.route: Any = None
         self.shortcut: Callable[[Any, Head, bytes, int], bool] | None = None
+        self.reader: Any = None
         self.bare = self
 
     def forget_fields(self, origins: Container[str] = ()) -> None:

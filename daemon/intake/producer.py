@@ -16,6 +16,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Protocol
 
 import msgspec
 
@@ -48,6 +49,15 @@ log = logging.getLogger("headgate.produce")
 _new = tuple.__new__  # costs half of what a NamedTuple's own constructor does
 _IN_BODY = b"disable_backpressure"
 RING_LOOK_S = 0.02  # between two attempts of a request that needs a pad's space too
+
+
+class BodyReader(Protocol):
+    """Reads the bodies of requests with one head, in another format than produce's own."""
+
+    def parse(
+        self, body: bytes, limits: BodyLimits, arrival_ms: int, topic: TopicEntry | None
+    ) -> Produce:
+        """What the request asks for; ``topic`` is None before it is known. Raises ApiError."""
 
 
 class Producer:
@@ -194,7 +204,7 @@ class Producer:
         if not admission.promise(needed):
             timeout_ms = self._queue_ms(head)
             if timeout_ms is None and _IN_BODY in request.body:
-                asked = self._parse(request, wall_ms(), TopicConfig())
+                asked = self._parse(request, wall_ms(), None)
                 if asked.disable_backpressure:
                     timeout_ms = asked.ack_timeout_ms or self._ack_timeout_ms
             if timeout_ms is not None or not admission.promise_of_credit(needed):
@@ -303,7 +313,7 @@ class Producer:
 
     def _timeout_ms(self, request: Request) -> int:
         try:
-            asked = self._parse(request, wall_ms(), TopicConfig())
+            asked = self._parse(request, wall_ms(), None)
         except ApiError:  # it is refused in its turn
             return self._ack_timeout_ms
         return asked.ack_timeout_ms or self._ack_timeout_ms
@@ -322,7 +332,7 @@ class Producer:
                 raise error from None
         # A request that will be refused must not leave a topic behind.
         config = TopicConfig()
-        asked = self._parse(request, wall_ms(), config)
+        asked = self._parse(request, wall_ms(), None)
         bodies.payloads(asked, config.partitions, lambda: 0)
         if asked.advance is not None:
             await self._cursors.load(asked.advance)
@@ -347,13 +357,18 @@ class Producer:
         except LedgerError as error:
             log.warning("how full a topic is cannot be read: %s", error)
 
-    def _parse(self, request: Request, arrival_ms: int, config: TopicConfig) -> Produce:
+    def _parse(self, request: Request, arrival_ms: int, topic: TopicEntry | None) -> Produce:
         head = request.head
         body = request.body
         if head.content_encoding:
             body = bodies.decompress(body, head.content_encoding, self._limits.body_bytes_max)
-        asked = bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
-        if asked.idempotency_key is None and (asked.dedupe or config.dedupe) == "body":
+        reader: BodyReader | None = head.reader
+        if reader is not None:
+            asked = reader.parse(body, self._limits, arrival_ms, topic)
+        else:
+            asked = bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
+        dedupe = asked.dedupe or ("none" if topic is None else topic.topic.config.dedupe)
+        if dedupe == "body" and asked.idempotency_key is None:
             key = bodies.body_key(head.content_type, head.query, body)
             asked = msgspec.structs.replace(asked, idempotency_key=key)
         if asked.advance is not None:
@@ -365,7 +380,7 @@ class Producer:
         answer again, and stores no record. Raises ApiError, TopicFull among them, CursorNotCached,
         and RingFull for a request that waits for space."""
         arrival_ms = wall_ms()
-        asked = self._parse(request, arrival_ms, topic.topic.config)
+        asked = self._parse(request, arrival_ms, topic)
         topic_id = topic.topic_id
         timeout_ms = asked.ack_timeout_ms or self._ack_timeout_ms
         timeout_ns = 1_000_000 * timeout_ms
