@@ -212,6 +212,15 @@ def page(tx: ReadTx, after_name: str = "", limit: int = 1_000) -> list[Topic]:
     return [_topic(row) for row in rows]
 
 
+def secrets_ids(tx: ReadTx) -> set[str]:
+    """The ids of the secrets that hooks of live topics are signed with."""
+    rows = tx.execute(
+        "SELECT config FROM topics WHERE deleted_ms IS NULL AND config LIKE '%\"secrets_id\"%'"
+    )
+    hooks = [_config_decoder.decode(config).hook for (config,) in rows.fetchall()]
+    return {each.secrets_id for each in hooks if each is not None}
+
+
 def changed_since(tx: ReadTx, version: int, limit: int) -> tuple[int, list[Topic]]:
     """The topics that changed after a catalog version, deleted ones too, in the order of their
     changes, at most ``limit``; and the version up to which that is all."""

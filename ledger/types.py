@@ -297,9 +297,44 @@ ROUTERS_MAX = 1_024  # each has one too, and a copy of its source's records
 INTEGER_MAX = (1 << 63) - 1
 
 Dedupe = Literal["none", "body"]
+HookScheme = Literal["github", "stripe", "standard", "hmac"]
 Discard = Literal["old", "reject"]
 Offset = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+
+
+class HookSigning(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the hooks of a topic are signed. The secrets are in a file next to the ledger."""
+
+    scheme: Annotated[
+        HookScheme,
+        Meta(
+            description="`github` (X-Hub-Signature-256), `stripe` (Stripe-Signature), `standard`"
+            " (Standard Webhooks), or `hmac`: an HMAC-SHA256 of the body, in hex or base64"
+        ),
+    ]
+    header: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z0-9-]{1,64}$",
+            description="of `hmac`: where the signature is, also after `sha256=`",
+        ),
+    ] = "X-Signature"
+    tolerance_s: Annotated[
+        int,
+        Meta(
+            ge=1, le=86_400,
+            description="of `stripe` and `standard`: how far the time in the signature may be off",
+        ),
+    ] = 300  # fmt: skip
+
+
+class HookSettings(HookSigning, frozen=True, forbid_unknown_fields=True):
+    """How the hooks of a topic must be signed."""
+
+    secrets_id: Annotated[
+        str, Meta(description="the entry of `push-secrets.json` that has the secrets")
+    ] = ""
 
 
 class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -361,6 +396,10 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
                 " nothing that a reliable subscription has not finished"
             ),
         ]
+        | None
+    ) = None
+    hook: (
+        Annotated[HookSettings, Meta(description="how hooks must be signed; null: they need not")]
         | None
     ) = None
 

@@ -30,6 +30,7 @@ from daemon.schemas import overview as overview_schemas
 from daemon.schemas import push as push_schemas
 from daemon.schemas import shapes
 from daemon.schemas import subscriptions as subscription_schemas
+from daemon.schemas import topic_settings as topic_schemas
 from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas
 from shards.latency import MEANINGS
@@ -69,6 +70,7 @@ def _named(name: str) -> type:
     modules = (
         schemas,
         hook_schemas,
+        topic_schemas,
         router_schemas,
         subscription_schemas,
         owner_schemas,

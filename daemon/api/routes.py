@@ -219,7 +219,7 @@ ROUTES = (
         body=Raw,
         other_content_types=("*/*",),
         answers={200: (Produced, ProducedSpread)},
-        errors=(400, 404, 409, 412, 413, 415, 422, 429, 503, 504),
+        errors=(400, 404, 409, 412, 413, 422, 429, 503, 504),
     ),
     Route(
         method="POST",

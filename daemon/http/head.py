@@ -75,8 +75,8 @@ class Head:
     chunked. ``content_encoding`` is "" or a supported name. ``client_names``: those of its sender's
     certificate. ``is_local``: it came through the Unix socket.
     ``is_followed_link``: a link on a page of another origin led here
-    (``guard.py``). ``is_brief``: what it may do depends on the time, so it is not kept in the
-    cache.
+    (``guard.py``). ``is_brief``: what it may do depends on the time, or it does not
+    come again, so it is not kept in the cache.
     ``plain``: HTTP/1.1, not HEAD, not from a page of a browser, and the connection is kept, so
     the shortest answer will do. ``bare`` is the head without what an answer does not need.
     ``rights`` are its sender's, set with ``route``. ``shortcut``, set there too, takes a whole

@@ -2,7 +2,7 @@
 
 The body is one record. Its data is the JSON text of a body that says it is JSON, and is; otherwise
 the bytes of the body, whatever they are. The record's ``meta`` has the content type and the headers
-that the URL names.
+that the URL names. CloudEvents are records as ``formats/cloud_events.py`` says.
 
 A delivery that the sender names is stored once, if it comes again with the same body.
 """
@@ -10,17 +10,30 @@ A delivery that the sender names is stored once, if it comes again with the same
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from daemon.http.head import Head
-from daemon.intake.formats import BodyLimits, Produce, body_key, check_record, nested_deeper
+from daemon.intake.formats import BodyLimits, Produce, body_key
+from daemon.intake.formats.cloud_events import (
+    BATCH,
+    HEADERS,
+    STRUCTURED,
+    VERSION,
+    binary_event,
+    check_label,
+    json_events,
+    row_of,
+)
+from daemon.intake.formats.json_format import check_record, is_json, json_text
 from daemon.intake.formats.keys import key_field
-from daemon.intake.formats.payloads import produce_of, row
+from daemon.intake.formats.payloads import KEY, TS, Row, produce_of, row
+from daemon.intake.hook_signatures import check_signature
 from daemon.intake.topic_cache import TopicEntry
-from daemon.schemas.decoding import NESTING_MAX, UNREADABLE, read_query, refuse_unknown
-from daemon.schemas.errors import invalid, too_large
+from daemon.schemas.decoding import read_query, refuse_unknown
+from daemon.schemas.errors import ApiError, invalid, too_large
 from daemon.schemas.hooks import HookQuery
+from ledger.types import HookSettings
+from uploader.l0.records import encode
 
 # Of what comes with every hook, and what senders call a delivery and its kind.
 KEPT_HEADERS = (
@@ -30,17 +43,17 @@ _DELIVERIES = ("webhook-id", "x-github-delivery")
 _KIND = "x-github-event"
 # They are how a sender is known, and what is stored is shown to readers.
 _NEVER_KEPT = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
-_UTF8 = ("", "utf-8", "utf8", "us-ascii")
-_BLANKS = " \t\r\n"
 
-_decoder = msgspec.json.Decoder(Raw)
 _encode = msgspec.json.Encoder().encode
 
 
 class HookReader:
-    """Reads the bodies of hooks with one head. Raises ApiError 400 for a query that cannot be."""
+    """Reads the bodies of hooks with one head. Raises ApiError 400 for a query that cannot be.
 
-    __slots__ = ("_headers", "_query")
+    Which headers have the signature is known with the topic, so all are kept until then. A head
+    that names a delivery does not come again: it would only take the place of others."""
+
+    __slots__ = ("_headers", "_kind", "_query", "_sent")
 
     def __init__(self, head: Head) -> None:
         refuse_unknown(head.query, HookQuery)
@@ -55,7 +68,10 @@ class HookReader:
         self._headers = {
             name: head.headers[name] for name in (*KEPT_HEADERS, *names) if name in head.headers
         }
-        head.target_bytes += sum(map(len, self._headers.values()))
+        self._kind = head.content_type
+        self._sent = head.headers
+        head.target_bytes += sum(map(len, self._sent.values()))
+        head.is_brief = True
 
     def parse(
         self, body: bytes, limits: BodyLimits, arrival_ms: int, topic: TopicEntry | None
@@ -66,42 +82,61 @@ class HookReader:
                 f"the body has {len(body)} bytes, the limit is {limits.body_bytes_max}",
                 limit_bytes=limits.body_bytes_max,
             )
+        if topic is not None and topic.topic.config.hook is not None:
+            self._check(topic, topic.topic.config.hook, body, arrival_ms)
+        query, names = self._query, ""
+        if self._kind in (STRUCTURED, BATCH) or f"{HEADERS}{VERSION}" in self._sent:
+            events = (
+                json_events(self._kind, body, limits)
+                if self._kind in (STRUCTURED, BATCH)
+                else [binary_event(self._sent, body)]
+            )
+            several = self._kind == BATCH
+            rows = [
+                row_of(each, {"record": index} if several else {}, limits, query)
+                for index, each in enumerate(events)
+            ]
+            names = "\n".join([each.name for each in events])
+            # The same in all attempts, which the body is not.
+            told = encode(rows)
+        else:
+            rows = [self._row(body, limits)]
+            names = next((self._sent[name] for name in _DELIVERIES if name in self._sent), "")
+            told = body
+        asked = produce_of(
+            query, rows, arrival_ms,
+            keyed=any(len(each) > KEY and each[KEY] is not None for each in rows),
+            timed=any(len(each) > TS and each[TS] is not None for each in rows),
+        )  # fmt: skip
+        if not names or query.idempotency_key is not None or query.dedupe == "none":
+            return asked
+        return replace(asked, idempotency_key=body_key(self._kind, {"delivery": names}, told))
+
+    def _row(self, body: bytes, limits: BodyLimits) -> Row:
+        """The record that a body is, unless it has events."""
         if not body:
             raise invalid("the body is empty, so there is nothing to store")
         query, headers = self._query, self._headers
-        kind = headers.get("content-type", "")
-        text = json_text(body) if is_json(kind) else None
+        text = json_text(body) if is_json(headers.get("content-type", "")) else None
         key = None
         if query.key is not None and text is not None:
             key = key_field(query.key).of(text, {})
         tag = query.tag if query.tag is not None else headers.get(_KIND)
+        check_label("tag", tag, {})
         data = body if text is None else text
         meta = _encode(headers).decode()
         check_record(data, (key, tag, query.node, meta), {}, limits)
-        rows = [row(data, None, key, tag, query.node, meta)]
-        asked = produce_of(query, rows, arrival_ms, keyed=key is not None, timed=False)
-        named = next((headers[name] for name in _DELIVERIES if name in headers), None)
-        if named is None or query.idempotency_key is not None or query.dedupe == "none":
-            return asked
-        return replace(asked, idempotency_key=body_key(kind, {"delivery": named}, body))
+        return row(data, None, key, tag, query.node, meta)
 
-
-def is_json(content_type: str) -> bool:
-    """Whether a body of this type is JSON in UTF-8, as it says."""
-    kind, _, parameters = content_type.lower().partition(";")
-    kind = kind.strip()
-    if kind not in ("application/json", "text/json") and not kind.endswith("+json"):
-        return False
-    charset = parameters.rpartition("charset=")[2] if "charset=" in parameters else ""
-    return charset.partition(";")[0].strip(' "') in _UTF8
-
-
-def json_text(body: bytes) -> str | None:
-    """The text of a JSON value, without the blanks around it; None if it is not one, or is nested
-    too deep to be kept as one."""
-    try:
-        _decoder.decode(body)
-        text = str(body, "utf-8").strip(_BLANKS)
-    except UNREADABLE:
-        return None
-    return None if nested_deeper(body, NESTING_MAX) else text
+    def _check(self, topic: TopicEntry, hook: HookSettings, body: bytes, arrival_ms: int) -> None:
+        secrets = topic.hook_secrets
+        if secrets is None:
+            raise ApiError(
+                503,
+                "secrets_unavailable",
+                f"the secrets for hooks of topic {topic.name!r} are not in push-secrets.json, next"
+                " to the ledger; put the file back, or set them again; nothing was stored",
+                {"topic": topic.name},
+                retry_after_s=5,
+            )
+        check_signature(topic.name, hook, secrets, self._sent, body, arrival_ms)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TypeVar
 
 from daemon.intake.caps import CapTracker, CapTrackers
 from daemon.schemas.errors import ApiError, invalid
 from delivery.ledger_thread import LedgerThread
+from delivery.push.secrets import SecretsFile, SecretsFileError
 from ledger import changes, dedupe, reads, topics
 from ledger.errors import (
     ColumnsRefused,
@@ -53,11 +55,18 @@ class TopicEntry:
     """A live topic."""
 
     __slots__ = (
-        "is_usual", "name", "next_partition", "partitions", "tally", "topic", "topic_id", "tracker",
+        "hook_secrets", "is_usual", "name", "next_partition", "partitions", "tally", "topic",
+        "topic_id", "tracker",
     )  # fmt: skip
 
-    def __init__(self, topic: Topic, tracker: CapTracker | None = None) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        tracker: CapTracker | None = None,
+        hook_secrets: tuple[str, ...] | None = (),
+    ) -> None:
         self.topic = topic
+        self.hook_secrets = hook_secrets  # None: they should be there, and cannot be had
         self.tracker = tracker  # of a topic that refuses what exceeds its caps
         self.topic_id = topic.topic_id
         self.name = topic.name
@@ -84,8 +93,10 @@ class TopicCache:
         ledger_lock: AbstractContextManager[None],
         trackers: CapTrackers | None = None,
         partitions_max: int | None = None,
+        secrets: SecretsFile | None = None,
     ) -> None:
         self._words = segment.words
+        self._secrets = secrets
         self.trackers = trackers or CapTrackers(segment.words, 0)
         self._ledger = ledger
         self._ledger_lock = ledger_lock
@@ -129,7 +140,7 @@ class TopicCache:
         topic = await self._ledger.read(topics.find, name)
         if topic is None:
             raise unknown_topic(name)
-        return self._remember(topic, version)
+        return await self._remember(topic, version)
 
     async def by_id(self, topic_id: int) -> Topic | None:
         """A topic as the ledger has it, also a deleted one."""
@@ -178,7 +189,7 @@ class TopicCache:
             ) from error
         if created:
             log.info("topic %s was created (id %d)", name, topic.topic_id)
-        return self._remember(topic, version), created
+        return await self._remember(topic, version), created
 
     async def alter(self, name: str, config: TopicConfig) -> TopicEntry:
         """Changes a topic's settings. Raises ApiError."""
@@ -187,7 +198,7 @@ class TopicCache:
             topic = await self._change(
                 lambda ledger: ledger.write(topics.alter, name, config, self._partitions_max)
             )
-            return self._remember(topic, version)
+            return await self._remember(topic, version)
         except PartitionsFull as error:
             raise _partitions_full(error) from error
         except TopicMissing as error:
@@ -262,21 +273,34 @@ class TopicCache:
             for index in indices:
                 self._words[index] = max(self._words[index], version)
 
-    def _remember(self, topic: Topic, version: int) -> TopicEntry:
+    async def _remember(self, topic: Topic, version: int) -> TopicEntry:
         """Keeps what the ledger answered, unless topics have changed since ``version``: a stale
-        entry would stay in the cache until the next change."""
+        entry would stay in the cache until the next change. Nor is one kept that lacks secrets,
+        which may be put back."""
         self._remember_name(topic)
+        hook = topic.config.hook
+        secrets = () if hook is None else await self._hook_secrets(topic.name, hook.secrets_id)
         known = self._entries.get(topic.name)
         if known is not None and known.topic == topic:
             return known
-        entry = TopicEntry(topic, self.trackers.tracker(topic))
-        if version == self._version == self.version():
+        entry = TopicEntry(topic, self.trackers.tracker(topic), secrets)
+        if version == self._version == self.version() and secrets is not None:
             size = _entry_bytes(topic)
             if self._entries_bytes + size > ENTRIES_BYTES_MAX:
                 self._forget_entries()
             self._entries[topic.name] = entry
             self._entries_bytes += size
         return entry
+
+    async def _hook_secrets(self, name: str, secrets_id: str) -> tuple[str, ...] | None:
+        if self._secrets is None:
+            return None
+        try:
+            found = await self._ledger.run(partial(self._secrets.load, secrets_id))
+        except SecretsFileError as error:
+            log.warning("the secrets for hooks of topic %s cannot be read: %s", name, error)
+            return None
+        return None if found is None else found.hook
 
     def _forget_entries(self) -> None:
         self._entries.clear()

@@ -16,6 +16,7 @@ from daemon.api.handlers.cursors import CursorRoutes
 from daemon.api.handlers.daemon import DaemonRoutes
 from daemon.api.handlers.diffs import DiffRoutes
 from daemon.api.handlers.plans import PlanRoutes
+from daemon.api.handlers.push_settings import PushSecretChanges
 from daemon.api.handlers.routers import RouterRoutes
 from daemon.api.handlers.subscription_directory import SubscriptionDirectory
 from daemon.api.handlers.subscriptions import SubscriptionRoutes
@@ -62,13 +63,16 @@ class ApiSide:
         status = StatusBuilder(segment, config, self._certificate)
         daemon = DaemonRoutes(status, ledger, openapi.served)
         self._overviews = OverviewRoutes(daemon, status, ledger)
+        secrets = SecretsFile(Path(config.data_dir))
         handlers = Handlers(
-            topics=TopicRoutes(write.topics, TopicActivityView(segment)),
+            topics=TopicRoutes(
+                write.topics, TopicActivityView(segment), PushSecretChanges(secrets, ledger)
+            ),
             cursors=CursorRoutes(write.cursors),
             routers=RouterRoutes(segment, delivery.changes, ledger, access),
             subscriptions=SubscriptionRoutes(
                 segment, delivery.changes, ledger, write.topics, delivery.partitions,
-                SecretsFile(Path(config.data_dir)), delivery.senders.allow, directory,
+                secrets, delivery.senders.allow, directory,
                 delivery.owners,
             ),
             consumers=ConsumerRoutes(directory, delivery.owners),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from daemon.intake.caps import CapTrackers
 from daemon.intake.commit_feed import CommitFeed
@@ -18,6 +19,7 @@ from daemon.intake.pending import PendingRequests
 from daemon.intake.producer import Producer
 from daemon.intake.topic_cache import TopicCache
 from daemon.process.opened import Opened
+from delivery.push.secrets import SecretsFile
 from ledger.types import Commit
 from shards import layout as at
 from shards import locks
@@ -67,8 +69,9 @@ class WriteSide:
         self.pending.inherit(RingReader(segment, shard).requests(committed, self.ring.head))
         self.trackers = CapTrackers(opened.words, shard, lambda: self.feed.seen)
         self.topics = TopicCache(
-            segment, opened.ledger, opened.ledger_lock, self.trackers, config.partitions_max
-        )
+            segment, opened.ledger, opened.ledger_lock, self.trackers, config.partitions_max,
+            SecretsFile(Path(config.data_dir)),
+        )  # fmt: skip
         self.cursors = CursorCache(segment, opened.ledger, opened.ledger_lock)
         self.puller = Puller(
             segment, shard, opened.lock_file, opened.bells, self.leases,

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
-from msgspec.structs import fields
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from compaction.source.schemas import Plan, PlanRequest
 from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost, StoreStatus
@@ -45,6 +44,7 @@ from daemon.schemas.status import (
     SubscriptionsStatus,
     Totals,
 )
+from daemon.schemas.topic_settings import TopicSettings
 from daemon.schemas.watch import (
     Ticket,
     TicketRequest,
@@ -197,16 +197,6 @@ class ErrorAnswer(Struct, frozen=True):
 
 
 # Topics
-
-
-TopicSettings = defstruct(
-    "TopicSettings",
-    [(field.name, field.type | UnsetType, UNSET) for field in fields(TopicConfig)],
-    namespace={"__doc__": "The settings to change; those that are not given stay as they are."},
-    module=__name__,
-    frozen=True,
-    forbid_unknown_fields=True,
-)
 
 
 class TopicState(Struct, frozen=True):

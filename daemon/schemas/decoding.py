@@ -31,7 +31,9 @@ _SHOWN_CHARACTERS_MAX = 40
 # A larger body is not decoded a second time to name a value that is wrong.
 _LOOKED_UP_BYTES_MAX = 1 << 20
 _BYTE = re.compile(r"\(byte (\d+)\)")
-_SECRET = re.compile(r"\.push\.(secrets|headers)\b")  # places of values that are never shown
+_SECRET = re.compile(
+    r"\.(push\.(secrets|headers)|hook\.secrets)\b"
+)  # places of values that are never shown
 _AT = re.compile(r"(.*?) - at (?:key in )?`\$(.*)`$", re.DOTALL)
 _RECORD = re.compile(r"(?:\.records)?\[(\d+)\]")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")

@@ -281,10 +281,11 @@ class UpkeepThread:
     # Secrets
 
     def tidy_secrets(self) -> None:
-        """Removes secrets of push subscriptions that no subscription has had for a day. Raises
-        LedgerError, SecretsFileError."""
+        """Removes secrets that no subscription or topic has had for a day. Raises LedgerError,
+        SecretsFileError."""
         if self._secrets.path.exists():
-            self._secrets.retain(self._ledger.read(subscriptions.secrets_ids))
+            pushed = self._ledger.read(subscriptions.secrets_ids)
+            self._secrets.retain(pushed | self._ledger.read(topics.secrets_ids))
 
 
 def clocks() -> Noted:

@@ -1,7 +1,9 @@
-"""What push subscriptions keep secret: signing secrets, and the values of own headers.
+"""What push subscriptions keep secret: signing secrets, and the values of own headers. And the
+secrets with which senders of hooks sign.
 
 They are in one file next to the ledger, ``push-secrets.json``, and not in it: images of the ledger
-go to the store. Only its owner may read it (0600). The settings of a subscription name its entry.
+go to the store. Only its owner may read it (0600). The settings of a subscription or topic name its
+entry.
 
     save (an entry of its own, durable) -> the ledger commits settings that name it -> load, by
     senders -> other settings are committed -> remove
@@ -40,6 +42,7 @@ VERSION = 1
 ABANDONED_MS = 86_400_000  # a ledger that is empty by mistake leaves a day for another one
 # A rotation needs two; a few more are for receivers that take long to follow.
 SIGNING_MAX = 4
+HOOK_SECRET_CHARACTERS_MAX = 512  # those of senders have 20 to 100
 HEADERS_MAX = 16
 HEADER_NAME_MAX = 64
 # Receivers take 8 KiB of headers or more; the other half is for attributes of records. With 1,024
@@ -70,12 +73,14 @@ class SecretsFileError(Exception):
     """The file cannot be read or written; the message has its name and the reason."""
 
 
-class PushSecrets(Struct, frozen=True, forbid_unknown_fields=True):
+class PushSecrets(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one subscription keeps secret. ``signing`` are secrets for signatures, all of which are
-    used; ``headers`` are own headers, by their names in lower case."""
+    used; ``headers`` are own headers, by their names in lower case. ``hook``: of a topic instead,
+    the secrets that its hooks may be signed with."""
 
     signing: tuple[str, ...] = ()
     headers: dict[str, str] = {}
+    hook: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(self.headers)
@@ -122,6 +127,12 @@ def check_secrets(secrets: PushSecrets) -> None:
         )
     for secret in secrets.signing:
         key_of(secret)
+    for secret in secrets.hook:
+        if _value.fullmatch(secret) is None or len(secret) > HOOK_SECRET_CHARACTERS_MAX:
+            raise SecretsRefused(
+                f"a secret of hooks must have 1 to {HOOK_SECRET_CHARACTERS_MAX} characters of"
+                f" printable ASCII, without blanks around it, and has not ({len(secret)})"
+            )
     if len(secrets.headers) > HEADERS_MAX:
         raise SecretsRefused(
             f"there are {len(secrets.headers)} own headers, the limit is {HEADERS_MAX}"

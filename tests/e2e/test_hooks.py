@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hmac
 from typing import Any
 
 import pytest
 
+from delivery.push.secrets import FILE_NAME
 from tests.e2e.daemon import Answer, Daemon
 
 GITHUB = {"X-GitHub-Event": "push", "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958"}
@@ -17,7 +19,7 @@ def hook(
     daemon: Daemon, topic: str, body: bytes, kind: str = "application/json", query: str = "",
     **headers: str,
 ) -> Answer:  # fmt: skip
-    """A request of somebody who knows nothing of Headgate."""
+    """A request of a client that knows nothing of Headgate."""
     fields = {"Content-Type": kind} if kind else {}
     return daemon.ask("POST", f"/v0/hooks/{topic}{query}", body, **fields, **headers)
 
@@ -133,3 +135,82 @@ def test_a_hook_creates_its_topic_unless_the_url_says_otherwise(daemon: Daemon) 
     assert hook(daemon, "new.by.hook", b"{}", query="?create=false").status == 200
     assert len(daemon.read_all("new.by.hook")) == 2
     assert daemon.get("/v0/hooks/new.by.hook").status == 405
+
+
+def signed_by(key: str, body: bytes) -> dict[str, str]:
+    """The header that GitHub sends."""
+    return {"X-Hub-Signature-256": f"sha256={hmac.digest(key.encode(), body, 'sha256').hex()}"}
+
+
+def test_a_topic_with_a_secret_stores_signed_hooks_only(daemon: Daemon, topic: str) -> None:
+    secrets = ["the-first-secret", "the-second-secret"]
+    path, body = f"/v0/topics/{topic}", b'{"n":1}'
+    unsigned = hook(daemon, topic, body)
+    assert unsigned.status == 200
+    asked = {"hook": {"scheme": "github", "secrets": secrets}}
+    told = daemon.json("PUT", path, asked).body + daemon.get(path).body
+    assert b"secrets_id" in told and not any(each.encode() in told for each in secrets)
+
+    assert hook(daemon, topic, body).code == "bad_signature"
+    assert hook(daemon, topic, body, **signed_by("another", body)).status == 403
+    assert hook(daemon, topic, b'{"n":2}', **signed_by(secrets[0], body)).status == 403
+    for secret in secrets:
+        assert hook(daemon, topic, body, **signed_by(secret, body)).status == 200
+    small = gzip.compress(body)
+    compressed = hook(daemon, topic, small, Content_Encoding="gzip", **signed_by(secrets[0], body))
+    assert compressed.status == 200
+    # It protects the route. Producers have their own rights.
+    assert daemon.produce(topic, {"n": 0}).status == 200
+
+    asked = {"hook": {"scheme": "github", "secrets": secrets[1:]}}
+    kept_id = daemon.json("PUT", path, asked).json["config"]["hook"]["secrets_id"]
+    kept = (daemon.data / FILE_NAME).read_text()
+    assert secrets[0] not in kept and secrets[1] in kept and kept_id in kept
+    assert hook(daemon, topic, body, **signed_by(secrets[0], body)).status == 403
+    assert daemon.json("PUT", path, {"hook": None}).json["config"]["hook"] is None
+    assert kept_id not in (daemon.data / FILE_NAME).read_text()
+    assert hook(daemon, topic, body).status == 200
+    assert [each["data"]["n"] for each in daemon.read_all(topic)] == [1, 1, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"scheme": "github"}, "secrets"),
+        ({"scheme": "github", "secrets": []}, "hook.secrets"),
+        ({"scheme": "github", "secrets": ["secret-text\n"]}, "printable ASCII"),
+        ({"scheme": "github", "secrets": [{"secret-text": 1}]}, "secrets"),
+        ({"scheme": "standard", "secrets": ["secret-text"]}, "whsec_"),
+        ({"scheme": "none", "secrets": ["secret-text"]}, "scheme"),
+        ({"scheme": "github", "secrets": ["secret-text"], "secrets_id": "x"}, "secrets_id"),
+        ({"scheme": "hmac", "secrets": ["secret-text"], "header": "a b"}, "header"),
+    ],
+    ids=["none", "empty", "blank", "type", "standard", "scheme", "id", "header"],
+)
+def test_settings_that_cannot_be_are_refused_without_showing_a_secret(
+    daemon: Daemon, topic: str, asked: object, says: str
+) -> None:
+    answer = daemon.json("PUT", f"/v0/topics/{topic}", {"hook": asked})
+    assert answer.status == 400 and says in answer.json["error"]["message"], answer.body
+    assert b"secret-text" not in answer.body
+    assert daemon.get(f"/v0/topics/{topic}").json["config"]["hook"] is None
+
+
+def test_without_its_secrets_a_topic_takes_no_hook_until_they_are_back(
+    daemon: Daemon, topic: str
+) -> None:
+    asked = {"hook": {"scheme": "github", "secrets": ["the-secret"]}}
+    assert daemon.json("PUT", f"/v0/topics/{topic}", asked).status == 200
+    file = daemon.data / FILE_NAME
+    aside = file.with_suffix(".aside")
+    file.rename(aside)
+    try:
+        # Topics change, so that each shard looks again.
+        daemon.json("PUT", f"/v0/topics/{topic}", {"lossy": True})
+        refused = hook(daemon, topic, b"{}", **signed_by("the-secret", b"{}"))
+        assert (refused.status, refused.code) == (503, "secrets_unavailable")
+        assert refused.headers["retry-after"] == "5"
+    finally:
+        aside.rename(file)
+    assert hook(daemon, topic, b"{}", **signed_by("the-secret", b"{}")).status == 200
+    assert len(daemon.read_all(topic)) == 1

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -318,6 +319,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     assert api.ask("POST", topic, b"[1]", "").status == 415
     assert api.ask("POST", topic, [1] * 10_001).status == 413
     assert api.ask("POST", "/v0/topics/none?create=false", [1]).status == 404
+    hooks(api)
 
     for asked, status in (
         ({}, 200), ({"from_ts": 0, "limit": 3}, 200), ({"tail": True, "wait_ms": 1}, 200),
@@ -341,6 +343,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     subscriptions(api)
     assert api.ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}).status == 201
     assert api.ask("POST", "/v0/topics/small", [1, 2]).status == 422
+    assert [api.ask("POST", "/v0/hooks/small", [n]).status for n in (1, 2)] == [200, 422]
     assert api.ask("DELETE", topic).status == 200
     assert api.ask("DELETE", topic).status == 404
 
@@ -359,6 +362,7 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
     assert left - failing == {
         ("POST", "/v0/plans", 429), ("PUT", "/v0/cursors/{cursor}", 409),
         ("POST", "/v0/topics/{topic}", 504), ("PUT", "/v0/topics/{topic}", 422),
+        ("POST", "/v0/hooks/{topic}", 504),
         ("GET", f"{at}/consume", 429), ("POST", f"{at}/resend", 429),
         ("POST", f"{at}/retry", 409), ("POST", f"{at}/skip", 409),
     }  # fmt: skip
@@ -442,6 +446,17 @@ def plan(api: Checked) -> None:
     assert api.ask("POST", "/v0/plans", b"{}", "text/plain").status == 415
 
 
+def hooks(api: Checked) -> None:
+    """What others send."""
+    hook = "/v0/hooks/t"
+    assert api.ask("POST", hook, b"a=1", "application/x-www-form-urlencoded").status == 200
+    assert api.ask("POST", hook, b"").status == 400
+    assert api.ask("POST", "/v0/hooks/none?create=false", b"1").status == 404
+    assert api.ask("POST", "/v0/hooks/T", b"1").status == 409
+    assert api.ask("POST", f"{hook}?partition=0&expected_seq=10000", b"1").status == 412
+    assert api.ask("POST", hook, b"x" * ((1 << 20) + 1), "text/plain").status == 413
+
+
 def throttle(daemon: Daemon, api: Checked) -> None:
     """Fills a ring with promises: bodies that were announced and do not arrive."""
     head = request(
@@ -460,6 +475,10 @@ def throttle(daemon: Daemon, api: Checked) -> None:
         assert (answer.status, answer.code) == (429, "throttled")
         assert answer.json["error"]["detail"]["retry_after_ms"] >= 1000
         api.take("POST", "/v0/topics/t", answer)
+        with closing(Wire(daemon.port)) as hook:
+            answer = hook.ask(head.replace(b"/v0/topics/", b"/v0/hooks/"))
+        assert (answer.status, answer.code) == (429, "throttled")
+        api.take("POST", "/v0/hooks/t", answer)
         # Who asks for it waits with an unread body until a client goes away.
         waiting = Wire(daemon.port)
         wires.append(waiting)

@@ -1,4 +1,5 @@
-"""What a request makes of the push settings of a subscription, and what is shown of them.
+"""What a request makes of the push settings of a subscription, and what is shown of them; and of
+the signing of a topic's hooks.
 
 What is secret goes another way than the rest (``delivery/push/secrets.py``): it is saved under an
 id of its own before the ledger commits settings that name it, and what those replace is removed
@@ -17,6 +18,7 @@ from msgspec import UNSET, Struct
 
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.push import ShownConfig
+from daemon.schemas.topic_settings import HookChange
 from delivery.ledger_thread import LedgerThread
 from delivery.push.posts.addresses import AllowList, BadEndpoint, ForbiddenEndpoint, check_endpoint
 from delivery.push.secrets import (
@@ -27,10 +29,11 @@ from delivery.push.secrets import (
     check_header_name,
     missing,
 )
-from delivery.push.signatures import SecretRefused
+from delivery.push.signatures import SecretRefused, key_of
 from ledger.delivery.push_settings import PushSettings, PushTarget
 from ledger.delivery.subscription_errors import SubscriptionRefused
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
+from ledger.types import HookSettings
 
 T = TypeVar("T")
 
@@ -176,6 +179,19 @@ class PushSecretChanges:
             raise invalid(str(error), field="push.secrets", subscription=name) from None
         except SecretsRefused as error:
             raise invalid(str(error), field="push", subscription=name) from None
+
+    async def save_hook(self, topic: str, change: HookChange) -> HookSettings:
+        """Saves the secrets of a topic's hooks, and returns the settings that name them. Raises
+        ApiError."""
+        try:
+            if change.scheme == "standard":
+                for secret in change.secrets:
+                    key_of(secret)
+            secrets = PushSecrets(hook=tuple(change.secrets))
+            secrets_id = await self._run(partial(self._file.save, secrets))
+        except (SecretRefused, SecretsRefused) as error:
+            raise invalid(str(error), field="hook.secrets", topic=topic) from None
+        return HookSettings(change.scheme, change.header, change.tolerance_s, secrets_id)
 
     async def forget(self, secrets_id: str | None) -> None:
         """No settings name it any more."""

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct
 
 from daemon.access.rights import Rights
 from daemon.api.handlers.pages import visible_page
+from daemon.api.handlers.push_settings import PushSecretChanges
 from daemon.api.handlers.topic_activity import TopicActivityView
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from daemon.schemas.api import (
@@ -21,6 +22,7 @@ from daemon.schemas.api import (
     TrimRequest,
 )
 from daemon.schemas.names import check_columns
+from daemon.schemas.topic_settings import HookChange
 from ledger.types import TopicConfig
 from shards.boards.topicrows import UNWATCHED
 
@@ -42,19 +44,27 @@ def given_settings(settings: Struct) -> dict[str, Any]:
 class TopicRoutes:
     """The topics of the daemon."""
 
-    def __init__(self, topics: TopicCache, activity: TopicActivityView) -> None:
+    def __init__(
+        self, topics: TopicCache, activity: TopicActivityView, secrets: PushSecretChanges
+    ) -> None:
         self._topics = topics
         self._activity = activity
+        self._secrets = secrets
 
     async def put(self, name: str, settings: Struct) -> TopicState | Created:
         """Creates a topic or changes its settings; those that are not given stay."""
         given = given_settings(settings)
+        if isinstance(given.get("hook"), HookChange):
+            given["hook"] = await self._secrets.save_hook(name, given["hook"])
         entry, created = await self._topics.create(name, TopicConfig(**given))
         if created:
             return Created(await self._state(entry))
-        config = msgspec.structs.replace(entry.topic.config, **given)
-        if entry.topic.config != config:
+        before = entry.topic.config
+        config = msgspec.structs.replace(before, **given)
+        if before != config:
             entry = await self._topics.alter(name, config)
+        if before.hook is not None and before.hook != config.hook:
+            await self._secrets.forget(before.hook.secrets_id)
         return await self._state(entry)
 
     async def get(self, name: str) -> TopicState:

@@ -38,6 +38,9 @@ _COMMAS_UNCOUNTED_MAX = 256 * 1024
 _BYTES_UNCOUNTED_MAX = 2 * _COMMAS_UNCOUNTED_MAX
 _envelope_decoder = Decoder(ProduceRequest)
 _array_decoder = Decoder(list[Raw])
+_value_decoder = Decoder(Raw)
+_UTF8 = ("", "utf-8", "utf8", "us-ascii")
+_BLANKS = " \t\r\n"
 
 
 def is_array(body: bytes) -> bool:
@@ -46,6 +49,27 @@ def is_array(body: bytes) -> bool:
     if first in b" \t\r\n":
         first = body.lstrip(b" \t\r\n")[:1]
     return first == b"["
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a body of this type is JSON in UTF-8, as it says."""
+    kind, _, parameters = content_type.lower().partition(";")
+    kind = kind.strip()
+    if kind not in ("application/json", "text/json") and not kind.endswith("+json"):
+        return False
+    charset = parameters.rpartition("charset=")[2] if "charset=" in parameters else ""
+    return charset.partition(";")[0].strip(' "') in _UTF8
+
+
+def json_text(body: bytes) -> str | None:
+    """The text of a JSON value, without the blanks around it; None if it is not one, or is nested
+    too deep to be kept as one."""
+    try:
+        _value_decoder.decode(body)
+        text = str(body, "utf-8").strip(_BLANKS)
+    except UNREADABLE:
+        return None
+    return None if nested_deeper(body, NESTING_MAX) else text
 
 
 def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
@@ -94,7 +118,7 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
 def array_texts(body: bytes, limits: BodyLimits) -> Texts:
     """The elements of a top-level array, which are UTF-8; each is a record's data. Raises
     ApiError."""
-    elements = _elements(body, limits)
+    elements = array_elements(body, limits)
     found = texts_of(elements)
     careful = len(body) >= limits.suspect_from <= found.bytes_max
     if careful or not body.isascii():
@@ -109,7 +133,7 @@ def array_rows(body: bytes, limits: BodyLimits, field: KeyField) -> list[Row]:
     """The rows of a top-level array; ``field`` takes the key of each element. Raises ApiError."""
     rows: list[Row] = []
     careful = len(body) >= limits.suspect_from
-    for index, element in enumerate(_elements(body, limits)):
+    for index, element in enumerate(array_elements(body, limits)):
         data = _text(element, index)
         key = field.of(data, {"record": index})
         if careful:
@@ -118,7 +142,8 @@ def array_rows(body: bytes, limits: BodyLimits, field: KeyField) -> list[Row]:
     return rows
 
 
-def _elements(body: bytes, limits: BodyLimits) -> list[Raw]:
+def array_elements(body: bytes, limits: BodyLimits) -> list[Raw]:
+    """The elements of a top-level array, not yet known to be UTF-8. Raises ApiError."""
     _check_count(body, 1, limits)
     try:
         elements = _array_decoder.decode(body)

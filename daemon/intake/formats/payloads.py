@@ -20,7 +20,7 @@ from ledger.types import Dedupe
 from uploader.l0.records import Texts, encode, encode_texts
 
 Row = tuple[Any, ...]
-_TS, _KEY = 1, 2
+TS, KEY = 1, 2  # where they are in a row
 
 # partition, record count, payload, first and last timestamp (epoch milliseconds)
 Payload = tuple[int, int, bytes, int, int]
@@ -138,7 +138,7 @@ def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int
         return [_payload(partition, rows, produce)]
     spread: dict[int, list[Row]] = {}
     for each in rows:
-        key = each[_KEY] if len(each) > _KEY else None
+        key = each[KEY] if len(each) > KEY else None
         if isinstance(key, str):
             chosen = partition_of(key, partitions)
         elif partition is None:
@@ -169,5 +169,5 @@ def _payload(partition: int, rows: list[Row], produce: Produce) -> Payload:
 
 
 def _timestamp(each: Row, arrival_ms: int) -> int:
-    ts = each[_TS] if len(each) > _TS else None
+    ts = each[TS] if len(each) > TS else None
     return ts if isinstance(ts, int) else arrival_ms
