@@ -21,6 +21,9 @@ from typing import BinaryIO, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from daemon.intake.formats import keys
+from daemon.schemas.errors import ApiError
+
 Format = Literal["ndjson", "lines", "json"]
 
 CHUNK_BYTES = 256 * 1024
@@ -183,34 +186,28 @@ def is_cut_off(problem: str) -> bool:
 
 def _json_record(number: int, text: bytes, fields: RecordFields) -> InputRecord:
     try:
-        value: object = _checked(text) if fields[:2] == (None, None) else msgspec.json.decode(text)
+        value: object = _checked(text) if fields.ts_field is None else msgspec.json.decode(text)
         text.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = SEVERAL_LINES_HINT if is_cut_off(str(error)) else ""
         raise BadLine(number, f"is not JSON: {error}", hint) from error
     return InputRecord(
         msgspec.Raw(text),
-        _key(number, value, fields.key_field),
+        _key(number, text, fields.key_field),
         _time(number, value, fields.ts_field),
         fields.tag,
         fields.meta,
     )
 
 
-def _key(number: int, value: object, key_field: str | None) -> str | None:
-    """The key as text: strings as they are, integers as written; without the field, None."""
-    if key_field is None or not isinstance(value, dict):
+def _key(number: int, text: bytes, name: str | None) -> str | None:
+    """The key as ``?key=`` takes it from the same record."""
+    if name is None:
         return None
-    match value.get(key_field):
-        case None:
-            return None
-        case str() as text:
-            return text
-        case bool():
-            pass
-        case int() as whole:
-            return str(whole)
-    raise BadLine(number, f"the key {key_field!r} must be a string or an integer")
+    try:
+        return keys.key_field(name).of(text.decode(), {})
+    except ApiError as error:
+        raise BadLine(number, error.message.replace(" of the body", "", 1)) from error
 
 
 def _time(number: int, value: object, ts_field: str | None) -> int | None:

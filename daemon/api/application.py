@@ -29,6 +29,7 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.http.request_budget import Promise, RequestBudget, check_values
 from daemon.http.response import JSON
+from daemon.intake.formats import check_charset
 from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.producer import Producer
 from daemon.schemas.api import ProduceQuery
@@ -126,6 +127,8 @@ class RouteTable:
                 )
             route, handler, decoder = bound
             if handler is None:
+                if route.reader is None:
+                    check_charset(head.headers.get("content-type", ""))
                 read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
                 return Found(values[0], route, None, (), None)
             changes = route.changes(values)

@@ -26,6 +26,7 @@ from daemon.intake.formats.cloud_events import (
 )
 from daemon.intake.formats.json_format import check_record, is_json, json_text
 from daemon.intake.formats.keys import key_field
+from daemon.intake.formats.limits import no_body
 from daemon.intake.formats.payloads import KEY, TS, Row, produce_of, row
 from daemon.intake.hook_signatures import check_signature
 from daemon.intake.topic_cache import TopicEntry
@@ -115,7 +116,7 @@ class HookReader:
     def _row(self, body: bytes, limits: BodyLimits) -> Row:
         """The record that a body is, unless it has events."""
         if not body:
-            raise invalid("the body is empty, so there is nothing to store")
+            raise no_body()
         query, headers = self._query, self._headers
         text = json_text(body) if is_json(headers.get("content-type", "")) else None
         key = None

@@ -407,8 +407,8 @@ class ProduceQuery(ProduceOptions, kw_only=True):
             str,
             Meta(
                 max_length=LABEL_CHARACTERS_MAX,
-                description="of arrays and NDJSON: the field that is the record's key; of a"
-                " body of bytes: the key",
+                description="of arrays and NDJSON: the field that is the record's key (`a.b`"
+                " also inside an object); of a body of bytes: the key",
             ),
         ]
         | None

@@ -7,10 +7,10 @@ docs/producers.md what agents send, and ``uploader/l0/records.py`` how a payload
 from daemon.intake.formats.compression import decompress
 from daemon.intake.formats.limits import BodyLimits
 from daemon.intake.formats.ndjson_format import line_texts, short_line
-from daemon.intake.formats.parse import NDJSON, body_key, parse
+from daemon.intake.formats.parse import NDJSON, body_key, check_charset, parse
 from daemon.intake.formats.payloads import Payload, Produce, payloads
 
 __all__ = [
-    "NDJSON", "BodyLimits", "Payload", "Produce", "body_key", "decompress", "line_texts", "parse",
-    "payloads", "short_line",
+    "NDJSON", "BodyLimits", "Payload", "Produce", "body_key", "check_charset", "decompress",
+    "line_texts", "parse", "payloads", "short_line",
 ]  # fmt: skip

@@ -18,7 +18,9 @@ from daemon.intake.formats.limits import (
     NESTED_CHARACTERS_MIN,
     BodyLimits,
     check_ts,
+    named_twice,
     nested_too_deep,
+    no_body,
     no_records,
     record_too_large,
     too_many_records,
@@ -39,7 +41,9 @@ _BYTES_UNCOUNTED_MAX = 2 * _COMMAS_UNCOUNTED_MAX
 _envelope_decoder = Decoder(ProduceRequest)
 _array_decoder = Decoder(list[Raw])
 _value_decoder = Decoder(Raw)
-_UTF8 = ("", "utf-8", "utf8", "us-ascii")
+_members_decoder = Decoder(dict[str, Raw])
+_RECORDS = b'"records"'
+UTF8 = ("", "utf-8", "utf8", "us-ascii")
 _BLANKS = " \t\r\n"
 
 
@@ -53,12 +57,16 @@ def is_array(body: bytes) -> bool:
 
 def is_json(content_type: str) -> bool:
     """Whether a body of this type is JSON in UTF-8, as it says."""
-    kind, _, parameters = content_type.lower().partition(";")
-    kind = kind.strip()
+    kind = content_type.lower().partition(";")[0].strip()
     if kind not in ("application/json", "text/json") and not kind.endswith("+json"):
         return False
-    charset = parameters.rpartition("charset=")[2] if "charset=" in parameters else ""
-    return charset.partition(";")[0].strip(' "') in _UTF8
+    return charset_of(content_type) in UTF8
+
+
+def charset_of(content_type: str) -> str:
+    """The charset that a Content-Type names, in lower case; empty if it names none."""
+    _, _, rest = content_type.lower().partition("charset=")
+    return rest.partition(";")[0].strip(' "')
 
 
 def json_text(body: bytes) -> str | None:
@@ -78,8 +86,15 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
     try:
         envelope = _envelope_decoder.decode(body)
     except UNREADABLE as error:
-        hint = "if these are lines of JSON, send application/x-ndjson"
+        if not body:
+            raise no_body() from None
+        hint = (
+            "if these are lines of JSON, send application/x-ndjson; if this is a record itself,"
+            " send it to /v0/hooks/TOPIC, or in an array"
+        )
         raise refusal(body, error, ProduceRequest, hint) from error
+    if body.count(_RECORDS) > 1 and more_elements(body, 1, len(_members_decoder.decode(body))):
+        raise named_twice()
     records = envelope.records
     if len(records) > limits.records_max:
         raise too_many_records(limits)

@@ -1,4 +1,7 @@
-"""``?key=FIELD``: the field of each record's data that is its key."""
+"""``?key=FIELD``: the field of each record's data that is its key.
+
+``a.b`` is the field of that name or, where there is none, the field ``b`` of the object ``a``.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ _ABSENT = Raw()
 class KeyField:
     """Takes keys out of JSON texts that are known to be valid."""
 
-    __slots__ = ("_field_of", "_name")
+    __slots__ = ("_field_of", "_name", "_steps")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._field_of = _field_of(name)
+        self._steps = [_field_of(each) for each in name.split(".")] if "." in name else []
 
     def of(self, data: str, where: dict[str, int]) -> str | None:
         """The key of a record: a string, or the text of a number. None if the field is absent or
@@ -33,7 +37,11 @@ class KeyField:
             return None
         found = self._field_of(data)
         if found is _ABSENT:
-            return None
+            if not self._steps:
+                return None
+            found = self._inside(data)
+            if found is _ABSENT:
+                return None
         text = str(found, "utf-8")
         if text[0] == '"':
             return self._checked(msgspec.json.decode(text, type=str), where)
@@ -47,6 +55,17 @@ class KeyField:
             field=self._name,
             **where,
         )
+
+    def _inside(self, data: str) -> Raw:
+        found = _ABSENT
+        for step in self._steps:
+            if not data.startswith("{"):
+                return _ABSENT
+            found = step(data)
+            if found is _ABSENT:
+                return _ABSENT
+            data = str(found, "utf-8")
+        return found
 
     def _checked(self, key: str, where: dict[str, int]) -> str:
         if len(key) > LABEL_CHARACTERS_MAX:

@@ -81,6 +81,16 @@ def no_records() -> ApiError:
     return invalid("the request has no records")
 
 
+def no_body() -> ApiError:
+    """400: the body is empty."""
+    return invalid("the body is empty, so there is nothing to store")
+
+
+def named_twice() -> ApiError:
+    """400: a field that counts once is there twice: the first one would be lost."""
+    return invalid("the body has two fields of one name; put all records into one `records`")
+
+
 def place(where: dict[str, int]) -> str:
     """``record 3`` or ``line 4``, for a sentence."""
     for name, number in where.items():

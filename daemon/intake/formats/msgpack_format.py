@@ -18,7 +18,9 @@ from daemon.intake.formats.json_format import check_record, decode_base64
 from daemon.intake.formats.limits import (
     BodyLimits,
     check_ts,
+    named_twice,
     nested_too_deep,
+    no_body,
     no_records,
     record_too_large,
     too_many_records,
@@ -41,6 +43,8 @@ class _Envelope(ProduceBody, forbid_unknown_fields=True, kw_only=True, gc=False)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _records_decoder = msgspec.msgpack.Decoder(list[ProduceRecord])
 _value_decoder = msgspec.msgpack.Decoder()
+_members_decoder = msgspec.msgpack.Decoder(dict[str, Raw])
+_RECORDS = b"\xa7records"
 _json_encoder = msgspec.json.Encoder()
 
 
@@ -53,7 +57,11 @@ def parse_msgpack(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
             raise too_many_records(limits)
         records = _records_decoder.decode(envelope.records)
     except UNREADABLE as error:
+        if not body:
+            raise no_body() from None
         _refuse(error)
+    if body.count(_RECORDS) > 1 and _map_length(body) > len(_members_decoder.decode(body)):
+        raise named_twice()
     if not records:
         raise no_records()
     rows: list[Row] = []
@@ -101,6 +109,13 @@ def _array_length(head: bytes) -> int | None:
     if head[0] == 0xDD:
         return int.from_bytes(head[1:5], "big")
     return None
+
+
+def _map_length(body: bytes) -> int:
+    """The count in the head of a msgpack map."""
+    if body[0] & 0xF0 == 0x80:
+        return body[0] & 0x0F
+    return int.from_bytes(body[1:3] if body[0] == 0xDE else body[1:5], "big")
 
 
 def _data(each: ProduceRecord, index: int, limits: BodyLimits) -> str | bytes:

@@ -17,14 +17,16 @@ from hashlib import blake2b
 from msgspec.structs import fields
 
 from daemon.intake.formats.json_format import (
+    UTF8,
     array_rows,
     array_texts,
+    charset_of,
     check_record,
     is_array,
     parse_object,
 )
 from daemon.intake.formats.keys import key_field
-from daemon.intake.formats.limits import BodyLimits, check_ts
+from daemon.intake.formats.limits import BodyLimits, check_ts, no_body
 from daemon.intake.formats.msgpack_format import parse_msgpack
 from daemon.intake.formats.ndjson_format import line_rows, line_texts, short_line
 from daemon.intake.formats.payloads import Produce, produce_of, row
@@ -95,7 +97,7 @@ def _parse_bytes(
     """The body is one record of bytes; its other fields are in the query."""
     _check_parameters(query, _BYTES_PARAMETERS, "a body of bytes")
     if not body:
-        raise invalid("the body is empty; a record of bytes needs at least one")
+        raise no_body()
     options = read_query(query, ProduceQuery)
     key, tag, node, ts = options.key, options.tag, options.node, options.ts
     if ts is not None:
@@ -112,6 +114,19 @@ def _check_parameters(query: dict[str, str], known: frozenset[str], what: str) -
             raise invalid(
                 f"{what} does not take the query parameter {name!r}{hint}", parameter=name
             )
+
+
+def check_charset(content_type: str) -> None:
+    """Raises ApiError 415 for JSON in anything but UTF-8, by the header of a request."""
+    kind, charset = content_type.partition(";")[0].strip().lower(), charset_of(content_type)
+    if charset not in UTF8 and kind in (JSON, *NDJSON):
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"the charset {charset[:40]!r} is not supported; send JSON in UTF-8, or the bytes as"
+            " they are to /v0/hooks/TOPIC",
+            {"supported": ["utf-8"]},
+        )
 
 
 def _unsupported(content_type: str) -> ApiError:

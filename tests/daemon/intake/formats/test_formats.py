@@ -132,7 +132,7 @@ class TestObject:
     @pytest.mark.parametrize(
         ("body", "words"),
         [
-            (b"", "ends too early"),
+            (b"", "the body is empty"),
             (b"{}", "misses the required field `records`"),
             (b'{"records":[]}', "with at least 1 element"),
             (b'{"records":{}}', "must be an array"),
