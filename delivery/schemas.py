@@ -52,7 +52,7 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
         | UnsetType
     ) = UNSET
     tail: Annotated[bool, Meta(description="begin after the last record")] = False
-    partition: Annotated[int, Meta(ge=0, le=INTEGER_MAX)] = 0
+    partition: Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="which one to read")] = 0
     limit: Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="records in the answer")] = 256
     max_bytes: Annotated[
         int,

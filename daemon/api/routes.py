@@ -244,6 +244,16 @@ ROUTES = (
     ),
     Route(
         method="GET",
+        path="/v0/topics/{topic}/records",
+        summary="read records as diff does, with the request in the query",
+        scopes=(Scope.READ,),
+        handler=lambda handlers: handlers.reads.diff,
+        query=DiffRequest,
+        answers={200: DiffAnswer},
+        errors=(400, 404, 416, 503),
+    ),
+    Route(
+        method="GET",
         path="/v0/topics/{topic}/watch",
         summary="stream the records of a topic as they are committed",
         scopes=(Scope.READ,),

@@ -326,6 +326,14 @@ def test_every_answer_that_is_documented_is_given_and_no_other(
         ({"limit": 0}, 400), ({"from_seq": 0, "topic_id": 1}, 200), ({"from_seq": 10**9}, 416),
     ):  # fmt: skip
         assert api.ask("POST", diff, asked).status == status
+    for query, status in (
+        ("", 200), ("?from_seq=1&limit=2&partition=1", 200), ("?tail=true&wait_ms=1", 200),
+        ("?limit=0", 400), ("?from_seq=1&tail=true", 400), ("?from_seq=1000000000", 416),
+    ):  # fmt: skip
+        assert api.ask("GET", f"{topic}/records{query}").status == status
+    both = api.ask("GET", f"{topic}/records?limit=2"), api.ask("POST", diff, {"limit": 2})
+    assert both[0].json == both[1].json and len(both[0].json["records"]) == 2
+    assert api.ask("GET", "/v0/topics/none/records").status == 404
     assert api.ask("POST", diff).status == 200
     assert api.ask("POST", diff, b"{}", "text/plain").status == 415
     assert api.ask("POST", diff, b" " * ((1 << 20) + 1), "application/json").status == 413
