@@ -12,7 +12,7 @@ from tests.e2e.wire import Wire, request, wire_of_each_shard
 DEFAULTS = {
     "partitions": 1, "columns": {}, "priority": None, "auto_priority": True, "lossy": False,
     "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
-    "dedupe": "none", "retain_for_subscriptions": None,
+    "dedupe": "none", "retain_for_subscriptions": None, "hook": None,
 }  # fmt: skip
 EMPTY = {
     "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0,
@@ -442,7 +442,7 @@ def test_a_method_that_a_path_does_not_know_is_405_with_allow(
 
 
 def test_an_unknown_path_is_404(shared_daemon: Daemon) -> None:
-    for path in ("/v0", "/v1/topics", "/v0/topics/t/records", "/v0/topics/t/diff/x", "/x"):
+    for path in ("/v0", "/v1/topics", "/v0/topics/t/nothing", "/v0/topics/t/diff/x", "/x"):
         answer = shared_daemon.get(path)
         assert (answer.status, answer.code) == (404, "not_found"), path
 
