@@ -66,7 +66,7 @@ def _parsed_meta(
     help="A JSON value per line, a text per line, or one JSON document (an array is its records).",
 )
 @click.option("--key", "--key-field", "key_field", metavar="FIELD",
-              help="The field of a record that is its key, also inside an object: a.b.")  # fmt: skip
+              help="The field of a record that is its key; a.b is inside an object.")  # fmt: skip
 @click.option("--ts", "ts_field", metavar="FIELD",
               help="The field of a record that is its time: epoch milliseconds, or ISO 8601; by"
               " default the arrival.")  # fmt: skip
