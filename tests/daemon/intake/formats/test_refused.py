@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from commands.client.records import BadLine, records
+from commands.client.records import BadLine, RecordFields, records
 from daemon.intake.formats import BodyLimits, check_charset, parse
 from daemon.intake.formats.keys import key_field
 from daemon.schemas.errors import ApiError
@@ -86,7 +86,7 @@ def test_a_dotted_key_is_a_field_or_the_way_to_one_in_queries_and_commands_alike
     data: str, key: str | None
 ) -> None:
     assert key_field("a.b").of(data, {}) == key
-    (read,) = records(io.BytesIO(data.encode()), "ndjson", "a.b")
+    (read,) = records(io.BytesIO(data.encode()), "ndjson", RecordFields("a.b"))
     assert read is not None and read.record.key == key
 
 
@@ -95,4 +95,4 @@ def test_a_key_that_is_no_text_is_refused_in_queries_and_commands_alike() -> Non
         with pytest.raises(ApiError, match=r"'a\.b' of the body is the key: it must be"):
             key_field("a.b").of(data, {})
         with pytest.raises(BadLine, match=r"line 1: the field 'a\.b' is the key"):
-            list(records(io.BytesIO(data.encode()), "ndjson", "a.b"))
+            list(records(io.BytesIO(data.encode()), "ndjson", RecordFields("a.b")))
