@@ -228,6 +228,10 @@ def bounds(config: Config) -> dict[str, int]:
     if config.tls_listen is not None:
         # Each connection keeps what its handshake agreed on, and a record that has not come whole.
         parts["tls"] = shards * _tls_bytes(limits)
+    if config.kafka_listen is not None:
+        from daemon.kafka.server import bytes_max  # no other daemon loads it
+
+        parts["kafka"] = shards * bytes_max(config.body_bytes_max)
     return parts
 
 

@@ -117,6 +117,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_certificate: str | None
     tls_key: str | None
     tls_client_ca: str | None
+    kafka_listen: str | None
+    kafka_advertised: str | None
     audit_log: str | None
     trusted_proxies: tuple[str, ...]
     governor: str
@@ -155,6 +157,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """The port of ``tls_listen``, which is set."""
         assert self.tls_listen is not None
         return int(self.tls_listen.rpartition(":")[2])
+
+    @property
+    def kafka_address(self) -> tuple[str, int]:
+        """Host and port of ``kafka_listen``, which is set."""
+        assert self.kafka_listen is not None
+        host, _, port = self.kafka_listen.rpartition(":")
+        return host.strip("[]"), int(port)
 
     @property
     def ledger_path(self) -> str:
@@ -383,6 +392,13 @@ FIELDS: tuple[Field, ...] = (
     Field("tls_client_ca", optional(FILE), None, "",
           "certificates (PEM) of authorities whose clients may show a certificate instead of"
           " a token"),
+    Field("kafka_listen", optional(ADDRESS), None, "",
+          "where clients of [Kafka's protocol](kafka.md) connect first; shard N also listens on the"
+          " port that is N + 1 higher. Port 0 takes free ports. It cannot be combined with"
+          " `auth_file` yet"),
+    Field("kafka_advertised", optional(TEXT), None, "",
+          "the host that clients of Kafka's protocol are told; by default the address at which"
+          " each has reached the daemon"),
     Field("audit_log", optional(FILE), None, "",
           "the [audit log](access.md#the-audit-log); if it cannot be written, changes are refused"),
     Field("trusted_proxies", NETWORKS, (), "",

@@ -45,6 +45,9 @@ _SHOWN.maxlist = _SHOWN.maxdict = 8
 _SHOWN.maxstring = _SHOWN.maxother = 200
 
 
+PORT_MAX = 65_535
+
+
 class _Given(NamedTuple):
     """A value as it was written, and where."""
 
@@ -209,10 +212,10 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
 
 
 def _access_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    problems = _tls_problems(values, origins)
+    problems = _tls_problems(values, origins) + _kafka_problems(values, origins)
     if values["auth_file"] is not None or values["insecure_open"]:
         return problems
-    for key in ("listen", "tls_listen"):
+    for key in ("listen", "tls_listen", "kafka_listen"):
         address = values[key]
         if address is not None and not is_loopback(address.rpartition(":")[0].strip("[]")):
             problems.append(
@@ -241,6 +244,26 @@ def _tls_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f" ({origins['tls_listen']}): name the files, in PEM format"
         )
     ]
+
+
+def _kafka_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    address = values["kafka_listen"]
+    if address is None:
+        return []
+    problems = []
+    if values["auth_file"] is not None:
+        problems.append(
+            f"kafka_listen must be left out with an auth_file, got {address}"
+            f" ({origins['kafka_listen']}): clients of Kafka's protocol cannot show a token yet, so"
+            " they could read and write every topic"
+        )
+    port, shards = int(address.rpartition(":")[2]), values["shards"]
+    if port + shards > PORT_MAX:
+        problems.append(
+            f"kafka_listen needs {shards} ports after its own, up to {PORT_MAX}, got {address}"
+            f" ({origins['kafka_listen']}): give a port of at most {PORT_MAX - shards}"
+        )
+    return problems
 
 
 def _encryption_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

@@ -131,6 +131,11 @@ class Admission:
         return len(self._queue)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing is taken in, however much room there is."""
+        return self._closed is not None
+
+    @property
     def free_bytes(self) -> int:
         """Ring space for requests that do not wait; 0 or less: there is none."""
         return self._ring.free_bytes - self.taken_bytes

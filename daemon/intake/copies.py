@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from daemon.intake.admission import Admission
 from daemon.intake.caps import RELOAD_NS, TopicFull
-from daemon.intake.pending import NEVER, Copy, PendingRequest, PendingRequests
+from daemon.intake.pending import NEVER, Callback, PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicCache, TopicEntry
 from delivery.routers.outbox import DestinationFull, FrameTooLong, RingShareUsed
 from ledger.types import Advance, Topic
@@ -107,13 +107,13 @@ class Copies:
             tracker.published(position, payloads)
         self._in_flight_bytes += length
 
-        def done(stored: bool) -> None:
+        def done(first_offset: int) -> None:
             self._in_flight_bytes -= length
-            settled(stored)
+            settled(first_offset > 0)
 
         self._pending.add(
             PendingRequest(
-                position, Copy(arrival_ns, done), TopicEntry(dest, tracker),
+                position, Callback(arrival_ns, done), TopicEntry(dest, tracker),
                 tuple((part.partition, part.record_count) for part in parts), 0, None, NEVER,
                 advance,
             )

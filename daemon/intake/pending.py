@@ -49,22 +49,38 @@ PARTS_A_LOOK = SAMPLED
 
 
 @final
-class Copy:
-    """A router's frame among the requests (``copies.py``). It has no deadline."""
+class Callback:
+    """Whoever waits for a frame other than by HTTP: a router, whose copy (``copies.py``) has
+    no deadline, or a connection of Kafka's protocol. ``settled`` is given the first offset, 0 if
+    nothing was stored."""
 
-    __slots__ = ("answered", "arrival_ns", "settled")
+    __slots__ = ("answered", "arrival_ns", "refused", "settled")
 
-    def __init__(self, arrival_ns: int, settled: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        arrival_ns: int,
+        settled: Callable[[int], None],
+        refused: Callable[[ApiError], None] | None = None,
+    ) -> None:
         self.arrival_ns = arrival_ns
         self.settled = settled
+        self.refused = refused
         self.answered = False
+
+    def refuse(self, error: ApiError) -> None:
+        """The deadline has passed."""
+        self.answered = True
+        if self.refused is not None:
+            self.refused(error)
+
+    give_up = refuse
 
 
 class PendingRequest(NamedTuple):
     """A published request: its frame's ``position``, and (partition, records) of each part."""
 
     position: int
-    request: Request | Copy
+    request: Request | Callback
     topic: TopicEntry
     parts: tuple[tuple[int, int], ...]
     body_bytes: int
@@ -212,24 +228,26 @@ class PendingRequests:
                 if looked_ns >= until_ns:
                     break
                 sampled = waiting[0].request
-                if type(sampled) is not Copy:
+                if type(sampled) is not Callback:
                     self._acknowledged_after.observe(looked_ns - sampled.arrival_ns)
             position, request, topic, parts, size, expected_seq, _, advance = waiting.popleft()
             width = len(parts)
             since_look += width
             verdict = verdicts.get(position) if verdicts else None
-            if type(request) is Copy:  # cheaper than isinstance, once per request
+            if type(request) is Callback:  # cheaper than isinstance, once per request
                 # Without conditions there is no verdict that its topic is deleted.
-                is_stored = verdict is None and offsets[topic.topic_id, parts[0][0]] > 0
-                if is_stored:
+                first = 0 if verdict is not None else offsets[topic.topic_id, parts[0][0]]
+                if first:
                     for partition, count in parts:
                         offsets[topic.topic_id, partition] += count
-                request.settled(is_stored)
-                continue
-            if verdict is not None:
+                request.settled(first)
+                if not size or not first:  # a copy counts as nobody's
+                    continue
+                count = parts[0][1]
+            elif verdict is not None:
                 answer_verdict(request, topic, verdict, expected_seq, advance)
                 continue
-            if width == 1:
+            elif width == 1:
                 partition, count = parts[0]
                 key = (topic.topic_id, partition)
                 first = offsets[key]
@@ -351,11 +369,9 @@ class PendingRequests:
             if tracker is not None:
                 tracker.taken_back(gone)
         for waiting in expired.void:
-            if isinstance(waiting.request, Request):  # a copy never expires
-                waiting.request.refuse(taken_back(waiting))
+            waiting.request.refuse(taken_back(waiting))
         for waiting in expired.unknown:
-            if isinstance(waiting.request, Request):
-                waiting.request.give_up(unknown(waiting))
+            waiting.request.give_up(unknown(waiting))
         for waiting in islice(self._waiting, self._given_up, None):
             if not waiting.request.answered:
                 break

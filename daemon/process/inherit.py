@@ -24,7 +24,7 @@ from msgspec import Struct
 from daemon import memory
 from daemon.access.tickets import KEY_BYTES
 from daemon.config import Config
-from daemon.process.listeners import Listeners
+from daemon.process.listeners import KafkaSockets, Listeners
 from daemon.tls.certificate import Certificate, Pair
 from delivery.pipes.addresses import open_pipe_listeners
 from shards.doorbell import Doorbells
@@ -49,6 +49,7 @@ class Inheritance(Struct, frozen=True):
     ticket_key: str  # in hex; of all shards of a daemon (daemon/access/tickets.py)
     config: Config
     tls_pair: Pair | None = None  # that is in force
+    kafka: KafkaSockets | None = None
     chaos: str = ""  # faults of the store, as uploader/stores/faults.py reads them
 
     @property
@@ -56,7 +57,8 @@ class Inheritance(Struct, frozen=True):
         """All descriptors, for ``pass_fds``."""
         sockets = (self.listen_fd, self.admin_fd, self.pipe_fd)
         tls = () if self.tls_fd is None else (self.tls_fd,)
-        return (self.segment_fd, *self.bell_fds, *sockets, *tls, self.alive_fd)
+        kafka = () if self.kafka is None else self.kafka.fds
+        return (self.segment_fd, *self.bell_fds, *sockets, *tls, *kafka, self.alive_fd)
 
 
 class Ground:
@@ -118,6 +120,7 @@ class Ground:
             tls_fd=None if certificate is None else listeners.tls[shard].fileno(),
             tls_pair=None if certificate is None else certificate.in_force.pair,
             chaos=self._chaos,
+            kafka=listeners.kafka_of(shard),
         )
 
     def close(self) -> None:
@@ -126,7 +129,7 @@ class Ground:
             spare.kill()
             spare.communicate()
         listeners = self.listeners
-        for listener in (*listeners.http, *listeners.tls, *self._pipe_listeners):
+        for listener in (*listeners.tcp, *self._pipe_listeners):
             listener.close()
         self.bells.close()
         os.close(self._alive_read)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from compaction.access.connection import short_socket_path
 from compaction.access.http_calls import SOCKET_NAME
@@ -28,13 +30,35 @@ UNACKNOWLEDGED_MS_MAX = 120_000
 BACKLOG = 4096  # connections that may wait for one shard; the kernel caps it at somaxconn
 
 
+class KafkaSockets(Struct, frozen=True):
+    """Where one shard serves Kafka's protocol: the address of all shards and its own, and the port
+    of each shard."""
+
+    fds: tuple[int, int]
+    ports: tuple[int, ...]
+
+
 class Listeners(NamedTuple):
     """What a daemon listens on. ``http`` has a socket of each shard, ``tls`` too or none; all
-    shards accept on ``admin``."""
+    shards accept on ``admin``. ``kafka`` and ``brokers`` have one of each shard, or none."""
 
     http: list[socket.socket]
     tls: list[socket.socket]
     admin: socket.socket
+    kafka: Sequence[socket.socket] = ()
+    brokers: Sequence[socket.socket] = ()
+
+    @property
+    def tcp(self) -> list[socket.socket]:
+        """All but ``admin``."""
+        return [*self.http, *self.tls, *self.kafka, *self.brokers]
+
+    def kafka_of(self, shard: int) -> KafkaSockets | None:
+        """What a shard serves Kafka's protocol on, if any does."""
+        if not self.kafka:
+            return None
+        ports = tuple([int(each.getsockname()[1]) for each in self.brokers])
+        return KafkaSockets((self.kafka[shard].fileno(), self.brokers[shard].fileno()), ports)
 
 
 class ListenError(RuntimeError):
@@ -75,6 +99,23 @@ def open_listeners(
             f"{setting} = {host}:{port} cannot be used: {reason}; give another HOST:PORT"
         ) from error
     return made
+
+
+def open_kafka_listeners(
+    host: str, port: int, count: int
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """The sockets of all shards on host:port, and one of each shard on the ports after it; for
+    port 0, on any. Raises ListenError."""
+    shared = open_listeners(host, port, count, "kafka_listen")
+    own: list[socket.socket] = []
+    try:
+        for shard in range(count):
+            own += open_listeners(host, port and port + 1 + shard, 1, "kafka_listen")
+    except ListenError:
+        for listener in (*shared, *own):
+            listener.close()
+        raise
+    return shared, own
 
 
 def address_of(listener: socket.socket) -> str:

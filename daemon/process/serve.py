@@ -33,6 +33,7 @@ from daemon.process.listeners import (
     Listeners,
     address_of,
     admin_listener,
+    open_kafka_listeners,
     open_listeners,
 )
 from daemon.process.notify import Notifier
@@ -147,10 +148,13 @@ def _run(
             tls_listeners = open_listeners(
                 config.tls_host, config.tls_port, config.shards, "tls_listen"
             )
-        for listener in (*listeners, *tls_listeners):
+        kafka: tuple[list[socket.socket], list[socket.socket]] = ([], [])
+        if config.kafka_listen is not None:
+            kafka = open_kafka_listeners(*config.kafka_address, config.shards)
+        for listener in (*listeners, *tls_listeners, *kafka[0], *kafka[1]):
             stack.enter_context(contextlib.closing(listener))
         admin = stack.enter_context(admin_listener(config.data_dir))
-        ground = Ground(config, Listeners(listeners, tls_listeners, admin), chaos)
+        ground = Ground(config, Listeners(listeners, tls_listeners, admin, *kafka), chaos)
         stack.enter_context(contextlib.closing(ground))
         warm = None
         if standby and (gave_up or not _is_ours(owner_log)):
@@ -210,6 +214,8 @@ def _run(
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
         if certificate is not None:
             log.info("TLS on https://%s for %s", address_of(tls_listeners[0]), certificate.in_force)
+        if kafka[0]:
+            log.info("Kafka's protocol on %s", address_of(kafka[0][0]))
         if config.insecure_open and config.auth_file is None:
             log.warning(
                 "insecure_open is on: every client that reaches %s may read, write and delete"

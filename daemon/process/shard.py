@@ -123,6 +123,16 @@ class Shard:
         )
         self._api = ApiSide(opened, write, self._delivery, access, inheritance.tls_pair)
         self._server = self._api.server
+        self._kafka_sockets = kafka = inheritance.kafka
+        self._kafka = None
+        if kafka is not None:
+            from daemon.kafka.side import kafka_server  # no other shard loads it
+
+            self._kafka = kafka_server(
+                opened.config, self.shard, kafka.ports, write.topics, self._ring, self._pending,
+                write.admission, self._delivery.partitions, self._delivery.reader.waiters,
+                self._published, self._short_of_time,
+            )  # fmt: skip
         self._sensors = ShardSensors(
             self.segment, self.shard, self._delivery.dispatcher, write.leases,
             write.uploads.health, lambda: write.admission.promised_bytes,
@@ -149,6 +159,8 @@ class Shard:
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
         await self._delivery.start(self._loop, self._pipe_listener)
         await self._api.start(self._listener, self._admin_listener, self._tls_listener)
+        if self._kafka is not None and self._kafka_sockets is not None:
+            await self._kafka.start(self._kafka_sockets.fds)
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1
         self._rung()
@@ -312,6 +324,8 @@ class Shard:
     def _drain(self) -> None:
         """Ends when no shard has anything left that was accepted and not answered."""
         self._server.stop_accepting()
+        if self._kafka is not None:
+            self._kafka.drain()
         self._delivery.drain()
         self._api.drain()
         if is_drained(self.segment, self._write.leases, self.shard, len(self._pending)):
@@ -337,6 +351,8 @@ class Shard:
                 "%d connections and %d streams did not end in time and are closed",
                 self._server.connections, len(self._server.streams),
             )  # fmt: skip
+        if self._kafka is not None:
+            await self._kafka.close()
         await self._delivery.senders.ended()
         await self._server.close()
         await self._delivery.close()

@@ -257,7 +257,7 @@ class Supervisor:
         self._words[at.G_WINDOW_NS] = 0
         self._words[at.G_DRAINING] = 1
         self.bells.ring_all(range(self.config.shards))
-        for listener in (*self._listeners.http, *self._listeners.tls, self._listeners.admin):
+        for listener in (*self._listeners.tcp, self._listeners.admin):
             listener.close()
 
     def _follow_certificate(self, *, now: bool = False) -> None:

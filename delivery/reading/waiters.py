@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 from delivery.reading.followed import Key
 
@@ -19,18 +20,34 @@ class Waiters:
         """Returns when the partition has a new commit or the time is over."""
         if self._ended:
             return
+        with self.noting([key]) as event:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await event.wait()
+            except TimeoutError:
+                return  # the answer then says that there was nothing new
+
+    @contextmanager
+    def noting(self, keys: Collection[Key]) -> Iterator[asyncio.Event]:
+        """An event that is set by the next commit in one of the partitions, from now on."""
         event = asyncio.Event()
-        self._waiting.setdefault(key, set()).add(event)
+        if self._ended:
+            event.set()
+        for key in keys:
+            self._waiting.setdefault(key, set()).add(event)
         try:
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-        except TimeoutError:
-            return  # the answer then says that there was nothing new
+            yield event
         finally:
-            waiting = self._waiting[key]
-            waiting.discard(event)
-            if not waiting:
-                del self._waiting[key]
+            for key in set(keys):
+                waiting = self._waiting[key]
+                waiting.discard(event)
+                if not waiting:
+                    del self._waiting[key]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process ends."""
+        return self._ended
 
     def wake(self, keys: Iterable[Key]) -> None:
         """Wakes the requests that wait for one of these partitions."""

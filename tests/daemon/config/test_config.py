@@ -449,6 +449,23 @@ def test_loopback_needs_none(listen: str) -> None:
     assert loaded(("listen", listen)).auth_file is None
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((("kafka_listen", "0.0.0.0:9092"),), "kafka_listen must be a loopback address"),
+        ((("kafka_listen", "127.0.0.1:9092"), ("auth_file", "/t")), "cannot show a token yet"),
+        ((("kafka_listen", "127.0.0.1:65534"), ("shards", "2")), "a port of at most 65533"),
+    ],
+)
+def test_kafka_is_served_only_where_nobody_needs_a_token(
+    more: tuple[tuple[str, str], ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(*more)
+    assert loaded(("kafka_listen", "[::1]:9092")).kafka_address == ("::1", 9092)
+    assert loaded(("kafka_listen", "127.0.0.1:65533"), ("shards", "2")).kafka_listen
+
+
 def test_how_s3_encrypts_is_passed_on_as_s3_calls_it() -> None:
     on_s3 = ("store_url", "s3://bucket")
     assert loaded(on_s3).s3_encryption is None

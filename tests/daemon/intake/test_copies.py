@@ -13,7 +13,7 @@ import pytest
 
 from daemon.intake.admission import Admission
 from daemon.intake.copies import RING_SHARE, Copies
-from daemon.intake.pending import NEVER, Copy, PendingRequest, PendingRequests
+from daemon.intake.pending import NEVER, Callback, PendingRequest, PendingRequests
 from daemon.intake.topic_cache import TopicCache
 from delivery.ledger_thread import LedgerThread
 from delivery.routers.outbox import DestinationFull, FrameTooLong, RingShareUsed
@@ -173,28 +173,28 @@ def test_a_cap_of_a_destination_that_rejects_counts_what_is_on_its_way(tmp_path:
             made.append()
 
 
-def copy(shard: Shard, *parts: tuple[int, int], fates: list[bool]) -> int:
+def copy(shard: Shard, *parts: tuple[int, int], fates: list[int]) -> int:
     position = shard.position
     shard.position += 100
     shard.pending.add(
-        PendingRequest(position, Copy(0, fates.append), topic(7), parts, 0, None, NEVER, STEP)
+        PendingRequest(position, Callback(0, fates.append), topic(7), parts, 0, None, NEVER, STEP)
     )
     return position
 
 
 def test_requests_after_a_stored_copy_get_the_offsets_after_it(shard: Shard) -> None:
-    fates: list[bool] = []
+    fates: list[int] = []
     shard.waits(topic(7), (0, 1))
     copy(shard, (0, 4), fates=fates)
     shard.waits(topic(7), (0, 2))
     shard.takes(commit(shard, ExtentRun(ME, 7, 0, 11, 7), heads=(PartitionHead(7, 0, 17),)))
     assert shard.said() == [(200, one(11, 11, 17)), (200, one(16, 17, 17))]
-    assert fates == [True]
+    assert fates == [12]
     assert [shard.word(word) for word in (at.S_REQUESTS_ACKED, at.S_RECORDS_ACKED)] == [2, 3]
 
 
 def test_a_void_copy_takes_no_offsets(shard: Shard) -> None:
-    fates: list[bool] = []
+    fates: list[int] = []
     position = copy(shard, (0, 4), fates=fates)
     shard.waits(topic(7), (0, 2))
     made = commit(
@@ -203,20 +203,20 @@ def test_a_void_copy_takes_no_offsets(shard: Shard) -> None:
     )  # fmt: skip
     shard.takes(made)
     assert shard.said() == [(200, one(11, 12, 12))]
-    assert fates == [False]
+    assert fates == [0]
 
 
 def test_a_copy_without_conditions_to_a_deleted_topic_is_void(shard: Shard) -> None:
-    fates: list[bool] = []
+    fates: list[int] = []
     copy(shard, (0, 4), fates=fates)
     shard.takes(commit(shard, ExtentRun(ME, 7, 0, 0, 4)))
-    assert fates == [False]
+    assert fates == [0]
 
 
 def test_a_copy_has_no_deadline_and_ends_the_run_of_those_that_are_taken_back(
     shard: Shard,
 ) -> None:
-    fates: list[bool] = []
+    fates: list[int] = []
     first = shard.waits(topic(7), (0, 1))
     between = copy(shard, (0, 1), fates=fates)
     last = shard.waits(topic(7), (0, 1))

@@ -1,0 +1,1 @@
+"""Kafka's protocol: requests of its clients to the ring, and records to them."""

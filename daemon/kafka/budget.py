@@ -1,0 +1,39 @@
+"""Bytes that all connections of a shard share: who wants more than is free waits in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class SharedBytes:
+    """Bytes that connections share, first come, first served."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._free_bytes = bytes_max
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> None:
+        """Returns when they are there."""
+        if not self._waiting and size <= self._free_bytes:
+            self._free_bytes -= size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size)
+            raise
+
+    def give_back(self, size: int) -> None:
+        """Takes back what ``take`` gave."""
+        self._free_bytes += size
+        while self._waiting and (
+            self._waiting[0][1].done() or self._waiting[0][0] <= self._free_bytes
+        ):
+            wanted, turn = self._waiting.popleft()
+            if not turn.done():
+                self._free_bytes -= wanted
+                turn.set_result(None)

@@ -1,0 +1,192 @@
+"""Fetch and ListOffsets: records of partitions as batches of Kafka, and where they begin and end.
+
+Kafka's offsets begin at 0, ours at 1: an offset of Kafka is one less, so it is the cursor after
+which a reader of ours continues. The high watermark is ``head_seq``, the start of the log
+``earliest_seq - 1``. Offsets that nobody gets (gaps) are passed over: the next batch begins later.
+
+A fetch waits until one of its partitions has a commit, or for as long as it says. There are no
+sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from daemon.intake.topic_cache import TopicEntry
+from daemon.kafka.budget import SharedBytes
+from daemon.kafka.messages import (
+    FetchAsked,
+    FetchedPartition,
+    FetchPlace,
+    FetchTopic,
+    OffsetSaid,
+    OffsetsAsked,
+)
+from daemon.kafka.topics import (
+    KAFKA_STORAGE_ERROR,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    KafkaTopics,
+)
+from daemon.schemas.errors import ApiError
+from delivery.reading.followed import Key
+from delivery.reading.partition import PartitionReader
+from delivery.reading.waiters import Waiters
+from ledger.errors import LedgerError
+from shards.clock import monotonic_ns
+from uploader.l0.kafka import encode_batch, to_kafka
+from uploader.l0.records import Record
+from uploader.stores.base import StoreError
+
+OFFSET_OUT_OF_RANGE = 1
+FETCH_SESSION_ID_NOT_FOUND = 70
+LATEST, EARLIEST, OF_MAX_TIME = -1, -2, -3
+RECORDS_MAX = 10_000  # in one batch of an answer
+ANSWER_BYTES_MAX = 4 << 20  # of one answer, which is held until the client has taken it
+FETCHED_BYTES_MAX = 12 * ANSWER_BYTES_MAX  # records, batches and an answer, of four connections
+PLACE_BYTES_MAX = 1 << 20
+WAIT_MS_MAX = 60_000
+
+Read = list[tuple[FetchTopic, list[FetchedPartition]]]
+
+
+class KafkaReads:
+    """The reads of one shard."""
+
+    def __init__(self, names: KafkaTopics, partitions: PartitionReader, waiters: Waiters) -> None:
+        self._names = names
+        self._partitions = partitions
+        self._waiters = waiters
+        self._held = SharedBytes(FETCHED_BYTES_MAX // 3)
+
+    @asynccontextmanager
+    async def fetch(self, asked: FetchAsked) -> AsyncIterator[tuple[int, Read]]:
+        """An error of the whole request, and what was read; it counts until the block ends."""
+        if asked.session_id:
+            yield FETCH_SESSION_ID_NOT_FOUND, []
+            return
+        until_ns = monotonic_ns() + 1_000_000 * min(WAIT_MS_MAX, max(0, asked.wait_ms))
+        known = [(topic, await self._topic(topic)) for topic in asked.topics]
+        keys = [
+            (entry.topic_id, place.partition)
+            for topic, entry in known
+            if entry is not None
+            for place in topic.places
+            if 0 <= place.partition < entry.partitions
+        ]
+        while True:
+            with self._waiters.noting(keys) as event:
+                await self._held.take(ANSWER_BYTES_MAX)
+                try:
+                    read = await self._read(asked, known)
+                    size = sum(len(each.records) for _, some in read for each in some)
+                    is_failed = any(each.error for _, some in read for each in some)
+                    left_ns = until_ns - monotonic_ns()
+                    if (
+                        size >= asked.bytes_min or is_failed or left_ns <= 0
+                        or self._waiters.has_ended
+                    ):  # fmt: skip
+                        yield 0, read
+                        return
+                    del read
+                finally:
+                    self._held.give_back(ANSWER_BYTES_MAX)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_ns / 1e9):
+                        await event.wait()
+
+    async def _topic(self, topic: FetchTopic) -> TopicEntry | None:
+        if topic.name is None:
+            return await self._names.by_id(topic.id)
+        try:
+            return await self._names.entry(topic.name)
+        except ApiError:
+            return None
+
+    async def _read(
+        self, asked: FetchAsked, known: list[tuple[FetchTopic, TopicEntry | None]]
+    ) -> Read:
+        left_bytes = min(ANSWER_BYTES_MAX, asked.bytes_max)
+        read: Read = []
+        for topic, entry in known:
+            some: list[FetchedPartition] = []
+            for place in topic.places:
+                if entry is None or not 0 <= place.partition < entry.partitions:
+                    missing = UNKNOWN_TOPIC_OR_PARTITION if topic.name else UNKNOWN_TOPIC_ID
+                    some.append(FetchedPartition(place.partition, missing))
+                    continue
+                try:
+                    each = await self._partition((entry.topic_id, place.partition), place,
+                                                 left_bytes)  # fmt: skip
+                except (LedgerError, StoreError):
+                    each = FetchedPartition(place.partition, KAFKA_STORAGE_ERROR)
+                left_bytes -= len(each.records)
+                some.append(each)
+            read.append((topic, some))
+        return read
+
+    async def _partition(self, key: Key, place: FetchPlace, left_bytes: int) -> FetchedPartition:
+        number, cursor = place.partition, place.offset
+        head = await self._partitions.head(key)
+        if cursor > head:  # the commit log may be late
+            head = max(head, await self._partitions.ledger_head(key))
+        earliest = (await self._partitions.readable(key)).earliest_seq - 1
+        if not earliest <= cursor <= head:
+            return FetchedPartition(number, OFFSET_OUT_OF_RANGE, head, earliest)
+        if cursor == head or left_bytes <= 0:
+            return FetchedPartition(number, 0, head, earliest)
+        bytes_max = max(1, min(left_bytes, place.bytes_max, PLACE_BYTES_MAX))
+        while True:
+            page = await self._partitions.page(
+                key, cursor, head, limit=RECORDS_MAX, bytes_max=bytes_max, passes=_any
+            )
+            # A page that ends before a gap may be empty, and the next one begins after it.
+            if page.items or page.reached <= cursor or page.reached >= page.head_seq:
+                break
+            cursor = page.reached
+        head = max(head, page.head_seq)
+        if not page.items:
+            return FetchedPartition(number, 0, head, earliest)
+        items = [(offset - 1, to_kafka(ts_ms, record)) for offset, ts_ms, record in page.items]
+        return FetchedPartition(number, 0, head, earliest, encode_batch(items[0][0], items))
+
+    async def list_offsets(
+        self, asked: OffsetsAsked
+    ) -> list[tuple[str, list[tuple[int, OffsetSaid]]]]:
+        """Where times are in partitions."""
+        answer: list[tuple[str, list[tuple[int, OffsetSaid]]]] = []
+        for name, places in asked:
+            try:
+                entry: TopicEntry | None = await self._names.entry(name)
+            except ApiError:
+                entry = None
+            some: list[tuple[int, OffsetSaid]] = []
+            for partition, ts_ms in places:
+                if entry is None or not 0 <= partition < entry.partitions:
+                    said = OffsetSaid(UNKNOWN_TOPIC_OR_PARTITION)
+                else:
+                    try:
+                        said = await self._offset((entry.topic_id, partition), ts_ms)
+                    except (LedgerError, StoreError):
+                        said = OffsetSaid(KAFKA_STORAGE_ERROR)
+                some.append((partition, said))
+            answer.append((name, some))
+        return answer
+
+    async def _offset(self, key: Key, ts_ms: int) -> OffsetSaid:
+        # A client that has just been told of a commit must not get an older head.
+        head = max(await self._partitions.head(key), await self._partitions.ledger_head(key))
+        if ts_ms == EARLIEST:
+            return OffsetSaid(0, -1, (await self._partitions.readable(key)).earliest_seq - 1)
+        if ts_ms < 0:  # OF_MAX_TIME too: the last one, as if times ascended
+            return OffsetSaid(0, -1, head)
+        offset = await self._partitions.before_time(key, ts_ms)
+        page = await self._partitions.page(key, offset, head, limit=1, bytes_max=1, passes=_any)
+        # Java's client refuses an offset without its time.
+        return OffsetSaid(0, page.items[0][1], offset) if page.items else OffsetSaid(0)
+
+
+def _any(_: Record) -> bool:
+    return True

@@ -1,0 +1,272 @@
+"""Kafka's protocol by librdkafka as it is, on a real daemon; and what no client should send."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from daemon.kafka.wire import Key
+from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.kafka import Sender, bootstrap, consume, kafka_daemon
+from tests.e2e.processes import kill_shards
+from uploader.l0.kafka import KafkaRecord, encode_batch, seal
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with kafka_daemon(tmp_path_factory.mktemp("data"), shards=2) as made:
+        yield made
+
+
+def test_records_come_back_byte_for_byte(daemon: Daemon, topic: str) -> None:
+    sender = Sender(daemon)
+    records: list[tuple[Any, Any, Any]] = [
+        (b"k", b'{"n": 1}', None),
+        (b"\xff\x00", b"\x80", [("h", b"x"), ("h", None), ("\u00e9", b"\xff")]),
+        (None, None, [("only", b"")]),
+        (b"", b"", None),
+        (None, "text", None),
+    ]
+    for key, value, headers in records:
+        sender.send(topic, value, key, headers=headers or [], timestamp=1_700_000_000_123)
+    assert [message.offset() for message in sender.flush()] == [0, 1, 2, 3, 4]
+    found = consume(daemon, topic, 5)
+    assert [(m.key(), m.value(), m.headers()) for m in found] == [
+        (key, value.encode() if isinstance(value, str) else value, headers)
+        for key, value, headers in records
+    ]
+    assert [m.offset() for m in found] == [0, 1, 2, 3, 4]
+    assert {m.timestamp()[1] for m in found} == {1_700_000_000_123}
+    by_http = daemon.read_all(topic)
+    assert by_http[0]["key"] == "k" and b64decode(by_http[0]["data_b64"]) == b'{"n": 1}'
+    assert by_http[2]["data"] is None
+    assert by_http[2]["meta"] == {"kafka": {"value": None, "headers": [["only", ""]]}}
+
+
+def test_what_came_by_http_is_read_by_a_consumer(daemon: Daemon, topic: str) -> None:
+    records = [{"data": {"a": 1}, "key": "k", "tag": "t", "meta": {"m": 1}}, {"data": None}]
+    assert daemon.json("POST", f"/v0/topics/{topic}", {"records": records}).status == 200
+    first, second = consume(daemon, topic, 2)
+    assert (first.key(), first.value()) == (b"k", b'{"a": 1}')
+    assert first.headers() == [("headgate.tag", b"t"), ("headgate.meta", b'{"m": 1}')]
+    assert (second.key(), second.value(), second.headers()) == (None, b"null", None)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_batches_are_stored(daemon: Daemon, topic: str, codec: str) -> None:
+    sender = Sender(daemon, **{"compression.type": codec, "linger.ms": 50})
+    for number in range(200):
+        sender.send(topic, b"value %d" % number * 20)
+    sender.flush()
+    found = consume(daemon, topic, 200)
+    assert [m.value() for m in found] == [b"value %d" % number * 20 for number in range(200)]
+
+
+def test_each_partition_is_led_by_one_shard_and_takes_records(daemon: Daemon) -> None:
+    daemon.json("PUT", "/v0/topics/spread", {"partitions": 4})
+    sender = Sender(daemon)
+    for number in range(40):
+        sender.send("spread", b"%d" % number, partition=number % 4)
+    sender.flush()
+    for partition in range(4):
+        values = [m.value() for m in consume(daemon, "spread", 10, partition)]
+        assert values == [b"%d" % number for number in range(partition, 40, 4)]
+    told = AdminClient({"bootstrap.servers": bootstrap(daemon)}).list_topics("spread", HANG_S)
+    leaders = {each.leader for each in told.topics["spread"].partitions.values()}
+    assert leaders == {0, 1} == set(told.brokers)
+
+
+def test_a_topic_that_is_asked_for_is_created(daemon: Daemon) -> None:
+    sender = Sender(daemon)
+    sender.send("asked.for", b"1")
+    sender.flush()
+    assert daemon.get("/v0/topics/asked.for").status == 200
+    sender.send("not/a/topic", b"1")
+    with pytest.raises(AssertionError, match="Broker: Invalid topic"):
+        sender.flush()
+
+
+def test_offsets_are_found_by_time_and_at_both_ends(daemon: Daemon, topic: str) -> None:
+    sender = Sender(daemon)
+    for number in range(5):
+        sender.send(topic, b"%d" % number, timestamp=1_000 * (number + 1))
+    sender.flush()
+    daemon.json("POST", f"/v0/topics/{topic}/trim", {"partition": 0, "before_seq": 2})
+    consumer = Consumer({"bootstrap.servers": bootstrap(daemon), "group.id": "g"})
+    with contextlib.closing(consumer):
+        assert consumer.get_watermark_offsets(TopicPartition(topic, 0), HANG_S) == (1, 5)
+        for time, offset in ((2_500, 2), (3_000, 2), (9_000, -1)):
+            (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, time)], HANG_S)
+            assert found.offset == offset
+    assert [m.offset() for m in consume(daemon, topic, 3, offset=2)] == [2, 3, 4]
+    with pytest.raises(AssertionError, match="Offset out of range"):
+        consume(daemon, topic, 1, offset=0)
+
+
+def test_a_fetch_waits_for_the_next_record(daemon: Daemon, topic: str) -> None:
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(consume(daemon, topic, 1)))
+    reader.start()
+    daemon.produce(topic, "late")
+    reader.join(HANG_S)
+    assert [m.value() for m in found] == [b'"late"']
+
+
+@pytest.mark.slow
+def test_nothing_that_was_acknowledged_is_lost_when_a_shard_is_killed(data: Path) -> None:
+    with kafka_daemon(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"partitions": 2})
+        sender = Sender(daemon, **{"retry.backoff.ms": 50, "max.in.flight": 1})
+        for number in range(600):
+            sender.send("t", b"%d" % number, partition=number % 2)
+            sender.producer.poll(0.001)
+            if number == 200:
+                kill_shards(daemon, 0)
+            if number == 400:
+                kill_shards(daemon, 1)
+        sender.flush()
+        for partition in range(2):
+            head = daemon.get("/v0/topics/t").json["partitions"][partition]["head_seq"]
+            values = [int(m.value() or b"") for m in consume(daemon, "t", head, partition)]
+            once = sorted(set(values))
+            assert once == list(range(partition, 600, 2))
+            # A batch may be there twice, but the first ones are in order.
+            assert list(dict.fromkeys(values)) == once
+
+
+# Bad input, on a socket
+
+
+class Wire:
+    """A connection to the shard that leads partition 0 of a topic."""
+
+    def __init__(self, daemon: Daemon, topic: str) -> None:
+        told = AdminClient({"bootstrap.servers": bootstrap(daemon)}).list_topics(topic, HANG_S)
+        broker = told.brokers[told.topics[topic].partitions[0].leader]
+        self.socket = socket.create_connection((broker.host, broker.port), HANG_S)
+        self.stream = self.socket.makefile("rb")
+
+    def ask(self, key: int, version: int, body: bytes) -> bytes:
+        """The answer without its length and number; empty if the connection was closed."""
+        head = b"".join(each.to_bytes(2, "big") for each in (key, version))
+        frame = head + (5).to_bytes(4, "big") + b"\xff\xff" + body
+        self.socket.sendall(len(frame).to_bytes(4, "big") + frame)
+        return self.answer()
+
+    def answer(self) -> bytes:
+        try:
+            size = self.stream.read(4)
+            return self.stream.read(int.from_bytes(size, "big"))[4:] if size else b""
+        except ConnectionResetError:
+            return b""
+
+    def produce(self, topic: str, batch: bytes, *, acks: int = -1, partition: int = 0,
+                transaction: bytes | None = None) -> int | None:  # fmt: skip
+        """The error code of version 3; None if the connection was closed."""
+        name = topic.encode()
+        body = (
+            (b"\xff\xff" if transaction is None
+             else len(transaction).to_bytes(2, "big") + transaction)
+            + acks.to_bytes(2, "big", signed=True) + (30_000).to_bytes(4, "big")
+            + (1).to_bytes(4, "big") + len(name).to_bytes(2, "big") + name
+            + (1).to_bytes(4, "big") + partition.to_bytes(4, "big", signed=True)
+            + len(batch).to_bytes(4, "big") + batch
+        )  # fmt: skip
+        answer = self.ask(Key.PRODUCE, 3, body)
+        at = 4 + 2 + len(name) + 4 + 4
+        return int.from_bytes(answer[at : at + 2], "big") if answer else None
+
+
+@pytest.fixture
+def wire(daemon: Daemon, topic: str) -> Iterator[Wire]:
+    made = Wire(daemon, topic)
+    yield made
+    made.stream.close()
+    made.socket.close()
+
+
+GOOD = encode_batch(0, [(0, KafkaRecord(5, b"k", b"good"))])
+
+
+def test_bad_batches_have_the_codes_of_kafka_and_nothing_is_stored(
+    daemon: Daemon, topic: str, wire: Wire
+) -> None:
+    payload = GOOD[61:]
+    codes = [
+        wire.produce(topic, GOOD[:-1] + b"\1"),
+        wire.produce(topic, GOOD[:16] + b"\1" + GOOD[17:]),
+        wire.produce(topic, seal(0, 0x10, 0, (5, 5), (7, 0, 0), 1, payload)),
+        wire.produce(topic, seal(0, 0x20, 0, (5, 5), (-1, -1, -1), 1, payload)),
+        wire.produce(topic, seal(0, 7, 0, (5, 5), (-1, -1, -1), 1, payload)),
+        wire.produce(topic, seal(0, 0, -2, (5, 5), (-1, -1, -1), -1, payload)),
+        wire.produce(topic, seal(0, 0, 0, (5, 5), (7, 0, 0), 1, payload)),
+        wire.produce(topic, encode_batch(0, [(0, KafkaRecord(5, None, bytes(2 << 20)))])),
+        wire.produce(topic, GOOD + GOOD),
+        wire.produce(topic, GOOD, acks=2),
+        wire.produce(topic, GOOD, transaction=b"t"),
+        wire.produce(topic, GOOD, partition=1),
+        wire.produce(topic, GOOD, partition=-1),
+        wire.produce("no." + topic, GOOD),
+    ]
+    assert codes == [2, 43, 48, 48, 76, 87, 43, 10, 87, 21, 48, 3, 3, 3]
+    assert wire.produce(topic, GOOD) == 0
+    assert [each["seq"] for each in daemon.read_all(topic)] == [1]
+
+
+def test_a_refusal_with_acks_0_closes_the_connection(
+    daemon: Daemon, topic: str, wire: Wire
+) -> None:
+    assert wire.produce(topic, GOOD[:-1] + b"\1", acks=0) is None
+    assert daemon.read_all(topic) == []
+    sender = Sender(daemon, acks=0)
+    sender.send(topic, b"1")
+    sender.flush()
+    wait_until(lambda: len(daemon.read_all(topic)) == 1, "the record without an answer")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\x7f\xff\xff\xff",
+        b"\0\0\0\x0a\0\x01\0\x63\0\0\0\1\xff\xff",  # Fetch 99
+        b"\0\0\0\x0a\0\0\0\0\0\0\0\1\xff\xff",  # Produce 0, which is said and not served
+        b"\0\0\0\x0a\x03\xe7\0\0\0\0\0\1\xff\xff",  # no such key
+        b"\0\0\0\x0e\0\x03\0\x01\0\0\0\1\xff\xff\x7f\xff\xff\xff",  # 2^31 topics
+        b"\0\0\0\x0b\0\x03\0\x01\0\0\0\1\0\x7fx",  # an id that ends after the frame
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_what_is_no_request_closes_the_connection(wire: Wire, frame: bytes) -> None:
+    wire.socket.sendall(frame)
+    assert wire.answer() == b""
+
+
+def test_a_newer_api_versions_is_told_the_versions_in_the_oldest_form(wire: Wire) -> None:
+    answer = wire.ask(Key.API_VERSIONS, 99, b"")
+    assert int.from_bytes(answer[:2], "big") == 35
+    assert int.from_bytes(answer[2:6], "big") == 5  # keys
+    assert len(answer) == 6 + 5 * 6
+
+
+def test_a_deleted_topic_and_one_that_refuses_say_so(daemon: Daemon, topic: str) -> None:
+    daemon.json("PUT", "/v0/topics/full", {"cap_records": 2, "discard": "reject"})
+    sender = Sender(daemon)
+    for _ in range(2):
+        sender.send("full", b"1")
+        sender.flush()
+    sender.send("full", b"1")
+    with pytest.raises(AssertionError, match="POLICY_VIOLATION"):
+        sender.flush()
+    assert len(daemon.read_all("full")) == 2

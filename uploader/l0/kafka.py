@@ -1,0 +1,436 @@
+"""Kafka's record batches (version 2), and what a record of Kafka is as one of Headgate.
+
+The mapping loses nothing in either direction (docs/decisions/0037-kafka-records.md):
+
+- A value is ``data``, as bytes. A key that is UTF-8 is ``key``.
+- What has no place in a record is JSON in ``meta``, below ``"kafka"``: ``headers``, a list of
+  ``[name, value]``; ``"key": "base64"`` for a key that is not UTF-8, whose base64 is ``key``; and
+  ``"value": null`` for a null value, whose ``data`` is the JSON text ``null``.
+- ``tag``, ``node`` and another ``meta`` of a record are headers ``headgate.tag`` and so on.
+
+Nothing is stored or sent here. Compressed batches are decompressed up to a limit, so that a small
+one cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import zstandard
+
+from shards.checksum import crc32c
+from uploader.l0.records import TIMESTAMP_MS_MAX, Record
+
+HEAD = struct.Struct(">qiibIhiqqqhii")
+HEAD_BYTES = HEAD.size
+CRC_FROM = 21  # the checksum covers everything from the attributes on
+LENGTH_FROM = 12  # what the length of a batch counts begins here
+MAGIC = 2
+_COMPRESSION, _LOG_APPEND, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_MAGIC_AT = 16
+_XERIAL = b"\x82SNAPPY\x00"
+_RECORD_BYTES_MIN = 7  # length, attributes, two deltas, two lengths, a count
+
+Header = tuple[str, bytes | None]
+
+
+class KafkaRecord(NamedTuple):
+    """A record as Kafka's clients know it; ``ts`` is None if the producer gave none."""
+
+    ts: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+
+class BatchError(ValueError):
+    """A batch that is not stored. ``code`` is Kafka's error code for it."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+CORRUPT_MESSAGE = 2
+MESSAGE_TOO_LARGE = 10
+INVALID_TIMESTAMP = 32
+UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+INVALID_TXN_STATE = 48
+UNSUPPORTED_COMPRESSION_TYPE = 76
+INVALID_RECORD = 87
+
+
+class BatchLimits(NamedTuple):
+    """What one batch may hold."""
+
+    records: int
+    record_bytes: int
+    batch_bytes: int  # decompressed
+
+
+def decode_batch(batch: bytes, limits: BatchLimits) -> list[KafkaRecord]:
+    """The records of one batch, after every check that Kafka makes. Raises BatchError."""
+    if len(batch) < HEAD_BYTES:
+        raise BatchError(
+            CORRUPT_MESSAGE, f"a batch has at least {HEAD_BYTES} bytes, this one has {len(batch)}"
+        )
+    if batch[_MAGIC_AT] != MAGIC:
+        raise BatchError(
+            UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            f"batches have the format {MAGIC}, this one has {batch[_MAGIC_AT]}: use a client that"
+            " is newer than 2017",
+        )
+    (
+        _, length, _, _, checksum, attributes, last_delta, base_ts, _, producer_id, _, _, count,
+    ) = HEAD.unpack_from(batch)  # fmt: skip
+    if length != len(batch) - LENGTH_FROM:
+        raise BatchError(
+            INVALID_RECORD,
+            f"a partition takes one batch a request; the batch has {length + LENGTH_FROM} bytes,"
+            f" and {len(batch)} were sent",
+        )
+    found = crc32c(memoryview(batch)[CRC_FROM:])
+    if found != checksum:
+        raise BatchError(
+            CORRUPT_MESSAGE, f"the batch has checksum {found:08x}, its head says {checksum:08x}"
+        )
+    if attributes & (_TRANSACTIONAL | _CONTROL):
+        raise BatchError(INVALID_TXN_STATE, "there are no transactions here")
+    if producer_id >= 0:
+        raise BatchError(
+            UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            "there are no idempotent producers here yet: set enable.idempotence = false",
+        )
+    if count <= 0 or last_delta != count - 1:
+        raise BatchError(
+            INVALID_RECORD, f"the batch says {count} records, and that the last is {last_delta}"
+        )
+    if count > limits.records:
+        raise BatchError(
+            MESSAGE_TOO_LARGE,
+            f"the batch has {count} records, the limit is {limits.records}; lower batch.size",
+        )
+    payload = _decompressed(attributes & _COMPRESSION, batch[HEAD_BYTES:], limits.batch_bytes)
+    # A reader that trusts the count would make a list of any length.
+    if count * _RECORD_BYTES_MIN > len(payload):
+        raise BatchError(INVALID_RECORD, f"{len(payload)} bytes hold no {count} records")
+    try:
+        return _records(payload, count, base_ts, limits.record_bytes)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise BatchError(INVALID_RECORD, f"a record cannot be read: {error}") from error
+
+
+def _records(payload: bytes, count: int, base_ts: int, record_bytes_max: int) -> list[KafkaRecord]:
+    at = 0
+    found: list[KafkaRecord] = []
+    for index in range(count):
+        size, at = _varint(payload, at)
+        end = at + size
+        if size < 0 or end > len(payload):
+            raise BatchError(INVALID_RECORD, f"record {index} ends after the batch")
+        if size > record_bytes_max:
+            raise BatchError(
+                MESSAGE_TOO_LARGE,
+                f"record {index} has {size} bytes, the limit for a record is {record_bytes_max}",
+            )
+        ts_delta, at = _varint(payload, at + 1)
+        delta, at = _varint(payload, at)
+        if delta != index:
+            raise BatchError(INVALID_RECORD, f"record {index} says that it is record {delta}")
+        key, at = _bytes(payload, at, end)
+        value, at = _bytes(payload, at, end)
+        headers_count, at = _varint(payload, at)
+        if not 0 <= headers_count <= end - at:
+            raise BatchError(INVALID_RECORD, f"record {index} has {headers_count} headers")
+        headers: list[Header] = []
+        for _ in range(headers_count):
+            name, at = _bytes(payload, at, end)
+            if name is None:
+                raise BatchError(INVALID_RECORD, f"record {index} has a header without a name")
+            header, at = _bytes(payload, at, end)
+            headers.append((name.decode(), header))
+        if at != end:
+            raise BatchError(INVALID_RECORD, f"record {index} has {end - at} bytes too many")
+        ts = base_ts + ts_delta
+        if ts != -1 and not 0 <= ts <= TIMESTAMP_MS_MAX:
+            raise BatchError(
+                INVALID_TIMESTAMP,
+                f"record {index} has the time {ts}; times are in milliseconds, from 0 to"
+                f" {TIMESTAMP_MS_MAX}",
+            )
+        found.append(KafkaRecord(None if ts == -1 else ts, key, value, tuple(headers)))
+    if at != len(payload):
+        raise BatchError(INVALID_RECORD, f"{len(payload) - at} bytes follow the last record")
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint of up to 64 bits, and where it ends. Raises IndexError."""
+    byte = data[at]
+    at += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), at
+    number = byte & 0x7F
+    for shift in range(7, 70, 7):
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+    raise IndexError("a number has more than 10 bytes")
+
+
+def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    size, at = _varint(data, at)
+    if size < 0:
+        return None, at
+    if at + size > end:
+        raise IndexError(f"{size} bytes are said where {end - at} are left")
+    return data[at : at + size], at + size
+
+
+# Compression
+
+
+def _decompressed(codec: int, data: bytes, bytes_max: int) -> bytes:
+    if codec == 0:
+        return data
+    decompress = _CODECS.get(codec)
+    if decompress is None:
+        raise BatchError(
+            UNSUPPORTED_COMPRESSION_TYPE,
+            f"compression {codec} is not one of {', '.join(map(str, (0, *_CODECS)))}",
+        )
+    try:
+        found = decompress(data, bytes_max)
+    except (zlib.error, zstandard.ZstdError, OSError, ValueError, IndexError) as error:
+        raise BatchError(CORRUPT_MESSAGE, f"the batch cannot be decompressed: {error}") from error
+    if len(found) > bytes_max:
+        raise BatchError(
+            MESSAGE_TOO_LARGE,
+            f"the batch has more than {bytes_max} bytes when it is decompressed; lower batch.size",
+        )
+    return found
+
+
+def _gzip(data: bytes, bytes_max: int) -> bytes:
+    stream = zlib.decompressobj(wbits=31)
+    found = stream.decompress(data, bytes_max + 1)
+    if not stream.eof and len(found) <= bytes_max:
+        raise ValueError("the gzip stream is cut off")
+    return found
+
+
+def _snappy(data: bytes, bytes_max: int) -> bytes:
+    if not data.startswith(_XERIAL):
+        return _snappy_block(data, bytes_max)
+    pieces: list[bytes] = []
+    at, left = len(_XERIAL) + 8, bytes_max  # after two versions
+    while at < len(data) and left >= 0:
+        size = int.from_bytes(data[at : at + 4], "big")
+        pieces.append(_snappy_block(data[at + 4 : at + 4 + size], left))
+        left -= len(pieces[-1])
+        at += 4 + size
+    return b"".join(pieces)
+
+
+def _snappy_block(data: bytes, bytes_max: int) -> bytes:
+    size = 0
+    for index, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            break
+    if size > bytes_max:
+        return bytes(bytes_max + 1)  # too large, which the caller says
+    # Only a process that gets such a batch loads pyarrow.
+    import pyarrow
+
+    found: bytes = pyarrow.Codec("snappy").decompress(data, size, asbytes=True)
+    return found
+
+
+def _lz4(data: bytes, bytes_max: int) -> bytes:
+    import pyarrow
+
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "lz4") as stream:
+        found: bytes = stream.read(bytes_max + 1)
+    return found
+
+
+def _zstd(data: bytes, bytes_max: int) -> bytes:
+    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
+        found: bytes = stream.read(bytes_max + 1)
+    return found
+
+
+_CODECS: dict[int, Callable[[bytes, int], bytes]] = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}
+
+
+# Between Kafka's records and ours
+
+_meta_decoder = msgspec.json.Decoder()
+_meta_encoder = msgspec.json.Encoder()
+
+
+def to_row(record: KafkaRecord) -> tuple[Any, ...]:
+    """A record as ``uploader.l0.records.encode`` takes it."""
+    ts, key, value, headers = record
+    said: dict[str, Any] = {}
+    text: str | None = None
+    if key is not None:
+        try:
+            text = key.decode()
+        except UnicodeDecodeError:
+            text = base64.b64encode(key).decode()
+            said["key"] = "base64"
+    if value is None:
+        said["value"] = None
+    if headers:
+        said["headers"] = [(name, _header_to_json(each)) for name, each in headers]
+    data: bytes | str = "null" if value is None else value
+    if said:
+        meta = _meta_encoder.encode({"kafka": said}).decode()
+        return (data, ts, text, None, None, meta)
+    if text is not None:
+        return (data, ts, text)
+    return (data,) if ts is None else (data, ts)
+
+
+def _header_to_json(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def to_kafka(ts_ms: int, record: Record) -> KafkaRecord:
+    """A stored record, with its time, as Kafka's clients get it."""
+    data = record.data
+    value: bytes | None = data if isinstance(data, bytes) else data.encode()
+    key = None if record.key is None else record.key.encode()
+    headers: list[Header] = []
+    if record.tag is not None:
+        headers.append(("headgate.tag", record.tag.encode()))
+    if record.node is not None:
+        headers.append(("headgate.node", record.node.encode()))
+    if record.meta is not None:
+        said = _said(record)
+        if said is None:
+            headers.append(("headgate.meta", record.meta.encode()))
+        else:
+            if "value" in said:
+                value = None
+            if "key" in said and key is not None:
+                key = base64.b64decode(key)  # which is valid
+            headers += [(name, _header_of_json(each)) for name, each in said.get("headers", ())]
+    return KafkaRecord(ts_ms, key, value, tuple(headers))
+
+
+def _said(record: Record) -> dict[str, Any] | None:
+    """What ``meta`` says below "kafka", if it says just that and it is true: producers by HTTP may
+    write anything there."""
+    meta = record.meta
+    if meta is None or not meta.startswith('{"kafka":{'):
+        return None
+    try:
+        document = _meta_decoder.decode(meta)
+        said: dict[str, Any] = document["kafka"]
+        if len(document) > 1 or not said.keys() <= {"headers", "key", "value"}:
+            return None
+        if "value" in said and (said["value"] is not None or record.data != "null"):
+            return None
+        if "key" in said:
+            if said["key"] != "base64" or record.key is None:
+                return None
+            base64.b64decode(record.key, validate=True)
+        for name, each in said.get("headers", ()):
+            if not isinstance(name, str):
+                return None
+            _header_of_json(each)
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        AttributeError,
+        TypeError,
+        KeyError,
+        ValueError,
+    ):
+        return None
+    return said
+
+
+def _header_of_json(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    (only,) = value.items()
+    if only[0] != "base64":
+        raise ValueError(f"a header is text, null or base64, got {only[0]!r}")
+    return base64.b64decode(only[1], validate=True)
+
+
+def encode_batch(base_offset: int, items: Sequence[tuple[int, KafkaRecord]]) -> bytes:
+    """A batch of records with their offsets, which ascend and need not be dense."""
+    first = items[0][1].ts or 0
+    rows = bytearray()
+    last_ts = first
+    for offset, (ts, key, value, headers) in items:
+        ts = first if ts is None else ts
+        last_ts = max(last_ts, ts)
+        body = bytearray(b"\0")
+        _put_varint(body, ts - first)
+        _put_varint(body, offset - base_offset)
+        _put_bytes(body, key)
+        _put_bytes(body, value)
+        _put_varint(body, len(headers))
+        for name, header in headers:
+            _put_bytes(body, name.encode())
+            _put_bytes(body, header)
+        _put_varint(rows, len(body))
+        rows += body
+    last_delta = items[-1][0] - base_offset
+    return seal(base_offset, 0, last_delta, (first, last_ts), (-1, -1, -1), len(items), bytes(rows))
+
+
+def seal(
+    base_offset: int,
+    attributes: int,
+    last_delta: int,
+    times: tuple[int, int],
+    producer: tuple[int, int, int],
+    count: int,
+    payload: bytes,
+) -> bytes:
+    """The batch with this head and payload, and its checksum."""
+    length = HEAD_BYTES - LENGTH_FROM + len(payload)
+    head = HEAD.pack(
+        base_offset, length, -1, MAGIC, 0, attributes, last_delta, *times, *producer, count
+    )
+    batch = bytearray(head + payload)
+    batch[17:21] = crc32c(bytes(batch[CRC_FROM:])).to_bytes(4, "big")
+    return bytes(batch)
+
+
+def _put_varint(into: bytearray, number: int) -> None:
+    number = (number << 1) ^ (number >> 63)
+    while number > 0x7F:
+        into.append(number & 0x7F | 0x80)
+        number >>= 7
+    into.append(number)
+
+
+def _put_bytes(into: bytearray, data: bytes | None) -> None:
+    if data is None:
+        into.append(1)  # -1
+    else:
+        _put_varint(into, len(data))
+        into += data
