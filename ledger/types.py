@@ -298,6 +298,7 @@ INTEGER_MAX = (1 << 63) - 1
 
 Dedupe = Literal["none", "body"]
 HookScheme = Literal["github", "stripe", "standard", "hmac"]
+KafkaValue = Literal["bytes", "json"]
 Discard = Literal["old", "reject"]
 Offset = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
@@ -402,6 +403,13 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[HookSettings, Meta(description="how hooks must be signed; null: they need not")]
         | None
     ) = None
+    kafka_value: Annotated[
+        KafkaValue,
+        Meta(
+            description="what values of Kafka's producers are: bytes, or JSON text, and anything"
+            " else is refused"
+        ),
+    ] = "bytes"
 
 
 class TokenName(Struct, frozen=True):

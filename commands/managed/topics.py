@@ -27,7 +27,7 @@ from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
 from daemon.schemas.api import TopicConfig, TopicState, Trimmed, TrimRequest
 from delivery.filters import compiled
-from ledger.types import Dedupe, Discard
+from ledger.types import Dedupe, Discard, KafkaValue
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = "N|none"
@@ -81,6 +81,8 @@ _SETTING_OPTIONS = (
                  help="At a cap: evict the oldest records, or refuse new ones."),
     click.option("--dedupe", type=click.Choice(get_args(Dedupe)),
                  help="With body, a body that was sent before is not stored again."),
+    click.option("--kafka-value", type=click.Choice(get_args(KafkaValue)),
+                 help="What values of Kafka's producers are: bytes, or JSON."),
 )  # fmt: skip
 
 

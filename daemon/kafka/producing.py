@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from daemon.intake.admission import FRAME_BYTES, Admission
 from daemon.intake.caps import RELOAD_NS, TopicFull
+from daemon.intake.formats.nesting import nested_deeper
 from daemon.intake.pending import Callback, PendingRequest, PendingRequests
 from daemon.intake.producer import RING_LOOK_S
 from daemon.intake.topic_cache import TopicCache, TopicEntry
@@ -27,6 +28,7 @@ from daemon.kafka.topics import (
     code_of,
 )
 from daemon.kafka.wire import KafkaRequest
+from daemon.schemas.decoding import NESTING_MAX
 from daemon.schemas.errors import ApiError
 from ledger.errors import LedgerError
 from shards.clock import monotonic_ns, wall_ms
@@ -129,7 +131,13 @@ class KafkaProducer:
                 return ProducedBatch(INVALID_RECORD, message="there is no batch")
             found = decode_batch(batch, self._limits)
             times = [each.ts for each in found if each.ts is not None] or [wall_ms()]
-            payload = records.encode([to_row(each) for each in found])
+            as_json = topic.topic.config.kafka_value == "json"
+            rows = [to_row(each, as_json=as_json) for each in found]
+            if as_json and any(nested_deeper(each.value or b"", NESTING_MAX) for each in found):
+                return ProducedBatch(
+                    INVALID_RECORD, message=f"a value is nested deeper than {NESTING_MAX} levels"
+                )
+            payload = records.encode(rows)
             part = Part(topic.topic_id, partition, len(found), payload, min(times), max(times))
             timeout_ms = max(TIMEOUT_MIN_MS, min(asked.timeout_ms, self._ack_timeout_ms))
             return await self._publish(topic, part, arrival_ns, 1_000_000 * timeout_ms)

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from daemon.kafka.wire import Key
+from tests.compaction.by_hand import compact, delete_compacted
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.kafka import Sender, bootstrap, consume, kafka_daemon
 from tests.e2e.processes import kill_shards
@@ -83,6 +84,22 @@ def test_each_partition_is_led_by_one_shard_and_takes_records(daemon: Daemon) ->
     told = AdminClient({"bootstrap.servers": bootstrap(daemon)}).list_topics("spread", HANG_S)
     leaders = {each.leader for each in told.topics["spread"].partitions.values()}
     assert leaders == {0, 1} == set(told.brokers)
+
+
+def test_a_topic_may_have_values_of_json(daemon: Daemon) -> None:
+    daemon.json("PUT", "/v0/topics/of.json", {"kafka_value": "json"})
+    sender = Sender(daemon)
+    for value in (b'{"a": 1}', b" [ 1 ]\n", None):
+        sender.send("of.json", value)
+    sender.flush()
+    assert [each["data"] for each in daemon.read_all("of.json")] == [{"a": 1}, [1], None]
+    assert [m.value() for m in consume(daemon, "of.json", 3)] == [b'{"a": 1}', b" [ 1 ]\n", None]
+    for bad in (b"no json", b"[" * 513 + b"]" * 513):
+        sender.send("of.json", bad)
+        with pytest.raises(AssertionError, match="INVALID_RECORD"):
+            sender.flush()
+        sender.failed.clear()
+    assert len(daemon.read_all("of.json")) == 3
 
 
 def test_a_topic_that_is_asked_for_is_created(daemon: Daemon) -> None:
@@ -270,3 +287,39 @@ def test_a_deleted_topic_and_one_that_refuses_say_so(daemon: Daemon, topic: str)
     with pytest.raises(AssertionError, match="POLICY_VIOLATION"):
         sender.flush()
     assert len(daemon.read_all("full")) == 2
+
+
+@pytest.mark.slow
+def test_records_come_back_byte_for_byte_from_the_lake_and_through_a_router(data: Path) -> None:
+    records: list[tuple[Any, Any, Any]] = [
+        (b"k", b'{"n": 1}', None),
+        (b"\xff\x00", b"\x80", [("h", b"x"), ("h", None), ("\u00e9", b"\xff")]),
+        (None, None, [("only", b"")]),
+        (b"", b"", None),
+    ]
+
+    def seen(daemon: Daemon, topic: str) -> list[tuple[Any, Any, Any]]:
+        found = consume(daemon, topic, len(records) + 1)
+        assert [m.offset() for m in found] == list(range(len(records) + 1))
+        return [(m.key(), m.value(), m.headers()) for m in found]
+
+    with kafka_daemon(data) as daemon:
+        sender = Sender(daemon)
+        for key, value, headers in records:
+            sender.send("t", value, key, headers=headers or [])
+        sender.flush()
+        by_http = {"data": {"a": [1]}, "key": "k", "node": "n"}
+        daemon.json("POST", "/v0/topics/t", {"records": [by_http]})
+        daemon.json("PUT", "/v0/topics/copies", {})
+        router = {"source": "t", "dest": "copies", "from": "earliest"}
+        assert daemon.json("PUT", "/v0/routers/r", router).status in (200, 201)
+        expected = [*records, (b"k", b'{"a": [1]}', [("headgate.node", b"n")])]
+        assert seen(daemon, "t") == expected
+        assert seen(daemon, "copies") == expected
+        stored = [daemon.read_all(topic) for topic in ("t", "copies")]
+    compact(data, "r1", ["t", "copies"])
+    assert delete_compacted(data) > 0
+    with kafka_daemon(data) as daemon:
+        assert seen(daemon, "t") == expected
+        assert seen(daemon, "copies") == expected
+        assert [daemon.read_all(topic) for topic in ("t", "copies")] == stored

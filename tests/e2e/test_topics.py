@@ -12,7 +12,7 @@ from tests.e2e.wire import Wire, request, wire_of_each_shard
 DEFAULTS = {
     "partitions": 1, "columns": {}, "priority": None, "auto_priority": True, "lossy": False,
     "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
-    "dedupe": "none", "retain_for_subscriptions": None, "hook": None,
+    "dedupe": "none", "retain_for_subscriptions": None, "hook": None, "kafka_value": "bytes",
 }  # fmt: skip
 EMPTY = {
     "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 
@@ -102,6 +103,21 @@ def test_what_has_no_place_in_a_record_is_readable_in_its_meta() -> None:
     assert to_row(KafkaRecord(None, None, b"v")) == (b"v",)
 
 
+@pytest.mark.parametrize("value", [b"", b"{", b"1 2", b'"\xff"', b"\xff", b"nul", b"[" * 100_000])
+def test_what_is_not_json_is_refused_where_values_are(value: bytes) -> None:
+    with pytest.raises(BatchError) as error:
+        to_row(KafkaRecord(5, None, value), as_json=True)
+    assert error.value.code == kafka.INVALID_RECORD
+
+
+@pytest.mark.parametrize("value", [b' {"a": 1.0}\n', b"null", b'"\xc3\xa9"', None])
+def test_a_value_that_is_json_comes_back_byte_for_byte(value: bytes | None) -> None:
+    row = to_row(KafkaRecord(5, None, value), as_json=True)
+    assert isinstance(row[0], str)
+    (stored,) = records.decode(records.encode([row]))
+    assert to_kafka(5, stored).value == value
+
+
 # Compression
 
 
@@ -143,7 +159,12 @@ def test_snappy_in_the_frames_of_java_is_read() -> None:
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_a_batch_that_grows_beyond_the_limit_is_refused(codec: int) -> None:
     bomb = with_codec(codec, compressed(codec, bytes(20_000_000)))
-    assert refused(bomb) == kafka.MESSAGE_TOO_LARGE
+    tracemalloc.start()  # of Python's memory, where gzip and zstd write
+    try:
+        assert refused(bomb) == kafka.MESSAGE_TOO_LARGE
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # Bad batches
@@ -183,6 +204,7 @@ GOOD = batch(KafkaRecord(5, b"k", b"value"))
         (with_codec(0, rows(b"v"), count=101), kafka.MESSAGE_TOO_LARGE),
         (with_codec(0, rows(b"v") + b"\0"), kafka.INVALID_RECORD),
         (with_codec(0, b"\xff" * 20), kafka.INVALID_RECORD),
+        (seal(0, 0, 1, (5, 5), (-1, -1, -1), 2, rows(b"v") * 2), kafka.INVALID_RECORD),
         (seal(0, 0, 5, (5, 5), (-1, -1, -1), 1, rows(b"v")), kafka.INVALID_RECORD),
         (seal(0, 0, 0, (5, 5), (9, 0, 0), 1, rows(b"v")), kafka.UNSUPPORTED_FOR_MESSAGE_FORMAT),
         (seal(0, 0, 0, (-9, 5), (-1, -1, -1), 1, rows(b"v")), kafka.INVALID_TIMESTAMP),
