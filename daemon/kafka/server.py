@@ -21,6 +21,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,9 @@ UNSUPPORTED_VERSION = 35
 CONNECTIONS_MAX = 512
 ANSWERS_MAX = 8  # of one connection; clients have 5 under way
 SMALL_FRAME_BYTES = 4 << 10
+IDLE_S = 600.0  # as Kafka's brokers have it; clients connect again
+FRAME_S = 60.0
+ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take what became of their batches
 FRAME_HEADS_BYTES = 64 << 10  # of a Produce, in addition to its batches
 READ_BYTES = 64 << 10  # that a connection holds unread, and as much again
 # One read of the loop, what is unread, what is not written, and small requests as values.
@@ -77,6 +81,7 @@ class KafkaServer:
         self._frames = SharedBytes(2 * self._frame_bytes_max)
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[Any]] = set()
+        self._open: set[_Connection] = set()
 
     async def start(self, fds: Iterable[int]) -> None:
         """Serves on sockets that listen already, by their descriptors."""
@@ -91,8 +96,12 @@ class KafkaServer:
             server.close()
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Ends all connections, after the answers to batches."""
         self.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWERS_FLUSH_S):
+                for connection in list(self._open):
+                    await connection.batches_answered()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -107,6 +116,7 @@ class KafkaServer:
             return
         self._connections.add(task)
         connection = _Connection(reader, writer)
+        self._open.add(connection)
         try:
             await self._run(connection)
         except Malformed as error:
@@ -119,13 +129,16 @@ class KafkaServer:
             log.error("a request of %s failed because of a bug", connection.peer, exc_info=error)
         finally:
             connection.end()
+            self._open.discard(connection)
             self._connections.discard(task)
 
     async def _run(self, connection: _Connection) -> None:
         """Reads requests until the client is gone. Raises Malformed."""
         reader = connection.reader
         while True:
-            size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+            async with asyncio.timeout(IDLE_S):
+                length = await reader.readexactly(4)
+            size = int.from_bytes(length, "big", signed=True)
             if not 8 <= size <= self._frame_bytes_max:
                 raise Malformed(
                     f"a frame of {size} bytes; the limit is {self._frame_bytes_max}: body_bytes_max"
@@ -134,7 +147,8 @@ class KafkaServer:
             counted = max(0, size - SMALL_FRAME_BYTES)
             await self._frames.take(counted)
             try:
-                frame = await reader.readexactly(size)
+                async with asyncio.timeout(FRAME_S):  # it holds what others wait for
+                    frame = await reader.readexactly(size)
                 asked = read_request(frame)
                 await self._begin(connection, asked)
                 # The values of a large request are there until it has had its turn.
@@ -212,6 +226,12 @@ class _Connection:
             await self._room.wait()
         if self._writing.done():
             raise ConnectionResetError
+
+    async def batches_answered(self) -> None:
+        """Returns when the answers to all batches that were taken are written."""
+        while any(isinstance(each, asyncio.Future) for each in self._answers):
+            self._room.clear()
+            await self._room.wait()
 
     async def write(self, data: bytearray) -> None:
         """Writes an answer, and returns when the client has taken most of it. Raises OSError."""

@@ -21,14 +21,19 @@ from uploader.l0.kafka import BatchLimits, KafkaRecord, encode_batch
 BIG = 11_000  # a ring of 64 KiB has room for five, and for what admission adds
 
 
-def a_request(size: int, *, topic: bytes = b"dest", acks: int = -1, times: int = 1) -> KafkaRequest:
+def produce_frame(size: int, *, times: int = 1) -> bytes:
+    """A Produce of version 3 to the topic ``dest``, with the number 9."""
     batch = encode_batch(0, [(0, KafkaRecord(5, None, bytes(size)))])
     one = bytes(4) + len(batch).to_bytes(4, "big") + batch
-    return read_request(
-        b"\0\0\0\x03\0\0\0\x09\xff\xff" + b"\xff\xff" + acks.to_bytes(2, "big", signed=True)
-        + (30_000).to_bytes(4, "big") + b"\0\0\0\1" + len(topic).to_bytes(2, "big") + topic
+    return (
+        b"\0\0\0\x03\0\0\0\x09\xff\xff" + b"\xff\xff" + b"\xff\xff"
+        + (30_000).to_bytes(4, "big") + b"\0\0\0\1" + b"\0\4dest"
         + times.to_bytes(4, "big") + one * times
     )  # fmt: skip
+
+
+def a_request(size: int, *, times: int = 1) -> KafkaRequest:
+    return read_request(produce_frame(size, times=times))
 
 
 def error_of(answer: bytearray, topic: bytes = b"dest", index: int = 0) -> int:
