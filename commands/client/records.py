@@ -21,7 +21,6 @@ from typing import BinaryIO, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from daemon.intake.formats import keys
 from daemon.schemas.errors import ApiError
 
 Format = Literal["ndjson", "lines", "json"]
@@ -204,6 +203,8 @@ def _key(number: int, text: bytes, name: str | None) -> str | None:
     """The key as ``?key=`` takes it from the same record."""
     if name is None:
         return None
+    from daemon.intake.formats import keys  # what else is there, other commands do not need
+
     try:
         return keys.key_field(name).of(text.decode(), {})
     except ApiError as error:

@@ -8,7 +8,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
 from daemon.schemas.status import PushCounters
-from delivery.push.secrets import HEADERS_MAX, SIGNING_MAX
+from delivery.push.secrets import HEADERS_MAX
+from delivery.push.signatures import SIGNING_MAX
 from ledger.delivery.push_settings import PushTarget
 from ledger.delivery.subscription_rules import SubscriptionRules
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import fields
 
-from delivery.push.secrets import SIGNING_MAX
+from delivery.push.signatures import SIGNING_MAX
 from ledger.types import HookSigning, TopicConfig
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from delivery.push.signatures import key_of
+from delivery.push.signatures import SIGNING_MAX, key_of
 from ledger.delivery.push_settings import PushSettings
 from shards.clock import wall_ms
 from uploader.stores.disk import locked, replace_private
@@ -40,8 +40,6 @@ FILE_NAME = "push-secrets.json"
 LOCK_NAME = "push-secrets.lock"
 VERSION = 1
 ABANDONED_MS = 86_400_000  # a ledger that is empty by mistake leaves a day for another one
-# A rotation needs two; a few more are for receivers that take long to follow.
-SIGNING_MAX = 4
 HOOK_SECRET_CHARACTERS_MAX = 512  # those of senders have 20 to 100
 HEADERS_MAX = 16
 HEADER_NAME_MAX = 64

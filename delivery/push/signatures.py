@@ -15,6 +15,9 @@ PREFIX = "whsec_"
 SECRET_BYTES_MIN = 24
 SECRET_BYTES_MAX = 64
 
+# A rotation needs two; a few more are for receivers that take long to follow.
+SIGNING_MAX = 4
+
 
 class SecretRefused(ValueError):
     """A text that is not a secret for signatures. The message does not show it."""

@@ -231,7 +231,9 @@ def test_an_address_without_a_daemon_is_3(data: Path) -> None:
         url = f"http://127.0.0.1:{port}"
         for arguments in (["status", "-o", "json"], ["groups"], ["topics", "ls"], ["read", "t"]):
             ended = headgate(None, *arguments, "--url", url)
-            assert (ended.code, ended.stdout) == (3, ""), arguments
+            told = json.loads(ended.stdout)["error"] if "json" in arguments else None
+            assert ended.code == 3 and (told or {"code": "unreachable"})["code"] == "unreachable"
+            assert told or ended.stdout == "", arguments
             assert url in ended.stderr and "headgate serve" in ended.stderr
 
 

@@ -183,7 +183,8 @@ def test_an_orphan_stays_for_its_grace_time(data: Path) -> None:
 def test_a_directory_without_a_ledger_is_refused_and_left_as_it_is(data: Path) -> None:
     for name in ("gc", "check"):
         done = Place(data, {}).run(name)
-        assert done.returncode == 1 and "there is no ledger" in done.stderr and not done.stdout
+        assert done.returncode == 1 and "there is no ledger" in done.stderr
+        assert "there is no ledger" in json.loads(done.stdout)["error"]["message"]
     assert not data.exists()
 
 

@@ -19,7 +19,7 @@ TYPES = ("boolean", "double", "long", "string", "timestamp")
 DECODERS = {
     f"{route.method} {route.path}": msgspec.json.Decoder(route.body)
     for route in ROUTES
-    if route.body is not None and "{operation}" not in route.path
+    if route.body not in (None, msgspec.Raw) and "{operation}" not in route.path
 }
 
 

@@ -18,7 +18,6 @@ from delivery.push.secrets import (
     FILE_NAME,
     HEADER_CHARACTERS_MAX,
     HEADERS_MAX,
-    SIGNING_MAX,
     PushSecrets,
     SecretsFile,
     SecretsFileError,
@@ -27,7 +26,7 @@ from delivery.push.secrets import (
     check_secrets,
     missing,
 )
-from delivery.push.signatures import SecretRefused
+from delivery.push.signatures import SIGNING_MAX, SecretRefused
 from ledger.delivery.push_settings import PushSettings
 from tests.signing import secret_of
 
