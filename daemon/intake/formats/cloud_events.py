@@ -68,7 +68,8 @@ def binary_event(headers: Mapping[str, str], body: bytes) -> Event:
     if kind:
         attributes["datacontenttype"] = kind
     text = json_text(body) if is_json(kind) else None
-    return Event(_checked(attributes, {}), (body or "null") if text is None else text)
+    data = body if body or kind else "null"  # without either it has no data
+    return Event(_checked(attributes, {}), data if text is None else text)
 
 
 def json_events(content_type: str, body: bytes, limits: BodyLimits) -> list[Event]:
@@ -141,7 +142,7 @@ def _of_document(body: bytes, where: Where) -> Event:
         data = decode_base64(text, where.get("record", 0))
     elif json is not None and json.startswith('"') and not _is_json(attributes):
         data = msgspec.json.decode(json, type=str).encode()
-    return Event(_checked(attributes, where), data or "null")
+    return Event(_checked(attributes, where), "null" if data is None else data)
 
 
 def _is_json(attributes: Mapping[str, str]) -> bool:

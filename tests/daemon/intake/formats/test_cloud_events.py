@@ -82,6 +82,17 @@ def test_no_data_is_null_and_a_null_attribute_is_absent() -> None:
     assert binary_event({f"ce-{name}": value for name, value in GOOD.items()}, b"").data == "null"
 
 
+@pytest.mark.parametrize("data", [{"data": ""}, {"data_base64": ""}])
+def test_empty_data_is_not_null(data: dict[str, str]) -> None:
+    (event,) = json_events(
+        STRUCTURED, json.dumps({**GOOD, "datacontenttype": "text/plain", **data}).encode(), LIMITS
+    )
+    assert event.data == b""
+    headers = {f"ce-{name}": value for name, value in GOOD.items()}
+    assert binary_event(headers, b"").data == "null"
+    assert binary_event({**headers, "content-type": "text/plain"}, b"").data == b""
+
+
 def test_text_that_says_it_is_json_stays_json() -> None:
     assert row_from({**GOOD, "data": "a"})[0] == '"a"'
     assert row_from({**GOOD, "data": "a", "datacontenttype": "text/plain"})[0] == b"a"
