@@ -200,10 +200,10 @@ class _Sending:
         self._daemon = daemon
         self._told_waiting = False
         self._went_on = went_on
-        self._read: deque[SubBlockRows | BadLine | None] = deque()
+        self._read: deque[SubBlockRows | Exception | None] = deque()
         self._room = threading.Semaphore(READ_AHEAD)
         self._has_ended = False
-        self._bad_line: BadLine | None = None
+        self._failure: Exception | None = None
         self._stopped_at: float | None = None
         self._spans: dict[int, PartitionSpan] = {}
         self._sender: ChainSender
@@ -270,8 +270,8 @@ class _Sending:
             else:
                 await self._go_on()
                 if self._has_ended and chain.oldest is None:
-                    if self._bad_line is not None:
-                        raise self._bad_line
+                    if self._failure is not None:
+                        raise self._failure
                     return
             held_s = max(SOON_S, chain.not_before - self._now())
             with contextlib.suppress(TimeoutError):
@@ -305,7 +305,7 @@ class _Sending:
             self._chain.add(first)
         else:
             self._has_ended = True
-            self._bad_line = first
+            self._failure = first
         self._read.popleft()
         self._room.release()
         return True
@@ -373,8 +373,9 @@ class _Sending:
     def _fill(
         self, source: Iterator[list[Numbered]], loop: asyncio.AbstractEventLoop
     ) -> None:  # fmt: skip
-        """In a thread: reads ahead, and ends with a BadLine or None."""
+        """In a thread: reads ahead, and ends with None, or with what the loop raises."""
         encode = msgspec.json.Encoder().encode
+        lines = [self._chain.position]
         try:
             for batch in source:
                 lines = [item.line for item in batch]
@@ -382,13 +383,15 @@ class _Sending:
                 size = sum(len(bytes(item.record.data)) for item in batch)
                 if not self._filled(SubBlockRows(lines[-1], lines, rows, size), loop):
                     return
-        except BadLine as error:
+        except OSError as error:
+            self._filled(BadLine(lines[-1] + 1, f"cannot be read: {error}"), loop)
+        except Exception as error:  # noqa: BLE001 - the loop raises it
             self._filled(error, loop)
         else:
             self._filled(None, loop)
 
     def _filled(
-        self, found: SubBlockRows | BadLine | None, loop: asyncio.AbstractEventLoop
+        self, found: SubBlockRows | Exception | None, loop: asyncio.AbstractEventLoop
     ) -> bool:  # fmt: skip
         while not self._room.acquire(timeout=POLL_S):
             if self._stopped_at is not None:

@@ -132,6 +132,11 @@ def test_ctrl_c_ends_produce_with_a_summary_and_a_point_where_it_continues(daemo
     assert run(daemon, "read", "cut").stdout == text
 
 
+def test_an_input_that_cannot_be_read_ends_the_run_with_the_reason(daemon: Daemon) -> None:
+    result = run(daemon, "produce", "unread", "/proc/self/mem", "--wait", "1s")
+    assert result.exit_code == 1 and "line 1: cannot be read: " in result.stderr, result.stderr
+
+
 def test_a_refused_record_is_named_by_its_line(daemon: Daemon) -> None:
     text = "1\n2\n\n" + json.dumps("x" * 1_100_000) + "\n5\n"
     result = run(daemon, "produce", "lines", "--batch-bytes", "4000000", stdin=text)
