@@ -29,6 +29,7 @@ from daemon.http.head import Head
 from daemon.http.request import Request
 from daemon.http.request_budget import Promise, RequestBudget, check_values
 from daemon.http.response import JSON
+from daemon.intake.foreign.requests import ForeignRequests, Translation
 from daemon.intake.formats import check_charset
 from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.producer import Producer
@@ -50,7 +51,7 @@ _PRODUCE = frozenset(field.encode_name for field in msgspec.structs.fields(Produ
 
 class Found(NamedTuple):
     """Where a request goes: the topic to produce to, or a handler with its first arguments; or
-    the ``methods`` of a path to name, for OPTIONS."""
+    the ``methods`` of a path to name, for OPTIONS; or a ``foreign`` format and its arguments."""
 
     produce: str | None
     route: Route
@@ -59,6 +60,7 @@ class Found(NamedTuple):
     decoder: msgspec.json.Decoder[Any] | None
     methods: tuple[str, ...] = ()
     changes: bool = False
+    foreign: type[Translation] | None = None
 
 
 class _Bound(NamedTuple):
@@ -126,7 +128,7 @@ class RouteTable:
                     {"allow": list(methods)},
                 )
             route, handler, decoder = bound
-            if handler is None:
+            if handler is None and route.foreign is None:
                 if route.reader is None:
                     check_charset(head.headers.get("content-type", ""))
                 read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
@@ -144,7 +146,9 @@ class RouteTable:
                 values = (*values, read)
             if route.gets_rights:
                 values = (*values, rights)
-            return Found(None, route, handler, values, decoder, changes=changes)
+            return Found(
+                None, route, handler, values, decoder, changes=changes, foreign=route.foreign
+            )
         path = head.path[:255]
         raise ApiError(404, "not_found", f"there is nothing at {path}", {"path": path})
 
@@ -264,6 +268,7 @@ class Api:
         self._waiters = waiters
         self._tasks: dict[asyncio.Task[None], Request] = {}
         self._budget = RequestBudget()
+        self._foreign = ForeignRequests(producer, self._budget)
         self._audit = audit
         self._objects = objects
 
@@ -285,13 +290,21 @@ class Api:
     def admit(self, request: Request, body_bytes: int | None) -> object | None:
         """Promises space for a body, before it is taken in."""
         found: Found = request.head.route
+        if found.foreign is None:
+            return self._admit(request, found, body_bytes)
+        try:
+            return self._admit(request, found, body_bytes)
+        except ApiError as error:
+            raise found.foreign.refusal(error, request.head.content_type) from error
+
+    def _admit(self, request: Request, found: Found, body_bytes: int | None) -> object | None:
         rights = request.head.rights
         if rights.allowance is not None:
             rights.allowance.take(request.connection, body_bytes or 0, is_setting=found.changes)
         if rights.tally is not None:
             rights.tally.requests += 1
             rights.tally.bytes_in += body_bytes or 0
-        if found.produce is not None:
+        if found.produce is not None or found.foreign is not None:
             return self._producer.admit(request, body_bytes)
         limit = found.route.body_bytes_max
         if body_bytes is None or body_bytes > limit:
@@ -322,6 +335,11 @@ class Api:
         if found.produce is not None:
             assert isinstance(token, int)  # what admit promised
             self._producer.produce(request, found.produce, token)
+            return
+        if found.foreign is not None:
+            assert isinstance(token, int)
+            translation = found.foreign(request.head.content_type, *found.arguments)
+            self._foreign.take(request, translation, token)
             return
         if found.methods:
             request.respond(204, headers=preflight_headers(found.methods))

@@ -20,6 +20,7 @@ from daemon.api.handlers.topics import TopicRoutes
 from daemon.api.handlers.watch import WatchRoutes
 from daemon.api.overviews import OverviewRoutes
 from daemon.http.head import Head
+from daemon.intake.foreign.requests import Translation
 from daemon.intake.producer import BodyReader
 
 SMALL_BODY_BYTES = 1 << 20  # of all bodies but those of produce
@@ -61,6 +62,8 @@ class Route(Struct, frozen=True, kw_only=True):
     handler: Callable[[Handlers], Handler] | None
     # Without a handler, records are produced: what reads them, if not in produce's own formats.
     reader: Callable[[Head], BodyReader] | None = None
+    # Without a handler: records come in this format of others, not in produce's own.
+    foreign: type[Translation] | None = None
     answers: Mapping[int, Any] = {}
     errors: tuple[int, ...] = ()
     query: Any = None

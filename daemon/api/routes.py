@@ -9,7 +9,7 @@ limits and encodes; it also serves the one route without a handler, produce.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw
 
@@ -19,6 +19,10 @@ from daemon.access.token_file import Scope
 from daemon.api.handlers.admin import BODY_BYTES_MAX, READING, READING_POINTERS, Fence
 from daemon.api.route import STREAM_FORMATS, Route
 from daemon.api.subscription_table import SUBSCRIPTION_ROUTES
+from daemon.http.response import JSON
+from daemon.intake.foreign.bulk import CONTENT_TYPES as BULK_TYPES
+from daemon.intake.foreign.bulk import BulkTranslation
+from daemon.intake.foreign.otlp import PROTOBUF, LogsTranslation
 from daemon.intake.hooks import HookReader
 from daemon.schemas.api import (
     BackedUp,
@@ -59,6 +63,7 @@ from daemon.schemas.api import (
     WatchRequest,
     WidQuery,
 )
+from daemon.schemas.foreign import BulkAnswer, BulkQuery, LogsAnswer
 from daemon.schemas.hooks import HookQuery
 from delivery.routers.schemas import (
     RouterDeleted,
@@ -70,6 +75,8 @@ from delivery.routers.schemas import (
 from ledger.types import LeaseId
 
 ANY_SCOPE = tuple(Scope)
+# Clients of Elasticsearch send the one or the other.
+BULK_METHODS: tuple[Literal["POST", "PUT"], ...] = ("POST", "PUT")
 
 ROUTES = (
     Route(
@@ -207,6 +214,44 @@ ROUTES = (
         ),
         answers={200: (Produced, ProducedSpread)},
         errors=(400, 404, 409, 412, 413, 415, 422, 429, 503, 504),
+    ),
+    Route(
+        method="GET",
+        path="/v0/elastic/",
+        summary="what clients of Elasticsearch ask before they send",
+        scopes=(Scope.PRODUCE,),
+        handler=lambda handlers: handlers.daemon.elastic,
+        texts={JSON: "the name and the version of an Elasticsearch that clients accept"},
+    ),
+    *(
+        Route(
+            method=method,
+            path=path,
+            summary="append the documents of Elasticsearch's `_bulk`"
+            + ("; the topic of an action is its `_index`, or this one" if "{" in path else ""),
+            scopes=(Scope.PRODUCE,),
+            handler=None,
+            foreign=BulkTranslation,
+            query=BulkQuery,
+            body=Raw,
+            other_content_types=BULK_TYPES,
+            answers={200: BulkAnswer},
+            errors=(400, 413, 415, 429),
+        )
+        for path in ("/v0/elastic/_bulk", "/v0/elastic/{topic}/_bulk")
+        for method in BULK_METHODS
+    ),
+    Route(
+        method="POST",
+        path="/v0/otlp/{topic}/v1/logs",
+        summary="append OTLP's log records",
+        scopes=(Scope.PRODUCE,),
+        handler=None,
+        foreign=LogsTranslation,
+        body=Raw,
+        other_content_types=(PROTOBUF,),
+        answers={200: LogsAnswer},
+        errors=(400, 404, 409, 413, 415, 422, 503, 504),
     ),
     Route(
         method="POST",

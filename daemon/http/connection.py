@@ -24,6 +24,7 @@ from daemon.http.receiver import (
     HOLD_ADMISSION,
     HOLD_ANSWERS,
     HOLD_REQUESTS,
+    HOLD_TRANSLATION,
     IGNORE,
     STREAM,
     Receiver,
@@ -197,6 +198,14 @@ class Connection(Receiver, asyncio.Protocol):
     def await_admission(self) -> None:
         """Reads nothing more until the request that was received last is admitted or not."""
         self._set_hold(HOLD_ADMISSION)
+
+    def await_translation(self) -> None:
+        """Reads nothing more until the request that was received last is translated."""
+        self._set_hold(HOLD_TRANSLATION)
+
+    def translated(self) -> None:
+        """Reads on."""
+        self._clear_hold(HOLD_TRANSLATION)
 
     def _set_hold(self, why: int) -> None:
         if not self._hold and self._phase < IGNORE and not self.transport.is_closing():

@@ -14,8 +14,9 @@ Phases:
 
 Of the requests in ``queue``, the one whose body is being taken in (``_taking``) is the last.
 ``_hold`` says why nothing more is read: too many requests are outstanding, the client does not take
-its answers, its limit is used up, or a request waits for admission. The last may have its body
-already, if that came with its head; what was received after it waits in ``buffer``.
+its answers, its limit is used up, a request is being translated (``daemon/intake/foreign/``), or
+one waits for admission. The last may have its body already, if that came with its head; what was
+received after it waits in ``buffer``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from daemon.schemas.errors import ApiError, too_large
 logger = logging.getLogger(__name__)
 
 HEAD, BODY, DISCARD, WAIT, IGNORE, STREAM, CLOSED = range(7)
-HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION, HOLD_LIMIT = 1, 2, 4, 8
+HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION, HOLD_LIMIT, HOLD_TRANSLATION = 1, 2, 4, 8, 16
 
 
 def _no_head(_: bytes) -> Head | None:

@@ -55,7 +55,7 @@ def answer_of(error: ApiError, *, close: bool = False) -> Answer:
         headers = (*headers, ("Allow", ", ".join(allow)))
     if error.status == 401:
         headers = (*headers, ("WWW-Authenticate", 'Bearer realm="headgate"'))
-    return (error.status, error.body(), JSON, headers, close or error.close)
+    return (error.status, error.body(), error.content_type, headers, close or error.close)
 
 
 class Shared(Protocol):
@@ -127,6 +127,14 @@ class Sender:
     @abstractmethod
     def not_admitted(self, request: Request, error: ApiError) -> None:
         """A request that waited is refused."""
+
+    @abstractmethod
+    def await_translation(self) -> None:
+        """Reads nothing more until the request that was received last is translated."""
+
+    @abstractmethod
+    def translated(self) -> None:
+        """Reads on."""
 
     @abstractmethod
     def no_right(self, request: Request, error: ApiError) -> None:

@@ -57,6 +57,13 @@ class RequestBudget:
                 " served, and there is room for one",
                 LARGE_BYTES_MAX,
             )
+        return self._promise(promise, limit_bytes)
+
+    def promise_kept(self, size_bytes: int) -> Promise:
+        """Room for what is kept of a request until it is answered. Raises ApiError 503."""
+        return self._promise(Promise(size_bytes), REQUESTS_BYTES_MAX)
+
+    def _promise(self, promise: Promise, limit_bytes: int) -> Promise:
         if self.promised_bytes + promise.size_bytes > limit_bytes:
             raise _short(
                 f"the requests that this shard is serving take {self.promised_bytes} of the"

@@ -91,7 +91,7 @@ class Producer:
         self._cursors = cursors
         self._ring = ring
         self._pending = answers
-        self._limits = limits
+        self.limits = limits
         self._published = published
         self._short_of_time = short_of_time
         # By connection: requests with their topic and their promise, in order.
@@ -117,7 +117,7 @@ class Producer:
             request.head.content_encoding
             or request.head.target_bytes > TARGET_BYTES
             or self._held_back
-            or body_bytes > self._limits.body_bytes_max
+            or body_bytes > self.limits.body_bytes_max
             or self._ring.free_bytes - self.admission.taken_bytes < FRAME_BYTES + body_bytes
         ):
             self._take_or_queue(request, name, body_bytes)
@@ -148,7 +148,7 @@ class Producer:
         size = len(body)
         if (
             self._held_back
-            or size > self._limits.body_bytes_max
+            or size > self.limits.body_bytes_max
             or ring.free_bytes - self.admission.taken_bytes < FRAME_BYTES + size
         ):
             return False
@@ -157,11 +157,11 @@ class Producer:
             return False
         arrival_ms = wall_ms()
         try:
-            only = bodies.short_line(body, self._limits)
+            only = bodies.short_line(body, self.limits)
             if only is not None:
                 count, payload = 1, encode((only,))
             else:
-                texts = bodies.line_texts(body, self._limits)
+                texts = bodies.line_texts(body, self.limits)
                 count, payload = len(texts.texts), encode_texts(texts)
             position = ring.append_one(
                 arrival_ns,
@@ -361,12 +361,12 @@ class Producer:
         head = request.head
         body = request.body
         if head.content_encoding:
-            body = bodies.decompress(body, head.content_encoding, self._limits.body_bytes_max)
+            body = bodies.decompress(body, head.content_encoding, self.limits.body_bytes_max)
         reader: BodyReader | None = head.reader
         if reader is not None:
-            asked = reader.parse(body, self._limits, arrival_ms, topic)
+            asked = reader.parse(body, self.limits, arrival_ms, topic)
         else:
-            asked = bodies.parse(head.content_type, head.query, body, self._limits, arrival_ms)
+            asked = bodies.parse(head.content_type, head.query, body, self.limits, arrival_ms)
         dedupe = asked.dedupe or ("none" if topic is None else topic.topic.config.dedupe)
         if dedupe == "body" and asked.idempotency_key is None:
             key = bodies.body_key(head.content_type, head.query, body)

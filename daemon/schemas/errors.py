@@ -18,6 +18,8 @@ class ApiError(Exception):
     """A refusal with its HTTP status. 429 and 503 promise that nothing was or will be
     stored; 504 says that it may be."""
 
+    content_type = "application/json"  # of its body
+
     def __init__(
         self,
         status: int,

@@ -17,6 +17,8 @@ from daemon.api.figures.router_figures import router_series
 from daemon.api.figures.status import StatusBuilder
 from daemon.api.figures.subscription_figures import series
 from daemon.api.streaming import Text
+from daemon.http.response import JSON
+from daemon.intake.foreign.bulk import ELASTIC, PRODUCT
 from daemon.schemas.api import ImportScaling, Live, MetricsHeaders, Ready, Scaling, Status
 from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
@@ -44,6 +46,10 @@ class DaemonRoutes:
     async def page(self) -> Text:
         """``/``: what it shows, it asks for itself."""
         return Text(page.CONTENT_TYPE, page.BODY, page.HEADERS)
+
+    async def elastic(self) -> Text:
+        """``/v0/elastic/``: clients look at the header and the version, and some at the tagline."""
+        return Text(JSON, ELASTIC, PRODUCT)
 
     async def live(self) -> Live:
         """This shard's loop turns, or it would not answer."""

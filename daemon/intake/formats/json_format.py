@@ -82,7 +82,7 @@ def json_text(body: bytes) -> str | None:
 
 def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
     """``{"records": [...], ...}``. Raises ApiError."""
-    _check_count(body, 2, limits)
+    check_count(body, 2, limits)
     try:
         envelope = _envelope_decoder.decode(body)
     except UNREADABLE as error:
@@ -159,7 +159,7 @@ def array_rows(body: bytes, limits: BodyLimits, field: KeyField) -> list[Row]:
 
 def array_elements(body: bytes, limits: BodyLimits) -> list[Raw]:
     """The elements of a top-level array, not yet known to be UTF-8. Raises ApiError."""
-    _check_count(body, 1, limits)
+    check_count(body, 1, limits)
     try:
         elements = _array_decoder.decode(body)
     except UNREADABLE as error:
@@ -206,7 +206,8 @@ def _check_nesting(text: str, where: dict[str, int]) -> None:
         raise nested_too_deep(where)
 
 
-def _check_count(body: bytes, level: int, limits: BodyLimits) -> None:
+def check_count(body: bytes, level: int, limits: BodyLimits) -> None:
+    """Raises ApiError 413 for too many elements at a level of JSON, before it is decoded."""
     if (
         len(body) > _BYTES_UNCOUNTED_MAX
         and body.count(b",") > _COMMAS_UNCOUNTED_MAX
