@@ -25,6 +25,7 @@ from daemon.api.figures.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
 from daemon.schemas import api as schemas
+from daemon.schemas import foreign as foreign_schemas
 from daemon.schemas import hooks as hook_schemas
 from daemon.schemas import overview as overview_schemas
 from daemon.schemas import push as push_schemas
@@ -76,6 +77,7 @@ def _named(name: str) -> type:
         owner_schemas,
         push_schemas,
         overview_schemas,
+        foreign_schemas,
     )
     found: type = next(getattr(each, name) for each in modules if hasattr(each, name))
     return found

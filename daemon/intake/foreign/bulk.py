@@ -52,7 +52,7 @@ _STORED = (
 )
 _APPENDS = frozenset({"index", "create"})
 _ACTIONS = _APPENDS | {"update", "delete"}
-ITEM_BYTES = 200  # of an item beside its texts, and of its place
+ITEM_BYTES = 200  # of an item without its texts, and of its place
 
 
 class BulkAction(Struct, gc=False):

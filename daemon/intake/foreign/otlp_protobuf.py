@@ -1,7 +1,7 @@
 """OTLP's ExportLogsServiceRequest, from the bytes of protobuf (docs/decisions/0038-otlp.md).
 
 Only what is read here is known: fields with other numbers, or another type on the wire, are
-skipped, as newer senders need it. Raises ValueError for bytes that are no message.
+skipped, as newer senders need it. Raises ValueError for bytes that are not a message.
 
 A message becomes a dict with the names of OTLP's JSON. Attributes become an object, and values what
 JSON has for them: bytes are base64, and numbers that JSON cannot say are texts.
