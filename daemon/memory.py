@@ -9,8 +9,14 @@ from daemon.config import Config
 from daemon.governor.cgroup import CgroupMemory
 from daemon.governor.costs.billing import target_max_bytes
 from daemon.http.limits import HttpLimits, http_limits
-from daemon.http.request_budget import LARGE_BYTES_MAX, PROBES_BYTES_MAX, REQUESTS_BYTES_MAX
+from daemon.http.request_budget import (
+    DECODED,
+    LARGE_BYTES_MAX,
+    PROBES_BYTES_MAX,
+    REQUESTS_BYTES_MAX,
+)
 from daemon.intake import admission, caps, commit_feed, topic_cache
+from daemon.intake.foreign import requests as foreign
 from daemon.tls import transport
 from delivery import filters
 from delivery.pipes import buffers as pipe_buffers
@@ -205,6 +211,9 @@ def bounds(config: Config) -> dict[str, int]:
         ),
         # One batch at a time is decoded, whoever reads it: its bytes, and four for a character.
         "decoded": shards * 5 * config.body_bytes_max,
+        # One foreign request at a time is translated.
+        "foreign": shards
+        * (foreign.BODY_COPIES * config.body_bytes_max + DECODED * config.record_bytes_max),
         # Nothing of this is taken before the first POST.
         "push": shards
         * (

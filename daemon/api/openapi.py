@@ -50,8 +50,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     types: list[Any] = [ErrorAnswer]
     for route in routes:
         types += [each for answer in route.answers.values() for each in _alternatives(answer)]
-        if route.body is not None:
-            types.append(route.body)
+        types += [each for each in (route.body, route.error) if each is not None]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
@@ -122,8 +121,9 @@ def _operation(route: Route, schema_of: dict[int, Schema]) -> Schema:
             + "; ".join(f"{kind}: {what}" for kind, what in route.texts.items()),
             "content": {kind: {"schema": {"type": "string"}} for kind in route.texts},
         }
+    errors = [schema_of[id(each)] for each in (ErrorAnswer, route.error) if each is not None]
     for status in (*(() if route.is_open else (401, 403)), *route.errors):
-        responses[str(status)] = _answer(_ERRORS[status], schema_of[id(ErrorAnswer)])
+        responses[str(status)] = _answer(_ERRORS[status], _one_of(errors))
     operation: Schema = {"summary": route.summary, "responses": responses}
     if not route.is_open:
         # {}: a daemon without an auth_file asks for none.

@@ -64,6 +64,8 @@ class Route(Struct, frozen=True, kw_only=True):
     reader: Callable[[Head], BodyReader] | None = None
     # Without a handler: records come in this format of others, not in produce's own.
     foreign: type[Translation] | None = None
+    # Its refusals, once it is known what is asked.
+    error: Any = None
     answers: Mapping[int, Any] = {}
     errors: tuple[int, ...] = ()
     query: Any = None

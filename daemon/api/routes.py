@@ -63,7 +63,7 @@ from daemon.schemas.api import (
     WatchRequest,
     WidQuery,
 )
-from daemon.schemas.foreign import BulkAnswer, BulkQuery, LogsAnswer
+from daemon.schemas.foreign import BulkAnswer, BulkError, BulkQuery, LogsAnswer, LogsError
 from daemon.schemas.hooks import HookQuery
 from delivery.routers.schemas import (
     RouterDeleted,
@@ -232,6 +232,7 @@ ROUTES = (
             scopes=(Scope.PRODUCE,),
             handler=None,
             foreign=BulkTranslation,
+            error=BulkError,
             query=BulkQuery,
             body=Raw,
             other_content_types=BULK_TYPES,
@@ -248,6 +249,7 @@ ROUTES = (
         scopes=(Scope.PRODUCE,),
         handler=None,
         foreign=LogsTranslation,
+        error=LogsError,
         body=Raw,
         other_content_types=(PROTOBUF,),
         answers={200: LogsAnswer},

@@ -140,11 +140,6 @@ class Admission:
         """Ring space for requests that do not wait; 0 or less: there is none."""
         return self._ring.free_bytes - self.taken_bytes
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no request is taken in."""
-        return self._closed is not None
-
     def needed_bytes(self, head: Head, body_bytes: int | None) -> int:
         """What a request must be promised; ``body_bytes`` is None if the length is not known.
         Raises ApiError 413."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 
 class BulkQuery(Struct, frozen=True):
@@ -23,10 +23,33 @@ class BulkAnswer(Struct, frozen=True):
     items: list[dict[str, dict[str, Any]]]
 
 
-class LogsAnswer(Struct, frozen=True):
+class BulkReason(Struct, frozen=True):
+    """Why, as Elasticsearch says it."""
+
+    type: Annotated[str, Meta(description="the code")]
+    reason: Annotated[str, Meta(description="for people: the value, the limit, what to do")]
+
+
+class BulkError(Struct, frozen=True):
+    """Nothing of the request was stored."""
+
+    error: BulkReason
+    status: int
+
+
+class LogsAnswer(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The records are durable, except those that `partialSuccess` counts."""
 
-    partial_success: Annotated[
-        dict[str, Any] | None,
-        Meta(description="`rejectedLogRecords`, how many are too large, and `errorMessage`"),
-    ] = None
+    partial_success: (
+        Annotated[
+            dict[str, Any],
+            Meta(description="`rejectedLogRecords`, how many are too large, and `errorMessage`"),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class LogsError(Struct, frozen=True):
+    """A `google.rpc.Status`. Nothing of the request was stored."""
+
+    message: Annotated[str, Meta(description="for people: the value, the limit, what to do")]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
+import pytest
 from elasticsearch import Elasticsearch, helpers
 from opentelemetry._logs import SeverityNumber
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -11,7 +15,43 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
-from tests.e2e.daemon import Daemon
+from daemon.access.token_file import Scope, TokenFile
+from tests.e2e.daemon import Answer, Daemon, ask, running, wait_until
+from tests.e2e.wire import Wire, request
+
+LINES = "application/x-ndjson"
+LOGS = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"stringValue":"x"}}]}]}]}'
+
+
+class Guarded(NamedTuple):
+    """A daemon with tokens and a small ring; it creates no topics for producers."""
+
+    daemon: Daemon
+    full: str
+    limited: str
+
+    def ask(self, path: str, body: bytes, content_type: str, token: str) -> Answer:
+        fields = {"Content-Type": content_type}
+        if token:
+            fields["Authorization"] = f"Bearer {token}"
+        return ask(self.daemon.port, "POST", path, body, fields)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    file = TokenFile(tmp_path_factory.mktemp("auth") / "tokens.json")
+    _, full = file.issue("full", list(Scope))
+    _, limited = file.issue("limited", [Scope.PRODUCE], ["mine"])
+    settings = {
+        "ring_bytes": 65536, "object_bytes_target": 16384, "body_bytes_max": 16384,
+        "auto_create_topics": "false", "auth_file": file.path,
+    }  # fmt: skip
+    with running(tmp_path_factory.mktemp("data"), settings=settings, token=full) as daemon:
+        for name in ("mine", "secrets"):
+            assert daemon.json("PUT", f"/v0/topics/{name}").status == 201
+        capped = {"cap_records": 1, "discard": "reject"}
+        assert daemon.json("PUT", "/v0/topics/capped", capped).status == 201
+        yield Guarded(daemon, full, limited)
 
 
 def test_an_elasticsearch_client_appends_to_several_topics(daemon: Daemon) -> None:
@@ -66,3 +106,81 @@ def test_a_body_that_is_no_otlp_is_refused_with_a_status(daemon: Daemon) -> None
     assert answer.status == 400 and b"ExportLogsServiceRequest" in answer.body
     assert answer.body[:1] == b"\x12"
     assert daemon.get("/v0/topics/otel-bad").status == 404
+
+
+def bulk(*topics: str) -> bytes:
+    return b"".join(b'{"index":{"_index":"%b"}}\n{"a":1}\n' % name.encode() for name in topics)
+
+
+def statuses(answer: Any) -> list[int]:
+    """Of the items."""
+    return [item["status"] for each in answer["items"] for item in each.values()]
+
+
+def test_tokens_hold_for_each_topic_of_a_foreign_request(guarded: Guarded) -> None:
+    at, logs = "/v0/elastic/_bulk", "/v0/otlp/secrets/v1/logs"
+    for token in ("", "hg_x"):
+        assert guarded.ask(at, bulk("mine"), LINES, token).status == 401
+        assert guarded.ask(logs, LOGS, "application/json", token).status == 401
+    answer = guarded.ask(at, bulk("secrets", "mine", "nothing"), LINES, guarded.limited)
+    assert answer.status == 200 and statuses(answer.json) == [403, 201, 403]
+    errors = [each["index"].get("error") for each in answer.json["items"]]
+    assert str(errors[0]).replace("secrets", "nothing") == str(errors[2]), "it tells nothing"
+    assert guarded.ask(logs, LOGS, "application/json", guarded.limited).status == 403
+    answer = guarded.ask("/v0/elastic/secrets/_bulk", bulk("mine"), LINES, guarded.limited)
+    assert answer.status == 403
+    assert guarded.daemon.read_all("secrets") == []
+
+
+def test_topics_that_are_full_or_missing_refuse_what_is_for_them(guarded: Guarded) -> None:
+    answer = guarded.ask("/v0/elastic/_bulk", bulk("capped", "nothing"), LINES, guarded.full)
+    assert statuses(answer.json) == [201, 404]
+    answer = guarded.ask("/v0/elastic/_bulk", bulk("capped"), LINES, guarded.full)
+    assert statuses(answer.json) == [422]
+    for topic, status in (("capped", 422), ("nothing", 404)):
+        path = f"/v0/otlp/{topic}/v1/logs"
+        answer = guarded.ask(path, LOGS, "application/json", guarded.full)
+        assert answer.status == status and topic in answer.json["message"]
+    assert len(guarded.daemon.read_all("capped")) == 1
+
+
+def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: Guarded) -> None:
+    daemon, bearer = guarded.daemon, f"Bearer {guarded.full}"
+    before = len(daemon.read_all("mine"))
+
+    def refused() -> int:
+        return int(daemon.status()["totals"]["rejected"])
+
+    def elastic() -> list[tuple[bool, Any]]:
+        url = f"{daemon.url}/v0/elastic"
+        headers = {"Authorization": bearer}
+        with Elasticsearch(url, headers=headers, retry_on_status=()) as client:
+            actions = [{"_index": "mine", "n": n} for n in range(10)]
+            return list(helpers.streaming_bulk(client, actions, max_retries=9, initial_backoff=0.2))
+
+    def otlp() -> None:
+        provider = LoggerProvider()
+        url = f"{daemon.url}/v0/otlp/mine/v1/logs"
+        exporter = OTLPLogExporter(url, headers={"Authorization": bearer})
+        provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+        provider.get_logger("app").emit(body="x")
+        provider.shutdown()
+
+    with ThreadPoolExecutor(2) as threads:
+        with ExitStack() as filling:
+            for size in (*[16_000] * 5, *[1_000] * 16, *[100] * 16):
+                wire = filling.enter_context(Wire(daemon.port))
+                head = request(
+                    "POST", "/v0/topics/mine", None, "application/json",
+                    f"Content-Length: {size}", "Expect: 100-continue", f"Authorization: {bearer}",
+                )  # fmt: skip
+                assert wire.ask(head).status in (100, 429)
+            seen = refused()
+            sent = threads.submit(elastic), threads.submit(otlp)
+            wait_until(lambda: refused() >= seen + 2, "both to be refused")
+            assert len(daemon.read_all("mine")) == before
+        assert [ok for ok, _ in sent[0].result()] == [True] * 10
+        sent[1].result()
+    found = [each["data"] for each in daemon.read_all("mine")[before:]]
+    assert sorted(each["n"] for each in found if "n" in each) == list(range(10))
+    assert [each["body"] for each in found if "body" in each] == ["x"]

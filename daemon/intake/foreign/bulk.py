@@ -24,6 +24,7 @@ from daemon.intake.formats import BodyLimits, check_record, too_many_records
 from daemon.schemas.api import LABEL_CHARACTERS_MAX
 from daemon.schemas.decoding import UNREADABLE
 from daemon.schemas.errors import ApiError, invalid
+from daemon.schemas.foreign import BulkError, BulkReason
 
 CONTENT_TYPES = (
     "application/x-ndjson", "application/json", "application/vnd.elasticsearch+x-ndjson",
@@ -81,11 +82,27 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BulkRefusal(ApiError):
-    """A refusal of a whole request."""
+    """A refusal of a whole request, or of what an item asks for. 503, which promises that nothing
+    is stored, is what these clients know as 429."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(
+            429 if error.status == 503 else error.status,
+            error.code,
+            error.message,
+            error.detail,
+            retry_after_s=error.retry_after_s,
+            close=error.close,
+            names=error.names,
+        )
 
     def body(self) -> bytes:
         """As Elasticsearch has it."""
-        return _encode({"error": _error(self), "status": self.status})
+        return _encode(BulkError(_reason(self), self.status))
+
+    def end_of_item(self) -> bytes:
+        """The same for one action."""
+        return b'"status":%d,"error":%b}}' % (self.status, _encode(_reason(self)))
 
 
 class BulkTranslation:
@@ -136,7 +153,7 @@ class BulkTranslation:
             _check(name, action, self._pipeline)
             data = _checked_document(document, key, limits)
         except ApiError as error:
-            refused = _refused(error)
+            refused = BulkRefusal(error).end_of_item()
         else:
             begin = b"{" if key is None else b'{"key":%b,' % _encode(key)
             self.records.setdefault(topic, []).append(b'%b"data":%b}' % (begin, data))
@@ -145,7 +162,7 @@ class BulkTranslation:
 
     def answer(self, refused: dict[str, ApiError], took_ms: int) -> Answer:
         """An item for each action."""
-        ends = {topic: _refused(_for_clients(error)) for topic, error in refused.items()}
+        ends = {topic: BulkRefusal(error).end_of_item() for topic, error in refused.items()}
         items = [
             opening + (wrong or ends.get(topic, _STORED)) for opening, topic, wrong in self._items
         ]
@@ -158,16 +175,7 @@ class BulkTranslation:
     @staticmethod
     def refusal(error: ApiError, content_type: str) -> ApiError:
         """As Elasticsearch has it."""
-        shown = _for_clients(error)
-        return BulkRefusal(
-            shown.status,
-            shown.code,
-            shown.message,
-            shown.detail,
-            retry_after_s=shown.retry_after_s,
-            close=shown.close,
-            names=shown.names,
-        )
+        return BulkRefusal(error)
 
 
 def _lines(body: bytes) -> Iterator[tuple[int, bytes]]:
@@ -247,25 +255,5 @@ def _checked_document(document: tuple[int, bytes], key: str | None, limits: Body
     return line
 
 
-def _for_clients(error: ApiError) -> ApiError:
-    """503, which promises that nothing is stored, is what these clients know as 429."""
-    if error.status != 503:
-        return error
-    return ApiError(
-        429,
-        error.code,
-        error.message,
-        error.detail,
-        retry_after_s=error.retry_after_s,
-        close=error.close,
-        names=error.names,
-    )
-
-
-def _error(error: ApiError) -> dict[str, str]:
-    return {"type": error.code, "reason": error.message}
-
-
-def _refused(error: ApiError) -> bytes:
-    """The end of an item."""
-    return b'"status":%d,"error":%b}}' % (error.status, _encode(_error(error)))
+def _reason(error: ApiError) -> BulkReason:
+    return BulkReason(error.code, error.message)

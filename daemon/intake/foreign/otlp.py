@@ -25,6 +25,7 @@ from daemon.intake.foreign.otlp_protobuf import Group, Record, check_part, json_
 from daemon.intake.formats import BodyLimits, check_count, too_many_records
 from daemon.schemas.decoding import UNREADABLE
 from daemon.schemas.errors import ApiError, invalid, too_large
+from daemon.schemas.foreign import LogsError
 
 PROTOBUF = "application/x-protobuf"
 CONTENT_TYPES = (PROTOBUF, JSON)
@@ -125,7 +126,7 @@ class LogsTranslation:
     @staticmethod
     def refusal(error: ApiError, content_type: str) -> ApiError:
         """With a Status, as OTLP asks for it."""
-        return LogsRefusal(error, is_json=content_type == JSON)
+        return LogsRefusal(error, is_json=content_type != PROTOBUF)
 
 
 class LogsRefusal(ApiError):
@@ -146,7 +147,7 @@ class LogsRefusal(ApiError):
     def body(self) -> bytes:
         """A google.rpc.Status."""
         if self.content_type == JSON:
-            return _encode({"message": self.message})
+            return _encode(LogsError(self.message))
         return _text(2, self.message)
 
 

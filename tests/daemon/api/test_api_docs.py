@@ -10,7 +10,8 @@ from daemon.api.figures.metric_table import METRICS
 from daemon.api.openapi import served
 from daemon.schemas import api as schemas
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
 PAGE = (DOCS / "http-api.md").read_text()
 
 
@@ -72,3 +73,32 @@ def test_fields_of_one_name_and_another_meaning_are_explained_each() -> None:
 def test_routes_name_only_statuses_that_not_every_route_may_answer() -> None:
     page = with_tables("<!-- routes: /v0/plans -->\n<!-- end -->\n")
     assert "| `PlanRequest` → `Plan` | 404, 429 |" in page
+
+
+def test_every_status_of_the_api_page_is_in_the_document() -> None:
+    """The converse, so that the page for people stays correct."""
+    rows = re.findall(r"^\| ([0-9, ]+) \|", PAGE, re.MULTILINE)
+    on_page = {int(number) for row in rows for number in row.split(",")} - {500}
+    documented = {
+        int(status)
+        for item in served()["paths"].values()
+        for method, operation in item.items()
+        if method != "parameters"
+        for status in operation["responses"]
+        if int(status) >= 400
+    }
+    of_http_itself = {403, 405, 414, 417, 431}  # before an operation is known
+    assert on_page == documented | of_http_itself
+    for path in served()["paths"]:
+        shown = path.replace("{topic}", "{t}").replace("{plan}", "{p}")
+        assert shown.replace("{subscription}", "{s}") in PAGE, path
+
+
+def test_every_code_that_the_server_can_answer_is_on_the_api_page() -> None:
+    codes: set[str] = set()
+    for source in (ROOT / "daemon").rglob("*.py"):
+        text = source.read_text()
+        codes |= set(re.findall(r"ApiError\(\s*\d{3},\s*\"(\w+)\"", text))
+        codes |= set(re.findall(r"\.code = \"(\w+)\"", text))
+    assert {"invalid", "throttled", "body_truncated"} <= codes
+    assert {code for code in codes if f"`{code}`" not in PAGE} == set()
