@@ -54,6 +54,7 @@ _STORED = (
 _APPENDS = frozenset({"index", "create"})
 _ACTIONS = _APPENDS | {"update", "delete"}
 ITEM_BYTES = 200  # of an item without its texts, and of its place
+BLANK_LINES_MAX = 1_000
 
 
 class BulkAction(Struct, gc=False):
@@ -179,8 +180,9 @@ class BulkTranslation:
 
 
 def _lines(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers."""
-    at, number, size = 0, 0, len(body)
+    """Lines that are not blank, with their numbers. Raises ApiError 400 for many that are: nothing
+    stops between them."""
+    at, number, blank, size = 0, 0, 0, len(body)
     while at < size:
         end = body.find(b"\n", at)
         if end < 0:
@@ -190,6 +192,10 @@ def _lines(body: bytes) -> Iterator[tuple[int, bytes]]:
         number += 1
         if line:
             yield number, line
+        else:
+            blank += 1
+            if blank > BLANK_LINES_MAX:
+                raise invalid(f"line {number} is one of more than {BLANK_LINES_MAX} blank lines")
 
 
 def _action(number: int, line: bytes) -> tuple[str, BulkAction]:

@@ -26,17 +26,19 @@ Group = tuple[Record, Iterator[tuple[int, Callable[[], Record]]]]
 _Reader = Callable[[bytes, int, int], Any]
 
 _VARINT_BYTES_MAX = 10
+# Of a message with records, or of one around it: a translation stops between records only.
+_FIELDS_MAX = 20_000
 _double = struct.Struct("<d").unpack_from
 
 
 def groups(data: bytes, part_bytes_max: int) -> Iterator[Group]:
     """The request's log records by resource and scope, in their order. Raises ApiError 413 for a
     resource or a scope with more bytes than that."""
-    for tag, at, end in _fields(data, 0, len(data)):
+    for tag, at, end in _counted(data, 0, len(data)):
         if tag == 0x0A:
             # The resource may come after its records.
             shared = _shared(data, at, end, _RESOURCE_LOGS, part_bytes_max)
-            for inner, start, stop in _fields(data, at, end):
+            for inner, start, stop in _fields(data, at, end):  # _shared has counted them
                 if inner == 0x12:
                     scoped = _shared(data, start, stop, _SCOPE_LOGS, part_bytes_max)
                     yield shared | scoped, _records(data, start, stop)
@@ -45,10 +47,24 @@ def groups(data: bytes, part_bytes_max: int) -> Iterator[Group]:
 def _shared(
     data: bytes, at: int, end: int, known: dict[int, tuple[str, _Reader]], part_bytes_max: int
 ) -> Record:
-    for tag, start, stop in _fields(data, at, end):
-        if tag == 0x0A:
-            check_part(stop - start, part_bytes_max)
+    part_bytes = 0
+    for tag, start, stop in _counted(data, at, end):
+        if tag == 0x0A:  # given again, it is read again
+            part_bytes += stop - start
+            check_part(part_bytes, part_bytes_max)
     return _message(data, at, end, known)
+
+
+def _counted(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message, if they are not too many. Raises ApiError 413."""
+    for number, field in enumerate(_fields(data, at, end)):
+        if number == _FIELDS_MAX:
+            raise too_large(
+                f"a message with log records has more than {_FIELDS_MAX} fields; send smaller"
+                " requests",
+                limit=_FIELDS_MAX,
+            )
+        yield field
 
 
 def check_part(size_bytes: int, limit_bytes: int) -> None:

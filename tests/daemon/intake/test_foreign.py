@@ -12,6 +12,7 @@ import pytest
 
 from daemon.governor.producers_gate import ClosedBy
 from daemon.intake.foreign import requests
+from daemon.intake.foreign.otlp_protobuf import groups
 from daemon.intake.formats import BodyLimits
 from daemon.intake.producer import outcome_unknown
 from daemon.intake.topic_cache import TopicCache
@@ -111,6 +112,7 @@ BOMB = gzip.compress(ACTION + b'{"a":"' + b"x" * BODY_BYTES_MAX + b'"}')
         (bulk(BULK + b'{"index":' + b"[" * 1_000 + b"\n"), 400, "line 3"),
         (bulk(BULK + b'{"index":{"_index":"\xff"}}\n{}\n'), 400, "line 3"),
         (bulk(b"\n \r\n"), 400, "no actions"),
+        (bulk(BULK + b" \n" * 1_001 + BULK), 400, "more than 1000 blank lines"),
         (bulk(BULK, "text/plain"), 415, "text/plain"),
         (bulk(BULK, LINES, "", GZIP), 400, "broken"),
         (bulk(gzip.compress(BULK)[:-9], LINES, "", GZIP), 400, "truncated"),
@@ -197,6 +199,38 @@ def test_a_request_that_is_no_otlp_is_refused_with_a_status_in_its_format(
     assert answer.headers["content-type"] == kind
     assert answer.body[:1] == (b"{" if kind == JSON else b"\x12")
     assert not intake.published
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of protobuf that has a length."""
+    size = len(content)
+    return (
+        bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14]) + content
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"\x12\x00" * 20_001, b"more than 20000 fields"),
+        (field(1, b"\x1a\x00" * 20_001), b"more than 20000 fields"),
+        (field(1, field(2, b"\x1a\x00" * 20_001)), b"more than 20000 fields"),
+    ],
+    ids=range(3),
+)
+def test_what_would_hold_the_loop_for_long_is_refused(
+    intake: Intake, body: bytes, said: bytes
+) -> None:
+    """Between two records nothing else has its turn."""
+    (answer,) = answered(intake, logs(body, PROTOBUF))[:1]
+    assert answer.status == 413 and said in answer.body, answer.body
+    assert not intake.published
+
+
+def test_a_resource_that_is_given_again_counts_again() -> None:
+    twice = field(1, field(1, bytes(600)) * 2)
+    with pytest.raises(ApiError, match="a resource or scope has 1200 bytes"):
+        list(groups(twice, 1_000))
 
 
 def test_log_records_that_are_too_large_are_counted_and_the_others_stored(intake: Intake) -> None:
