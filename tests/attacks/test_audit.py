@@ -30,6 +30,8 @@ CHANGES_NOTHING = {
     "POST /v0/topics/{topic}/subscriptions/{subscription}/leave",
     "POST /v0/plans", "PUT /v0/plans/{plan}", "DELETE /v0/plans/{plan}",
     "POST /v0/admin/await_backup",
+    "POST /v0/elastic/_bulk", "PUT /v0/elastic/_bulk", "POST /v0/elastic/{topic}/_bulk",
+    "PUT /v0/elastic/{topic}/_bulk", "POST /v0/otlp/{topic}/v1/logs",
 }  # fmt: skip
 
 
