@@ -134,12 +134,16 @@ def test_messages_are_consumed_acknowledged_and_handled(daemon: Daemon, topic: s
             if message.data == 77 and message.attempt == 1:
                 raise RuntimeError("the first attempt fails")
             seen.append(message.data)
-            state = await client.subscription(topic, "s")
-            if state["lag"] <= 1:
-                messages.stop()
+
+        async def stop_at_the_end() -> None:
+            while (await client.subscription(topic, "s"))["lag"]:
+                await asyncio.sleep(0.01)
+            messages.stop()
 
         async with client.consume(topic, "s", name="w") as messages:
+            stopping = asyncio.create_task(stop_at_the_end())
             await messages.handle(handler, tasks=3)
+            await stopping
         for key in range(5):
             mine = [n for n in seen if n % 5 == key]
             assert mine == sorted(set(mine))
