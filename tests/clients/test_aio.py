@@ -136,8 +136,8 @@ def test_messages_are_consumed_acknowledged_and_handled(daemon: Daemon, topic: s
             seen.append(message.data)
 
         async def stop_at_the_end() -> None:
-            while (await client.subscription(topic, "s"))["lag"]:
-                await asyncio.sleep(0.01)  # noqa: ASYNC110 - it is another process's state
+            while (await client.subscription(topic, "s"))["lag"]:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.01)
             messages.stop()
 
         async with client.consume(topic, "s", name="w") as messages:
