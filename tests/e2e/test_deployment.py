@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from botocore.exceptions import ClientError
 
 from daemon.access.token_file import Scope, TokenFile
 from tests import iam
@@ -53,10 +54,15 @@ def encrypting(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def heads(bucket: Bucket) -> dict[str, dict[str, Any]]:
-    """What the store says of each object."""
+    """What the store says of each object; the daemon removes images after they are listed."""
     pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.bucket)
-    keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
-    return {key: dict(bucket.client.head_object(Bucket=bucket.bucket, Key=key)) for key in keys}
+    found = {}
+    for key in [found["Key"] for page in pages for found in page.get("Contents", ())]:
+        try:
+            found[key] = dict(bucket.client.head_object(Bucket=bucket.bucket, Key=key))
+        except ClientError as error:
+            assert error.response["Error"]["Code"] == "404", (key, error)
+    return found
 
 
 def unit_command(line: str) -> list[str]:
