@@ -92,6 +92,19 @@ class CommitFeed:
                     asyncio.get_running_loop().call_soon(self._go_on)
                 return
 
+    async def reach(self) -> None:
+        """Returns when the commits that are in the log now have been taken: among them is whatever
+        any shard has acknowledged until now."""
+        end = self._log.end
+        while self.seen < end:
+            self.follow()
+            if self._reading is not None:
+                await asyncio.wait({self._reading})
+                if self._reading is not None:
+                    return  # the read has failed, and the process ends
+            elif self.seen < end:
+                await asyncio.sleep(0)
+
     def _go_on(self) -> None:
         self._goes_on = False
         try:

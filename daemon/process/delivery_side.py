@@ -92,6 +92,7 @@ class DeliverySide:
         self.partitions = PartitionReader(
             FollowedPartitions(write.feed.recent), TailReader(segment), ledger,
             StoredReader(ledger, objects, lake, opened.rng), write.trackers.evicted,
+            write.feed.reach,
         )  # fmt: skip
         self.reader = DiffReader(self.partitions, ledger)
         self.recency = Recency(segment.words, segment.layout)

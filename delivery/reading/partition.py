@@ -13,7 +13,7 @@ Waiting, answers and streams are not known here.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -58,9 +58,13 @@ class RingPage(NamedTuple):
     read_bytes: int
 
 
+async def _as_told() -> None:
+    """Heads are as late as this process is told of commits."""
+
+
 class PartitionReader:
     """The reads of one shard. ``version`` of a topic id changes with each of its evictions and
-    trims (readable.py)."""
+    trims (readable.py). ``reach`` returns when ``followed`` knows of all commits until now."""
 
     def __init__(
         self,
@@ -69,19 +73,22 @@ class PartitionReader:
         ledger: LedgerReads,
         stored: StoredReader,
         version: Callable[[int], int],
+        reach: Callable[[], Awaitable[None]] = _as_told,
     ) -> None:
         self.followed = followed
         self.tail = tail
         self._ledger = ledger
         self._stored = stored
         self._ranges = ReadableRanges(ledger, version)
+        self._reach = reach
 
     def follow(self, key: Key) -> None:
         """Begins to keep a partition's head and tail."""
         self.followed.follow(key)
 
     async def head(self, key: Key) -> int:
-        """The last committed offset of a partition."""
+        """The last committed offset of a partition, at least the last acknowledged one."""
+        await self._reach()
         head = self.followed.head(key)
         if head is None:
             self.follow(key)

@@ -96,12 +96,13 @@ def test_each_route_that_changes_something_has_a_line_before_and_after(
     answer = audited.world.ask(
         route.method, target, "all", "X-Forwarded-For: 6.6.6.6, 203.0.113.9", body=body_of(route)
     )
-    asked, outcome = (
-        line for line in audited.lines()[before:] if line["event"] in ("asked", "outcome")
-    )
+    # A test before may have left requests whose topics are only created now.
+    told = audited.lines()[before:]
+    (asked,) = [line for line in told if line["event"] == "asked" and line["path"] == target]
+    (outcome,) = [line for line in told if line.get("of") == asked["n"]
+                  and line["process"] == asked["process"]]  # fmt: skip
     assert (asked["who"], asked["from"]) == ("all", "203.0.113.9")
     assert (asked["method"], asked["path"]) == (route.method, target)
-    assert outcome["of"] == asked["n"] and outcome["process"] == asked["process"]
     assert outcome["status"] // 100 == answer.status // 100, (outcome, answer)
     code = None if answer.status < 300 else answer.code
     assert outcome["code"] == code

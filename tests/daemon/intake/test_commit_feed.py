@@ -139,7 +139,12 @@ def test_a_read_that_fails_for_good_ends_the_process(
         raise LedgerCorrupt(following.ledger.path, "malformed")
 
     following.ledger.before_read = fails
-    asyncio.run(following.follow())
+
+    async def ends() -> None:
+        await following.follow()
+        await following.follower.reach()
+
+    asyncio.run(ends())
     assert following.ends == 1
     assert following.taken == [1, 2]
     assert "cannot follow the commits after 2" in caplog.text
@@ -174,6 +179,21 @@ def test_a_successor_begins_with_the_commits_that_the_log_holds(following: Follo
         lambda: None,
     )  # fmt: skip
     assert [commit.number for commit in successor.recent()] == [4, 5], "3 is not in the log"
+
+
+@pytest.mark.parametrize("slice_ns", [0, int(HANG_S * 1e9)])
+def test_what_is_in_the_log_is_reached_without_a_bell(
+    following: Following, monkeypatch: pytest.MonkeyPatch, slice_ns: int
+) -> None:
+    """Also by two at a time, in slices, and through a read of the ledger."""
+    monkeypatch.setattr(commit_feed, "SLICE_NS", slice_ns)
+
+    async def two() -> None:
+        async with asyncio.timeout(HANG_S):
+            await asyncio.gather(following.follower.reach(), following.follower.reach())
+
+    asyncio.run(two())
+    assert following.taken == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ class Told:
         self.reader = reader
         self.seen = 0
         self.version = 0  # the shared catalog word
+        self.reaches = False
+
+    async def reach(self) -> None:
+        if self.reaches:
+            self.tell()
 
     def recent(self) -> list[Commit]:
         return self.node.tail_of(self.seen)
@@ -57,7 +62,7 @@ def told_reader(node: Node) -> Iterator[Told]:
         told: Told
         partitions = PartitionReader(
             FollowedPartitions(lambda: told.recent()), TailReader(node.segment), ledger,
-            stored_reader(node, ledger, l0), lambda _: told.version,
+            stored_reader(node, ledger, l0), lambda _: told.version, lambda: told.reach(),
         )  # fmt: skip
         told = Told(node, partitions, DiffReader(partitions, ledger))
         yield told
@@ -202,6 +207,18 @@ def test_a_commit_during_the_search_for_a_time_is_found_without_a_wait(
 
     with node_in(tmp_path) as node, told_reader(node) as told:
         asyncio.run(asyncio.wait_for(go(), 20))
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+def test_a_reader_that_reaches_the_log_sees_what_it_was_not_told_of(
+    tmp_path: Path, reaches: bool
+) -> None:
+    with node_in(tmp_path) as node, told_reader(node) as told:
+        asyncio.run(told.diff())
+        node.produce(0, {0: rec("1")})
+        node.commit()
+        told.reaches = reaches
+        assert data_of(asyncio.run(told.diff())) == (["1"] if reaches else [])
 
 
 def test_a_filter_reads_a_bounded_number_of_records(
