@@ -13,8 +13,11 @@ is read, so no commit falls between the two.
 
 Invariants: at most FOLLOWED_MAX partitions are followed. At most PINNED_MAX of them are pinned
 (streams, routers); of the others the least recently asked for is forgotten. A tail has no hole, at
-most TAIL_MAX extents, and ends at the head. All tails together have at most EXTENTS_MAX; beyond it,
-those of the oldest commits are dropped.
+most TAIL_MAX extents, and ends at the head. All tails together have at most RUNS_MAX runs; beyond
+it, those of the oldest commits are dropped.
+
+A commit may move thousands of partitions, most of which are read much later or from objects. So
+each of them only notes the commit, and a reader makes its extents of what the commit left.
 
 This module reads neither rings nor the ledger; its caller feeds it commits in order.
 """
@@ -23,8 +26,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from ledger.types import Commit, ExtentRun, LeasedRange, PartitionHead
@@ -34,9 +37,9 @@ Key = tuple[int, int]  # topic id, partition
 FOLLOWED_MAX = 50_000
 PINNED_MAX = 40_000  # leaves room for 10,000 readers that poll
 TAIL_MAX = 512  # the length of the commit log; rings rarely hold more commits
-EXTENTS_MAX = 32_768
-# A followed partition takes about 450 bytes, an extent with its run about 550.
-BYTES_MAX = 450 * FOLLOWED_MAX + 550 * EXTENTS_MAX
+RUNS_MAX = 41_900  # one larger commit is kept alone
+# A followed partition takes about 450 bytes, a run with its head and places about 430.
+BYTES_MAX = 450 * FOLLOWED_MAX + 430 * RUNS_MAX
 # With this many heads per followed partition, looking them up is cheaper than passing over all.
 HEADS_PER_KEY = 16
 
@@ -70,7 +73,8 @@ class _Followed:
         self.head_seq = 0
         self.loaded = False
         self.pins = 0
-        self.tail: list[TailExtent] = []  # a deque would take 600 bytes more
+        # Commits, and which of their heads is ours; a deque would take 600 bytes more.
+        self.tail: list[tuple[_Moved, int]] = []
 
 
 class FollowedPartitions:
@@ -83,7 +87,8 @@ class FollowedPartitions:
         self._recent = recent
         self._followed: dict[Key, _Followed] = {}
         self._unpinned: OrderedDict[Key, None] = OrderedDict()  # the least recently used first
-        self._extents: deque[tuple[_Followed, TailExtent]] = deque()  # in the order of commits
+        self._commits: deque[_Moved] = deque()  # those of the tails, in the order of commits
+        self._runs = 0  # of all of them
 
     def follow(self, key: Key) -> None:
         """Begins to keep a partition's head and tail."""
@@ -97,10 +102,11 @@ class FollowedPartitions:
             forgotten, _ = self._unpinned.popitem(last=False)
             del self._followed[forgotten]
         for commit in self._recent():
-            head = _head_of(commit, key)
-            if head is not None:
+            at = _index_of(commit.heads, key)
+            if at is not None:
+                head = commit.heads[at]
                 if head.head_seq > entry.head_seq:
-                    self._add(entry, key, head.head_seq, commit.runs, _Shared(commit))
+                    self._keep(commit, [(at, head, entry)])
                 entry.loaded = True
 
     def pin(self, key: Key) -> None:
@@ -149,18 +155,22 @@ class FollowedPartitions:
         entry = self._followed.get(key)
         return entry.head_seq if entry is not None and entry.loaded else None
 
-    def tail(self, key: Key, offset: int) -> list[TailExtent]:
-        """Tail extents, beginning with the one that holds ``offset``; empty if none does."""
+    def tail(self, key: Key, offset: int) -> Iterator[TailExtent]:
+        """Tail extents, beginning with the one that holds ``offset``; none if none does."""
         entry = self._followed.get(key)
-        if entry is None or not entry.tail or entry.tail[0].first_offset > offset:
-            return []
-        found: list[TailExtent] = []
-        for extent in reversed(entry.tail):  # readers are near the end
-            if extent.last_offset < offset:
-                break
-            found.append(extent)
-        found.reverse()
-        return found
+        if entry is None or not entry.tail or offset > entry.head_seq:
+            return
+        tail = entry.tail
+        first = len(tail) - 1  # readers are near the end
+        if first and _last_offset(tail[first - 1]) >= offset:
+            first = bisect_left(tail, offset, hi=first, key=_last_offset)
+        expected = offset
+        for moved, at in tail[first:]:
+            extent = moved.extent(at)
+            if extent.first_offset > expected:
+                return
+            yield extent
+            expected = extent.last_offset + 1
 
     def forget_tail(self, key: Key) -> None:
         """Drops the tail: the rings have overwritten it, so it is read from objects."""
@@ -170,16 +180,21 @@ class FollowedPartitions:
 
     def apply(self, commit: Commit) -> list[Key]:
         """Applies a commit; returns the followed partitions whose head it moved."""
-        moved: list[Key] = []
-        shared = None
-        runs = commit.runs
-        for key, entry, head_seq in self._heads(commit):
-            if head_seq > entry.head_seq:
-                if shared is None:
-                    shared = _Shared(commit)
-                self._add(entry, key, head_seq, runs, shared)
-                moved.append(key)
-        return moved
+        followed = self._followed
+        heads: Sequence[PartitionHead] = commit.heads
+        if len(followed) * HEADS_PER_KEY < len(heads):
+            found = [_index_of(heads, key) for key in followed]
+            heads = [heads[at] for at in sorted([at for at in found if at is not None])]
+        keys, moved = [], []
+        for at, head in enumerate(heads):
+            key = (head.topic_id, head.partition)
+            entry = followed.get(key)
+            if entry is not None and head.head_seq > entry.head_seq:
+                keys.append(key)
+                moved.append((at, head, entry))
+        if moved:
+            self._keep(commit, moved)
+        return keys
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless what the head of this module says is true."""
@@ -188,94 +203,102 @@ class FollowedPartitions:
         assert len(pinned) <= PINNED_MAX, f"{len(pinned)} are pinned"
         assert pinned.isdisjoint(self._unpinned), "pinned and not pinned"
         assert pinned | set(self._unpinned) == set(self._followed), "followed, or forgotten"
-        assert len(self._extents) <= EXTENTS_MAX, f"{len(self._extents)} extents"
-        kept = {id(extent) for _, extent in self._extents}
+        assert self._runs == sum(len(moved.runs) for moved in self._commits), "runs are counted"
+        assert self._runs <= RUNS_MAX or len(self._commits) == 1, f"{self._runs} runs"
+        kept = set(map(id, self._commits))
         for key, entry in self._followed.items():
-            tail = entry.tail
+            tail = [moved.extent(at) for moved, at in entry.tail]
             assert len(tail) <= TAIL_MAX, f"{key} has a tail of {len(tail)}"
             assert not tail or tail[-1].last_offset == entry.head_seq, f"{key} ends before its head"
             for before, after in pairwise(tail):
                 assert after.first_offset == before.last_offset + 1, f"{key} has a hole"
-            assert all(id(extent) in kept for extent in tail), f"{key} has uncounted extents"
+            assert all(id(moved) in kept for moved, _ in entry.tail), f"{key} has uncounted extents"
 
-    def _heads(self, commit: Commit) -> Iterator[tuple[Key, _Followed, int]]:
-        """The followed partitions of a commit, in its order or in none, and their heads."""
-        followed = self._followed
-        if len(followed) * HEADS_PER_KEY < len(commit.heads):
-            for key, entry in followed.items():
-                head = _head_of(commit, key)
-                if head is not None:
-                    yield key, entry, head.head_seq
-        else:
-            for head in commit.heads:
-                key = (head.topic_id, head.partition)
-                known = followed.get(key)
-                if known is not None:
-                    yield key, known, head.head_seq
-
-    def _add(
-        self,
-        entry: _Followed,
-        key: Key,
-        head_seq: int,
-        runs: tuple[ExtentRun, ...],
-        shared: _Shared,
-    ) -> None:
-        """Adds the extent of a commit that moved the head."""
-        mine = shared.runs_of(key, runs)
-        extent = TailExtent(
-            first_offset=min([r.first_offset for r in mine], default=head_seq + 1),
-            last_offset=head_seq,
-            commit_number=shared.number,
-            runs=mine,
-            ranges=shared.ranges,
-            void_positions=shared.void_positions,
-        )
-        tail = entry.tail
-        if tail and extent.first_offset != tail[-1].last_offset + 1:
-            tail.clear()
-        if len(tail) >= TAIL_MAX:
-            del tail[0]
-        tail.append(extent)
-        entry.head_seq = head_seq
-        self._extents.append((entry, extent))
-        if len(self._extents) > EXTENTS_MAX:
-            other, oldest = self._extents.popleft()
-            # Unless it was dropped already: the oldest of all is the first of its tail.
-            if other.tail and other.tail[0] is oldest:
-                del other.tail[0]
+    def _keep(self, commit: Commit, moved: list[tuple[int, PartitionHead, _Followed]]) -> None:
+        """Adds a commit to the tails of partitions that it moved: which of its heads are whose. If
+        these are few, the rest of it is not kept."""
+        kept = _Moved(commit)
+        if 2 * len(moved) < len(commit.heads):
+            kept.restrict([head for _, head, _ in moved])
+            moved = [(at, head, entry) for at, (_, head, entry) in enumerate(moved)]
+        for at, head, entry in moved:
+            entry.head_seq = head.head_seq
+            entry.tail.append((kept, at))
+            if len(entry.tail) > TAIL_MAX:
+                del entry.tail[0]
+        kept.entries = [entry for _, _, entry in moved]
+        self._commits.append(kept)
+        self._runs += len(kept.runs)
+        while self._runs > RUNS_MAX and len(self._commits) > 1:
+            oldest = self._commits.popleft()
+            self._runs -= len(oldest.runs)
+            for entry in oldest.entries:
+                # Unless it was dropped already: the oldest of all is the first of its tail.
+                if entry.tail and entry.tail[0][0] is oldest:
+                    del entry.tail[0]
 
 
-class _Shared:
-    """What the extents of one commit share, and how far its runs were looked through."""
+class _Moved:
+    """What a commit left for the tails of the partitions that it moved."""
 
-    __slots__ = ("_next", "number", "ranges", "void_positions")
+    __slots__ = (
+        "_next_run", "_places", "_ranges", "_verdicts", "entries", "heads", "number", "runs",
+    )  # fmt: skip
 
     def __init__(self, commit: Commit) -> None:
         self.number = commit.number
-        self.ranges = {leased.shard: leased for leased in commit.ranges}
-        self.void_positions = frozenset([(v.shard, v.position) for v in commit.verdicts])
-        self._next = 0
+        self.heads: Sequence[PartitionHead] = commit.heads
+        self.runs = commit.runs
+        self._next_run = 0  # after those that were looked for last
+        self._ranges, self._verdicts = commit.ranges, commit.verdicts
+        self._places: tuple[dict[int, LeasedRange], frozenset[tuple[int, int]]] | None = None
+        self.entries: Sequence[_Followed] = ()
 
-    def runs_of(self, key: Key, runs: tuple[ExtentRun, ...]) -> tuple[ExtentRun, ...]:
-        """The runs of a partition, which are next to each other; the next one's often follow."""
-        at = self._next
-        if at >= len(runs) or _place(runs[at]) != key:
-            at = bisect_left(runs, key, key=_place)
-        mine: list[ExtentRun] = []
-        while at < len(runs) and _place(runs[at]) == key:
-            if runs[at].first_offset:
-                mine.append(runs[at])
-            at += 1
-        self._next = at
-        return tuple(mine)
+    def restrict(self, heads: Sequence[PartitionHead]) -> None:
+        """Forgets what is not of these partitions, which are in order."""
+        self.runs = tuple(chain.from_iterable([self._runs_of(_place(head)) for head in heads]))
+        self.heads, self._next_run = heads, 0
+
+    def extent(self, at: int) -> TailExtent:
+        """What readers know of the partition of a head."""
+        if self._places is None:
+            self._places = (
+                {leased.shard: leased for leased in self._ranges},
+                frozenset([(void.shard, void.position) for void in self._verdicts]),
+            )
+        head = self.heads[at]
+        if len(self.runs) == len(self.heads):  # each has one
+            runs = self.runs[at : at + 1]
+        else:
+            runs = self._runs_of(_place(head))
+        firsts = [run.first_offset for run in runs]
+        if 0 in firsts:
+            runs = tuple([run for run in runs if run.first_offset])
+            firsts = [run.first_offset for run in runs]
+        first = min(firsts, default=head.head_seq + 1)
+        return TailExtent(first, head.head_seq, self.number, runs, *self._places)
+
+    def _runs_of(self, key: Key) -> tuple[ExtentRun, ...]:
+        runs = self.runs
+        first = self._next_run
+        if first >= len(runs) or _place(runs[first]) != key:
+            first = bisect_left(runs, key, key=_place)
+        after = first
+        while after < len(runs) and _place(runs[after]) == key:
+            after += 1
+        self._next_run = after
+        return runs[first:after]
+
+
+def _last_offset(item: tuple[_Moved, int]) -> int:
+    moved, at = item
+    return moved.heads[at].head_seq
 
 
 def _place(of: ExtentRun | PartitionHead) -> Key:
     return of.topic_id, of.partition
 
 
-def _head_of(commit: Commit, key: Key) -> PartitionHead | None:
-    heads = commit.heads
+def _index_of(heads: Sequence[PartitionHead], key: Key) -> int | None:
     at = bisect_left(heads, key, key=_place)
-    return heads[at] if at < len(heads) and _place(heads[at]) == key else None
+    return at if at < len(heads) and _place(heads[at]) == key else None

@@ -265,11 +265,11 @@ class PartitionReader:
         self, key: Key, offset: int, since_ms: int = EVER_MS
     ) -> AsyncGenerator[Iterable[Item], None]:
         """The live records of a partition from ``offset`` on that are not before a time."""
-        while True:
-            extents = self.followed.tail(key, offset)
-            if not extents:
-                break
-            for extent in extents:
+        is_held = True
+        while is_held:
+            is_held = False
+            for extent in self.followed.tail(key, offset):
+                is_held = True
                 for batch in self.tail.batches(key, extent, offset):
                     if batch is None:
                         self.followed.forget_tail(key)
@@ -285,7 +285,8 @@ class PartitionReader:
                     continue
                 break
             else:
-                return
+                if is_held:
+                    return
         async with aclosing(self._stored.chunks(key, offset, since_ms)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -71,7 +71,7 @@ def test_a_partition_without_readers_costs_nothing_and_is_unknown() -> None:
     partitions, history = FollowedPartitions(), History()
     assert partitions.apply(history.commit({KEY: (3,)})) == []
     assert partitions.head(KEY) is None
-    assert partitions.tail(KEY, 1) == []
+    assert list(partitions.tail(KEY, 1)) == []
 
 
 def test_commits_move_the_head_and_add_to_the_tail() -> None:
@@ -243,7 +243,7 @@ class FollowerMachine(RuleBasedStateMachine):
             assert self.head_of(self.applied) <= head <= self.history.heads[KEY]
         self.partitions.check_invariants()
         for offset in range(1, self.history.heads[KEY] + 2):
-            tail = self.partitions.tail(KEY, offset)
+            tail = list(self.partitions.tail(KEY, offset))
             if not tail:
                 continue
             assert tail[0].first_offset <= offset <= tail[0].last_offset
@@ -277,7 +277,7 @@ def test_extents_of_the_tail_hold_exactly_the_offsets_of_their_commits(
 def test_all_tails_together_keep_the_extents_of_the_newest_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(followed, "EXTENTS_MAX", 5)
+    monkeypatch.setattr(followed, "RUNS_MAX", 5)
     partitions, history = FollowedPartitions(), History()
     partitions.follow(KEY)
     partitions.follow(OTHER)
@@ -315,7 +315,7 @@ def test_a_commit_of_many_partitions_moves_the_followed_ones_whatever_their_numb
         moved = partitions.apply(commit)
         assert set(moved) == {key for key in keys if sum(counts.get(key, ()))}
         for key in moved:
-            last = partitions.tail(key, history.heads[key])[-1]
+            *_, last = partitions.tail(key, history.heads[key])
             assert last.runs == tuple(r for r in commit.runs if (r.topic_id, r.partition) == key)
             assert last.last_offset == history.heads[key]
         partitions.check_invariants()
