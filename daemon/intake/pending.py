@@ -20,7 +20,7 @@ Invariant I1: nothing is answered before its commit is in the log, which follows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple, final
@@ -52,17 +52,19 @@ PARTS_A_LOOK = SAMPLED
 class Callback:
     """Whoever waits for a frame other than by HTTP: a router, whose copy (``copies.py``) has
     no deadline, or a connection of Kafka's protocol. ``settled`` is given the first offset, 0 if
-    nothing was stored."""
+    nothing was stored. What is taken back takes back all that follows it in its ``line``."""
 
-    __slots__ = ("answered", "arrival_ns", "refused", "settled")
+    __slots__ = ("answered", "arrival_ns", "line", "refused", "settled")
 
     def __init__(
         self,
         arrival_ns: int,
         settled: Callable[[int], None],
         refused: Callable[[ApiError], None] | None = None,
+        line: Hashable | None = None,
     ) -> None:
         self.arrival_ns = arrival_ns
+        self.line = line
         self.settled = settled
         self.refused = refused
         self.answered = False
@@ -326,18 +328,23 @@ class PendingRequests:
         return position < self._known_end or waiting.request.answered
 
     def expired(self, now_ns: int, pulled: int, head: int) -> ExpiredRequests:
-        """The requests past their deadline. Arrivals are in order, so it stops at the first that
+        """The requests past their deadline, and what follows in the lines of those to be taken
+        back: none of it is pulled either. Arrivals are in order, so it stops at the first that
         cannot be. A run goes from a request that is taken back to the next one that is not."""
         found = ExpiredRequests([], [], [])
         shortest_ns = self._shortest_due_ns(now_ns)
         start = -1
+        lines: set[Hashable] = set()
         for waiting in islice(self._waiting, self._given_up, None):
             position, request = waiting.position, waiting.request
             if position < self._known_end:
                 continue
             waited_ns = now_ns - request.arrival_ns
-            if waited_ns >= waiting.timeout_ns and position >= pulled:
+            line = request.line if type(request) is Callback else None
+            if position >= pulled and (waited_ns >= waiting.timeout_ns or line in lines):
                 found.void.append(waiting)
+                if line is not None:
+                    lines.add(line)
                 if start < 0:
                     start = position
                 elif position - start >= RUN_BYTES:
@@ -347,7 +354,7 @@ class PendingRequests:
             if start >= 0:
                 found.runs.append((start, position))
                 start = -1
-            if waited_ns < shortest_ns:
+            if waited_ns < shortest_ns and not lines:
                 return found
             if waited_ns >= waiting.timeout_ns and not request.answered:
                 found.unknown.append(waiting)

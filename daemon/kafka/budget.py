@@ -1,9 +1,24 @@
-"""Bytes that all connections of a shard share: who wants more than is free waits in turn."""
+"""What all connections of a shard share: bytes, for which one waits in turn, and the loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+
+ITEMS_A_TURN = 64
+
+
+class Breaths:
+    """Lets the loop serve others after every ITEMS_A_TURN items of a request."""
+
+    def __init__(self) -> None:
+        self._items = 0
+
+    async def item(self) -> None:
+        """Call it for each item."""
+        self._items += 1
+        if self._items % ITEMS_A_TURN == 0:
+            await asyncio.sleep(0)
 
 
 class SharedBytes:

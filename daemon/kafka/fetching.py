@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from daemon.intake.topic_cache import TopicEntry
-from daemon.kafka.budget import SharedBytes
+from daemon.kafka.budget import Breaths, SharedBytes
 from daemon.kafka.messages import (
     FetchAsked,
     FetchedPartition,
@@ -32,22 +32,25 @@ from daemon.kafka.topics import (
 )
 from daemon.schemas.errors import ApiError
 from delivery.reading.followed import Key
-from delivery.reading.partition import PartitionReader
+from delivery.reading.lake import Item
+from delivery.reading.partition import PartitionReader, bytes_of
 from delivery.reading.waiters import Waiters
 from ledger.errors import LedgerError
 from shards.clock import monotonic_ns
-from uploader.l0.kafka import encode_batch, to_kafka
+from uploader.l0.kafka import KafkaRecord, encode_batch, to_kafka
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
 OFFSET_OUT_OF_RANGE = 1
 FETCH_SESSION_ID_NOT_FOUND = 70
 LATEST, EARLIEST, OF_MAX_TIME = -1, -2, -3
-RECORDS_MAX = 10_000  # in one batch of an answer
+RECORDS_MAX = 4_000  # of one partition in an answer
+BATCH_RECORDS, BATCH_BYTES = 256, 32 << 10  # that are encoded in one turn of the loop
 ANSWER_BYTES_MAX = 4 << 20  # of one answer, which is held until the client has taken it
 FETCHED_BYTES_MAX = 12 * ANSWER_BYTES_MAX  # records, batches and an answer, of four connections
 PLACE_BYTES_MAX = 1 << 20
 WAIT_MS_MAX = 60_000
+BYTES_MIN_MAX = 64 << 10  # what is too little is read again with the next commit
 
 Read = list[tuple[FetchTopic, list[FetchedPartition]]]
 
@@ -68,6 +71,7 @@ class KafkaReads:
             yield FETCH_SESSION_ID_NOT_FOUND, []
             return
         until_ns = monotonic_ns() + 1_000_000 * min(WAIT_MS_MAX, max(0, asked.wait_ms))
+        bytes_min = min(asked.bytes_min, BYTES_MIN_MAX)
         known = [(topic, await self._topic(topic)) for topic in asked.topics]
         keys = [
             (entry.topic_id, place.partition)
@@ -78,21 +82,24 @@ class KafkaReads:
         ]
         while True:
             with self._waiters.noting(keys) as event:
-                await self._held.take(ANSWER_BYTES_MAX)
+                share = ANSWER_BYTES_MAX
+                await self._held.take(share)
                 try:
                     read = await self._read(asked, known)
                     size = sum(len(each.records) for _, some in read for each in some)
                     is_failed = any(each.error for _, some in read for each in some)
                     left_ns = until_ns - monotonic_ns()
                     if (
-                        size >= asked.bytes_min or is_failed or left_ns <= 0
+                        size >= bytes_min or is_failed or left_ns <= 0
                         or self._waiters.has_ended
                     ):  # fmt: skip
+                        self._held.give_back(share - min(share, size))
+                        share = min(share, size)
                         yield 0, read
                         return
                     del read
                 finally:
-                    self._held.give_back(ANSWER_BYTES_MAX)
+                    self._held.give_back(share)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left_ns / 1e9):
                         await event.wait()
@@ -110,9 +117,11 @@ class KafkaReads:
     ) -> Read:
         left_bytes = min(ANSWER_BYTES_MAX, asked.bytes_max)
         read: Read = []
+        breaths = Breaths()
         for topic, entry in known:
             some: list[FetchedPartition] = []
             for place in topic.places:
+                await breaths.item()
                 if entry is None or not 0 <= place.partition < entry.partitions:
                     missing = UNKNOWN_TOPIC_OR_PARTITION if topic.name else UNKNOWN_TOPIC_ID
                     some.append(FetchedPartition(place.partition, missing))
@@ -149,14 +158,14 @@ class KafkaReads:
         head = max(head, page.head_seq)
         if not page.items:
             return FetchedPartition(number, 0, head, earliest)
-        items = [(offset - 1, to_kafka(ts_ms, record)) for offset, ts_ms, record in page.items]
-        return FetchedPartition(number, 0, head, earliest, encode_batch(items[0][0], items))
+        return FetchedPartition(number, 0, head, earliest, await _encoded(page.items))
 
     async def list_offsets(
         self, asked: OffsetsAsked
     ) -> list[tuple[str, list[tuple[int, OffsetSaid]]]]:
         """Where times are in partitions."""
         answer: list[tuple[str, list[tuple[int, OffsetSaid]]]] = []
+        breaths = Breaths()
         for name, places in asked:
             try:
                 entry: TopicEntry | None = await self._names.entry(name)
@@ -164,6 +173,7 @@ class KafkaReads:
                 entry = None
             some: list[tuple[int, OffsetSaid]] = []
             for partition, ts_ms in places:
+                await breaths.item()
                 if entry is None or not 0 <= partition < entry.partitions:
                     said = OffsetSaid(UNKNOWN_TOPIC_OR_PARTITION)
                 else:
@@ -186,6 +196,23 @@ class KafkaReads:
         page = await self._partitions.page(key, offset, head, limit=1, bytes_max=1, passes=_any)
         # Java's client refuses an offset without its time.
         return OffsetSaid(0, page.items[0][1], offset) if page.items else OffsetSaid(0)
+
+
+async def _encoded(items: list[Item]) -> bytes:
+    """Records as batches, each of what the loop encodes before it serves others."""
+    batches: list[bytes] = []
+    some: list[tuple[int, KafkaRecord]] = []
+    size = 0
+    for offset, ts_ms, record in items:
+        some.append((offset - 1, to_kafka(ts_ms, record)))
+        size += bytes_of(record)
+        if len(some) == BATCH_RECORDS or size >= BATCH_BYTES:
+            batches.append(encode_batch(some[0][0], some))
+            some, size = [], 0
+            await asyncio.sleep(0)
+    if some:
+        batches.append(encode_batch(some[0][0], some))
+    return b"".join(batches)
 
 
 def _any(_: Record) -> bool:

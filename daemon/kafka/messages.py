@@ -1,7 +1,8 @@
 """The requests and answers of each key, for all versions that are served, as plain values.
 
 Fields that mean nothing here are passed over in requests and have Kafka's default in answers. The
-tests compare each with another implementation (tests/daemon/kafka/test_messages.py).
+tests compare each with another implementation (tests/daemon/kafka/test_messages.py). A topic or
+partition that is named twice is asked for once, except in a Produce.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ def read_metadata(asked: KafkaRequest) -> MetadataAsked:
     topics = body.array(topic)
     if version == 0 and not topics:
         topics = None
+    if topics is not None:
+        topics = list(dict.fromkeys(topics))
     return MetadataAsked(topics, version < 4 or bool(body.int8()))
 
 
@@ -234,7 +237,12 @@ def read_list_offsets(asked: KafkaRequest) -> OffsetsAsked:
     body.int32()  # replica
     if version >= 2:
         body.int8()  # isolation
-    return body.array(topic) or []
+    once: dict[str, dict[int, int]] = {}
+    for name, places in body.array(topic) or ():
+        known = once.setdefault(name, {})
+        for number, time in places:
+            known.setdefault(number, time)
+    return [(name, list(known.items())) for name, known in once.items()]
 
 
 class OffsetSaid(NamedTuple):
@@ -344,7 +352,13 @@ def read_fetch(asked: KafkaRequest) -> FetchAsked:
     if version >= 7:
         session_id = body.int32()
         body.int32()
-    return FetchAsked(wait_ms, bytes_min, bytes_max, session_id, body.array(topic) or [])
+    once: dict[tuple[str | None, UUID], dict[int, FetchPlace]] = {}
+    for name, topic_id, places in body.array(topic) or ():
+        known = once.setdefault((name, topic_id), {})
+        for each in places:
+            known.setdefault(each.partition, each)
+    topics = [FetchTopic(*named, list(known.values())) for named, known in once.items()]
+    return FetchAsked(wait_ms, bytes_min, bytes_max, session_id, topics)
 
 
 def fetched(

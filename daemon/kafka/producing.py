@@ -1,17 +1,22 @@
 """Produce: each batch of a request becomes a frame of its own in the ring, since each has a fate.
 
 A request is judged and published batch by batch, before its connection reads the next one. While
-the ring has no room the connection reads nothing: a batch that is refused with the next one on its
-way would change their order. The answer waits for the commits of all its batches.
+the ring has no room the connection reads nothing. The answer waits for the commits of all its
+batches.
 
-What is not stored has one of Kafka's error codes. Where nobody knows, the connection is closed, as
-a broker's that dies: the client sends again.
+What is not stored has one of Kafka's error codes. What clients send again (RETRIED) must not come
+after the batches that they sent behind it: those that the connection has read are refused with it,
+and it reads no more and is closed when all is answered. Where nobody knows what became of a batch,
+it is closed too, as a broker's that dies: the client sends again.
+
+A long batch is decoded slice by slice, and the loop serves others in between.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from daemon.intake.admission import FRAME_BYTES, Admission
 from daemon.intake.caps import RELOAD_NS, TopicFull
@@ -19,7 +24,8 @@ from daemon.intake.formats.nesting import nested_deeper
 from daemon.intake.pending import Callback, PendingRequest, PendingRequests
 from daemon.intake.producer import RING_LOOK_S
 from daemon.intake.topic_cache import TopicCache, TopicEntry
-from daemon.kafka.messages import ProduceAsked, ProducedBatch, produced, read_produce
+from daemon.kafka.budget import Breaths, SharedBytes
+from daemon.kafka.messages import ProduceAsked, ProducedBatch, produced
 from daemon.kafka.topics import (
     KAFKA_STORAGE_ERROR,
     POLICY_VIOLATION,
@@ -36,21 +42,30 @@ from shards.frame import Part
 from shards.ring import RingFull, RingWriter
 from uploader.l0 import records
 from uploader.l0.kafka import (
+    HEAD_BYTES,
     INVALID_RECORD,
     INVALID_TXN_STATE,
     MESSAGE_TOO_LARGE,
     BatchError,
+    BatchHead,
     BatchLimits,
-    decode_batch,
-    to_row,
+    BatchRows,
+    decompressed,
+    read_head,
+    records_of,
 )
+from uploader.l0.records import TIMESTAMP_MS_MAX
 
 NOT_LEADER = 6
 REQUEST_TIMED_OUT = 7
 INVALID_REQUIRED_ACKS = 21
+RETRIED = {REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR}
 TIMEOUT_MIN_MS = 100  # less would withdraw what a commit window holds
+SHORT_BATCH_BYTES = 64 << 10  # decompressed; longer ones are decoded one at a time
 
 Waits = ProducedBatch | asyncio.Future[ProducedBatch]
+Refusals = dict[tuple[str, int], ProducedBatch]
+"""What clients send again, of one connection, by topic and partition."""
 
 
 class OutcomeUnknown(Exception):
@@ -81,20 +96,28 @@ class KafkaProducer:
         self._pending = pending
         self._admission = admission
         self._limits = limits
+        self._decoded = SharedBytes(limits.batch_bytes)
         self._published = published
         self._short_of_time = short_of_time
         self._ack_timeout_ms = ack_timeout_ms
 
-    async def take(self, request: KafkaRequest) -> asyncio.Future[bytearray] | None:
-        """Publishes a request; its answer is known later. None: it wants no answer. Raises
-        Malformed."""
+    async def take(
+        self, request: KafkaRequest, asked: ProduceAsked, refusals: Refusals
+    ) -> asyncio.Future[bytearray] | None:
+        """Publishes a request; its answer is known later. None: it wants no answer. Adds to the
+        ``refusals`` of its connection, also when it is answered."""
         arrival_ns = monotonic_ns()
-        asked = read_produce(request)
-        waiting = [
-            (name, [(each, await self._one(asked, name, each, batch, arrival_ns))
-                    for each, batch in batches])
-            for name, batches in asked.topics
-        ]  # fmt: skip
+        waiting: list[tuple[str, list[tuple[int, Waits]]]] = []
+        breaths = Breaths()
+        for name, batches in asked.topics:
+            some: list[tuple[int, Waits]] = []
+            waiting.append((name, some))
+            for each, batch in batches:
+                await breaths.item()
+                found = await self._one(asked, name, each, batch, arrival_ns, refusals)
+                if isinstance(found, ProducedBatch) and found.error in RETRIED:
+                    refusals[name, each] = found
+                some.append((each, found))
         answer = asyncio.ensure_future(_answer(request.head(), waiting))
         if asked.acks:
             return answer
@@ -109,8 +132,9 @@ class KafkaProducer:
         return None
 
     async def _one(
-        self, asked: ProduceAsked, name: str, partition: int, batch: bytes | None, arrival_ns: int
-    ) -> Waits:
+        self, asked: ProduceAsked, name: str, partition: int, batch: bytes | None,
+        arrival_ns: int, refusals: Refusals,
+    ) -> Waits:  # fmt: skip
         if asked.acks not in (-1, 0, 1):
             return ProducedBatch(
                 INVALID_REQUIRED_ACKS, message=f"acks is -1, 0 or 1, got {asked.acks}"
@@ -127,20 +151,19 @@ class KafkaProducer:
                 )
             if self._names.leader(topic.topic_id, partition) != self._shard:
                 return ProducedBatch(NOT_LEADER)
+            if topic.topic.config.dedupe == "body":
+                return ProducedBatch(
+                    POLICY_VIOLATION,
+                    message=f"topic {name!r} has dedupe = body, for which Kafka has no place:"
+                    " send by HTTP, or set dedupe = none",
+                )
             if not batch:
                 return ProducedBatch(INVALID_RECORD, message="there is no batch")
-            found = decode_batch(batch, self._limits)
-            times = [each.ts for each in found if each.ts is not None] or [wall_ms()]
-            as_json = topic.topic.config.kafka_value == "json"
-            rows = [to_row(each, as_json=as_json) for each in found]
-            if as_json and any(nested_deeper(each.value or b"", NESTING_MAX) for each in found):
-                return ProducedBatch(
-                    INVALID_RECORD, message=f"a value is nested deeper than {NESTING_MAX} levels"
-                )
-            payload = records.encode(rows)
-            part = Part(topic.topic_id, partition, len(found), payload, min(times), max(times))
             timeout_ms = max(TIMEOUT_MIN_MS, min(asked.timeout_ms, self._ack_timeout_ms))
-            return await self._publish(topic, part, arrival_ns, 1_000_000 * timeout_ms)
+            async with self._part(topic, partition, batch) as part:
+                return await self._publish(
+                    topic, part, arrival_ns, 1_000_000 * timeout_ms, refusals
+                )
         except BatchError as error:
             return ProducedBatch(error.code, message=str(error))
         except TopicFull as error:
@@ -150,8 +173,51 @@ class KafkaProducer:
         except LedgerError as error:
             return ProducedBatch(KAFKA_STORAGE_ERROR, message=str(error))
 
+    @asynccontextmanager
+    async def _part(self, topic: TopicEntry, partition: int, batch: bytes) -> AsyncIterator[Part]:
+        """A batch as it is stored; a long one has its share of memory until the block ends. Raises
+        BatchError."""
+        head = read_head(batch, self._limits)
+        payload = _short_payload(head, batch)
+        share = 0
+        try:
+            if payload is None:
+                share = await self._share()
+                payload = batch[HEAD_BYTES:]
+                if head.codec:
+                    payload = await asyncio.to_thread(
+                        decompressed, head.codec, payload, self._limits.batch_bytes
+                    )
+            as_json = topic.topic.config.kafka_value == "json"
+            made = BatchRows(self._limits, as_json=as_json)
+            earliest, latest = TIMESTAMP_MS_MAX, -1
+            for some in records_of(payload, head, self._limits.record_bytes):
+                if made.rows:
+                    share = share or await self._share()
+                    await asyncio.sleep(0)
+                made.add(some)
+                if as_json and any(nested_deeper(each.value or b"", NESTING_MAX) for each in some):
+                    raise BatchError(
+                        INVALID_RECORD, f"a value is nested deeper than {NESTING_MAX} levels"
+                    )
+                times = [each.ts for each in some if each.ts is not None]
+                if times:
+                    earliest, latest = min(earliest, *times), max(latest, *times)
+            if latest < 0:
+                earliest = latest = wall_ms()
+            payload = records.encode(made.rows)
+            del made, some, times
+            yield Part(topic.topic_id, partition, head.records, payload, earliest, latest)
+        finally:
+            self._decoded.give_back(share)
+
+    async def _share(self) -> int:
+        """Waits for the memory that a long batch may take."""
+        await self._decoded.take(self._limits.batch_bytes)
+        return self._limits.batch_bytes
+
     async def _publish(
-        self, topic: TopicEntry, part: Part, arrival_ns: int, timeout_ns: int
+        self, topic: TopicEntry, part: Part, arrival_ns: int, timeout_ns: int, refusals: Refusals
     ) -> Waits:
         """Waits for room in the ring, nothing else."""
         size = len(part.payload)
@@ -170,23 +236,34 @@ class KafkaProducer:
                     await self._topics.load_tracker(tracker, now_ns)
                 tracker.check([part[1:6]])
             # No await from here on until the frame is published.
+            refused = refusals.get((topic.name, part.partition))
+            if refused is not None:
+                return refused
             if self._admission.is_closed:
                 error = self._admission.refusal()
                 return ProducedBatch(KAFKA_STORAGE_ERROR, message=error.message)
-            if self._admission.free_bytes >= size + FRAME_BYTES:
+            admission, needed = self._admission, size + FRAME_BYTES
+            if admission.promise(needed) or admission.promise_of_credit(needed):
                 try:
-                    position = self._ring.append(arrival_ns, wall_ms(), b"", (part,))
-                    break
+                    return self._append(topic, part, arrival_ns, timeout_ns, refusals)
                 except RingFull:
                     pass  # of a pad
+                finally:
+                    admission.release(needed)
             if monotonic_ns() - arrival_ns > timeout_ns:
                 return ProducedBatch(
                     REQUEST_TIMED_OUT,
                     message="the shard's ring is full of records that are not durable yet",
                 )
             await asyncio.sleep(RING_LOOK_S)
-        if tracker is not None:
-            tracker.published(position, [part[1:6]])
+
+    def _append(
+        self, topic: TopicEntry, part: Part, arrival_ns: int, timeout_ns: int, refusals: Refusals
+    ) -> asyncio.Future[ProducedBatch]:
+        """Publishes what has room. Raises RingFull."""
+        position = self._ring.append(arrival_ns, wall_ms(), b"", (part,))
+        if topic.tracker is not None:
+            topic.tracker.published(position, [part[1:6]])
         answer: asyncio.Future[ProducedBatch] = asyncio.get_running_loop().create_future()
 
         def settled(first_offset: int) -> None:
@@ -203,19 +280,34 @@ class KafkaProducer:
             if error.code == "outcome_unknown":
                 answer.set_exception(OutcomeUnknown(error.message))
             else:
-                answer.set_result(ProducedBatch(REQUEST_TIMED_OUT, message=error.message))
+                refusal = ProducedBatch(REQUEST_TIMED_OUT, message=error.message)
+                refusals[topic.name, part.partition] = refusal
+                answer.set_result(refusal)
 
         placed = ((part.partition, part.record_count),)
+        line = (id(refusals), part.topic_id, part.partition)  # of this connection
         self._pending.add(
             PendingRequest(
-                position, Callback(arrival_ns, settled, refused), topic, placed, size, None,
-                timeout_ns,
+                position, Callback(arrival_ns, settled, refused, line), topic, placed,
+                len(part.payload), None, timeout_ns,
             )
         )  # fmt: skip
         if timeout_ns < 1_000_000 * self._ack_timeout_ms:
             self._short_of_time(arrival_ns, timeout_ns)
         self._published()
         return answer
+
+
+def _short_payload(head: BatchHead, batch: bytes) -> bytes | None:
+    """What a batch holds; None if it is long. Raises BatchError."""
+    if len(batch) > HEAD_BYTES + SHORT_BATCH_BYTES:
+        return None
+    try:
+        return decompressed(head.codec, batch[HEAD_BYTES:], SHORT_BATCH_BYTES)
+    except BatchError as error:
+        if error.code == MESSAGE_TOO_LARGE:
+            return None
+        raise
 
 
 async def _answer(

@@ -11,6 +11,7 @@ import hashlib
 from uuid import UUID
 
 from daemon.intake.topic_cache import TopicCache, TopicEntry
+from daemon.kafka.budget import Breaths
 from daemon.kafka.messages import Broker, MetadataAsked, TopicSaid
 from daemon.schemas.errors import ApiError
 from daemon.schemas.names import check_topic_name
@@ -18,10 +19,12 @@ from ledger.types import TopicConfig
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_TOPIC = 17
+INVALID_REQUEST = 42
 POLICY_VIOLATION = 44
 KAFKA_STORAGE_ERROR = 56
 UNKNOWN_TOPIC_ID = 100
 PAGE = 1_000
+SAID_MAX = 10_000  # partitions of one answer; its first topic may have more
 _CODES = {"unknown_topic": UNKNOWN_TOPIC_OR_PARTITION, "invalid_topic": INVALID_TOPIC}
 
 
@@ -76,17 +79,25 @@ class KafkaTopics:
         """What is said of the topics that a client asks for. Raises LedgerError."""
         if asked.topics is None:
             return await self._all()
-        return [
-            await self._one(name, topic_id, asked.may_create) for name, topic_id in asked.topics
-        ]
+        said: list[TopicSaid] = []
+        breaths, left = Breaths(), SAID_MAX
+        for name, topic_id in asked.topics:
+            await breaths.item()
+            one = await self._one(name, topic_id, asked.may_create)
+            left -= max(1, len(one.leaders))
+            said.append(_too_many(one) if left < 0 and said else one)
+        return said
 
     async def _all(self) -> list[TopicSaid]:
         said: list[TopicSaid] = []
-        after = ""
+        after, left = "", SAID_MAX
         while True:
             page = await self._topics.page(after, PAGE)
-            said += [self._said(TopicEntry(topic)) for topic in page]
-            if len(page) < PAGE:
+            for topic in page:
+                one = self._said(TopicEntry(topic))
+                left -= max(1, len(one.leaders))
+                said.append(_too_many(one) if left < 0 and said else one)
+            if len(page) < PAGE or len(said) >= SAID_MAX:
                 return said
             after = page[-1].name
 
@@ -111,3 +122,8 @@ class KafkaTopics:
     def _said(self, topic: TopicEntry) -> TopicSaid:
         leaders = [self.leader(topic.topic_id, each) for each in range(topic.partitions)]
         return TopicSaid(0, topic.name, self.id_of(topic.topic_id), leaders)
+
+
+def _too_many(topic: TopicSaid) -> TopicSaid:
+    """Instead of a topic whose partitions make the answer too long: ask for fewer topics."""
+    return TopicSaid(INVALID_REQUEST, topic.name, topic.id)

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
+TAGS_MAX = 64  # of a request; clients send one or two
+ITEMS_MAX = 10_000  # topics and partitions of a request
+ITEMS_OF_A_TURN = 1_000  # that are read in one turn of the loop, in about 3 ms
 
 
 class Key:
@@ -51,12 +54,20 @@ class Malformed(ValueError):
     begins, so the connection is closed."""
 
 
+class TooLong(Malformed):
+    """More topics and partitions than the reader takes."""
+
+
 class WireReader:
     """Reads the fields of a request, in order. Raises Malformed."""
 
-    def __init__(self, data: bytes, at: int = 0, *, flexible: bool = False) -> None:
+    def __init__(
+        self, data: bytes, at: int = 0, *, flexible: bool = False, items_max: int = ITEMS_MAX
+    ) -> None:
         self._data = data
         self._at = at
+        self._items_left = items_max
+        self._tags_left = TAGS_MAX
         self.flexible = flexible
 
     def _number(self, form: struct.Struct) -> int:
@@ -121,12 +132,25 @@ class WireReader:
             return None
         if count > len(self._data) - self._at:
             raise Malformed(f"{count} elements at byte {self._at} of {len(self._data)}")
+        self._items_left -= count
+        if self._items_left < 0:
+            raise TooLong(
+                f"a request has more than {ITEMS_MAX} topics and partitions: {count} at byte"
+                f" {self._at}"
+            )
         return [each(self) for _ in range(count)]
 
     def tags(self) -> None:
         """Passes over tagged fields: none of them means anything here."""
         if self.flexible:
-            for _ in range(self.uvarint()):
+            count = self.uvarint()
+            self._tags_left -= count
+            if self._tags_left < 0:
+                raise Malformed(
+                    f"{count} tagged fields at byte {self._at}; the limit for a request is"
+                    f" {TAGS_MAX}"
+                )
+            for _ in range(count):
                 self.uvarint()
                 self.take(self.uvarint())
 
@@ -215,9 +239,9 @@ class KafkaRequest(NamedTuple):
         return writer
 
 
-def read_request(frame: bytes) -> KafkaRequest:
-    """The head of a request, without its length. Raises Malformed."""
-    reader = WireReader(frame)
+def read_request(frame: bytes, items_max: int = ITEMS_MAX) -> KafkaRequest:
+    """The head of a request, without its length; its body has so many items. Raises Malformed."""
+    reader = WireReader(frame, items_max=items_max)
     key, version, correlation = reader.int16(), reader.int16(), reader.int32()
     served = SERVED.get(key)
     if served is not None and served.served_from <= version <= served.to:

@@ -138,6 +138,17 @@ def test_a_fetch_waits_for_the_next_record(daemon: Daemon, topic: str) -> None:
     assert [m.value() for m in found] == [b'"late"']
 
 
+def test_a_fetch_that_wants_more_than_there_is_has_what_is_enough(
+    daemon: Daemon, topic: str
+) -> None:
+    sender = Sender(daemon)
+    for _ in range(70):
+        sender.send(topic, bytes(1_000))
+    sender.flush()
+    patient = {"fetch.min.bytes": 100_000_000, "fetch.wait.max.ms": 300_000}
+    assert len(consume(daemon, topic, 70, **patient, **{"socket.timeout.ms": 300_000})) == 70
+
+
 @pytest.mark.slow
 def test_nothing_that_was_acknowledged_is_lost_when_a_shard_is_killed(data: Path) -> None:
     with kafka_daemon(data, shards=2) as daemon:

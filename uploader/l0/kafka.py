@@ -15,10 +15,11 @@ one cannot fill the memory.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,6 +36,10 @@ MAGIC = 2
 _COMPRESSION, _LOG_APPEND, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 _MAGIC_AT = 16
 _XERIAL = b"\x82SNAPPY\x00"
+_BLOCKS_MAX = 16_384  # in such a frame: 16 MiB of the smallest that clients make
+RECORD_HEADERS_MAX = 256
+BATCH_HEADERS_MAX = 100_000
+_SLICE_RECORDS, _SLICE_HEADERS, _SLICE_BYTES = 256, 1_000, 64 << 10
 
 Header = tuple[str, bytes | None]
 _new = tuple.__new__  # costs half of what a NamedTuple's own constructor does
@@ -74,8 +79,16 @@ class BatchLimits(NamedTuple):
     batch_bytes: int  # decompressed
 
 
-def decode_batch(batch: bytes, limits: BatchLimits) -> list[KafkaRecord]:
-    """The records of one batch, after every check that Kafka makes. Raises BatchError."""
+class BatchHead(NamedTuple):
+    """What the head of a batch says of its records."""
+
+    records: int
+    codec: int
+    base_ts: int
+
+
+def read_head(batch: bytes, limits: BatchLimits) -> BatchHead:
+    """The head of one batch, after every check that Kafka makes of it. Raises BatchError."""
     if len(batch) < HEAD_BYTES:
         raise BatchError(
             CORRUPT_MESSAGE, f"a batch has at least {HEAD_BYTES} bytes, this one has {len(batch)}"
@@ -116,17 +129,27 @@ def decode_batch(batch: bytes, limits: BatchLimits) -> list[KafkaRecord]:
             MESSAGE_TOO_LARGE,
             f"the batch has {count} records, the limit is {limits.records}; lower batch.size",
         )
-    payload = _decompressed(attributes & _COMPRESSION, batch[HEAD_BYTES:], limits.batch_bytes)
+    return BatchHead(count, attributes & _COMPRESSION, base_ts)
+
+
+def records_of(
+    payload: bytes, head: BatchHead, record_bytes_max: int
+) -> Iterator[list[KafkaRecord]]:
+    """The records of a decompressed batch, in slices that take about a millisecond each. Raises
+    BatchError."""
     try:
-        return _records(payload, count, base_ts, limits.record_bytes)
+        yield from _records(payload, head.records, head.base_ts, record_bytes_max)
     except (IndexError, UnicodeDecodeError) as error:
         raise BatchError(INVALID_RECORD, f"a record cannot be read: {error}") from error
 
 
-def _records(payload: bytes, count: int, base_ts: int, record_bytes_max: int) -> list[KafkaRecord]:
+def _records(
+    payload: bytes, count: int, base_ts: int, record_bytes_max: int
+) -> Iterator[list[KafkaRecord]]:
     # Most numbers have one byte; a call for each would take half of the time.
     at = 0
     found: list[KafkaRecord] = []
+    all_headers = slice_headers = slice_at = 0
     read = len(payload)
     for index in range(count):
         size, at = _varint(payload, at)
@@ -156,6 +179,13 @@ def _records(payload: bytes, count: int, base_ts: int, record_bytes_max: int) ->
         headers: tuple[Header, ...] = ()
         if payload[at]:
             headers, at = _headers(payload, at, end, index)
+            all_headers += len(headers)
+            slice_headers += len(headers)
+            if all_headers > BATCH_HEADERS_MAX:
+                raise BatchError(
+                    MESSAGE_TOO_LARGE,
+                    f"the batch has more than {BATCH_HEADERS_MAX} headers; lower batch.size",
+                )
         else:
             at += 1
         if at != end:
@@ -168,15 +198,28 @@ def _records(payload: bytes, count: int, base_ts: int, record_bytes_max: int) ->
                 f" {TIMESTAMP_MS_MAX}",
             )
         found.append(_new(KafkaRecord, (None if ts == -1 else ts, key, value, headers)))
+        if (
+            len(found) == _SLICE_RECORDS or slice_headers > _SLICE_HEADERS
+            or at - slice_at > _SLICE_BYTES
+        ):  # fmt: skip
+            if index < count - 1:
+                yield found
+                found = []
+            slice_headers, slice_at = 0, at
     if at != read:
         raise BatchError(INVALID_RECORD, f"{read - at} bytes follow the last record")
-    return found
+    yield found
 
 
 def _headers(payload: bytes, at: int, end: int, index: int) -> tuple[tuple[Header, ...], int]:
     count, at = _varint(payload, at)
     if not 0 <= count <= end - at:
         raise BatchError(INVALID_RECORD, f"record {index} has {count} headers")
+    if count > RECORD_HEADERS_MAX:
+        raise BatchError(
+            MESSAGE_TOO_LARGE,
+            f"record {index} has {count} headers, the limit is {RECORD_HEADERS_MAX}",
+        )
     headers: list[Header] = []
     for _ in range(count):
         name, at = _bytes(payload, at, end)
@@ -226,7 +269,9 @@ def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 # Compression
 
 
-def _decompressed(codec: int, data: bytes, bytes_max: int) -> bytes:
+def decompressed(codec: int, data: bytes, bytes_max: int) -> bytes:
+    """What follows the head of a batch; MESSAGE_TOO_LARGE is over ``bytes_max``. Raises
+    BatchError."""
     if codec == 0:
         return data
     decompress = _CODECS.get(codec)
@@ -261,8 +306,12 @@ def _snappy(data: bytes, bytes_max: int) -> bytes:
     pieces: list[bytes] = []
     at, left = len(_XERIAL) + 8, bytes_max  # after two versions
     while at < len(data) and left >= 0:
+        if len(pieces) == _BLOCKS_MAX:
+            raise ValueError(f"it has more than {_BLOCKS_MAX} blocks")
         size = int.from_bytes(data[at : at + 4], "big")
         pieces.append(_snappy_block(data[at + 4 : at + 4 + size], left))
+        if not pieces[-1]:
+            raise ValueError(f"block {len(pieces) - 1} is empty")
         left -= len(pieces[-1])
         at += 4 + size
     return b"".join(pieces)
@@ -276,11 +325,16 @@ def _snappy_block(data: bytes, bytes_max: int) -> bytes:
             break
     if size > bytes_max:
         return bytes(bytes_max + 1)  # too large, which the caller says
-    # Only a process that gets such a batch loads pyarrow.
-    import pyarrow
-
-    found: bytes = pyarrow.Codec("snappy").decompress(data, size, asbytes=True)
+    found: bytes = snappy_codec().decompress(data, size, asbytes=True)
     return found
+
+
+@functools.cache
+def snappy_codec() -> Any:
+    """Snappy, once for all blocks. Call it first where a loop must not wait: it loads pyarrow."""
+    import pyarrow  # other processes do not need it here
+
+    return pyarrow.Codec("snappy")
 
 
 def _lz4(data: bytes, bytes_max: int) -> bytes:
@@ -292,11 +346,12 @@ def _lz4(data: bytes, bytes_max: int) -> bytes:
 
 
 def _zstd(data: bytes, bytes_max: int) -> bytes:
-    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
+    with _zstd_decompressor.stream_reader(io.BytesIO(data)) as stream:
         found: bytes = stream.read(bytes_max + 1)
     return found
 
 
+_zstd_decompressor = zstandard.ZstdDecompressor()
 _CODECS: dict[int, Callable[[bytes, int], bytes]] = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}
 
 
@@ -305,6 +360,40 @@ _CODECS: dict[int, Callable[[bytes, int], bytes]] = {1: _gzip, 2: _snappy, 3: _l
 _meta_decoder = msgspec.json.Decoder()
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _meta_encoder = msgspec.json.Encoder()
+
+
+class BatchRows:
+    """The rows of one batch, which are added slice by slice: within the limits also with what is
+    in ``meta``."""
+
+    def __init__(self, limits: BatchLimits, *, as_json: bool) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self._limits = limits
+        self._left_bytes = limits.batch_bytes
+        self._as_json = as_json
+
+    def add(self, found: Sequence[KafkaRecord]) -> None:
+        """Adds records as ``to_row`` makes them. Raises BatchError."""
+        limits = self._limits
+        for record in found:
+            row = to_row(record, as_json=self._as_json)
+            self.rows.append(row)
+            if len(row) < 6:
+                continue  # it is no larger than what was read
+            size = len(record.value or b"") + len(row[2] or "") + len(row[5].encode())
+            if size > limits.record_bytes:
+                raise BatchError(
+                    MESSAGE_TOO_LARGE,
+                    f"record {len(self.rows) - 1} takes {size} bytes with its headers as JSON, the"
+                    f" limit for a record is {limits.record_bytes}",
+                )
+            self._left_bytes -= size
+            if self._left_bytes < 0:
+                raise BatchError(
+                    MESSAGE_TOO_LARGE,
+                    f"the batch takes more than {limits.batch_bytes} bytes with its headers as"
+                    " JSON; lower batch.size",
+                )
 
 
 def to_row(record: KafkaRecord, *, as_json: bool = False) -> tuple[Any, ...]:

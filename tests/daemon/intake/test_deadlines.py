@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.intake.caps import CapTracker
-from daemon.intake.pending import EARLY_ANSWERED_MAX, NEVER, ExpiredRequests
+from daemon.intake.pending import (
+    EARLY_ANSWERED_MAX,
+    NEVER,
+    Callback,
+    ExpiredRequests,
+    PendingRequest,
+)
 from daemon.intake.producer import outcome_unknown
 from daemon.intake.topic_cache import TopicEntry
 from daemon.schemas.errors import ApiError
@@ -223,3 +229,34 @@ def test_requests_after_one_whose_outcome_is_unknown_are_answered_in_their_order
     assert statuses == [b"200", b"504", b"200"] and not shard.transport.ended
     assert b'"first_seq":11' in shard.transport.written
     assert b'"first_seq":13' in shard.transport.written, "it may be stored, and was"
+
+
+def test_what_follows_in_its_line_is_taken_back_with_a_batch(shard: Shard) -> None:
+    refused: list[str] = []
+    positions: dict[str, int] = {}
+
+    def arrives_in(line: str | None, name: str, at_ns: int, timeout_ns: int = 20 * S) -> None:
+        waits = Callback(at_ns, lambda _: None, lambda _: refused.append(name), line)
+        positions[name] = shard.position
+        shard.pending.add(
+            PendingRequest(shard.position, waits, topic(7), ((0, 1),), 1, None, timeout_ns)
+        )
+        shard.position += 100
+
+    arrives_in("a", "pulled", 1 * S)
+    arrives_in("a", "a1", 1 * S)
+    arrives_in("b", "b1", 5 * S)
+    arrives_in("a", "a2", 9 * S)
+    arrives_in(None, "router", 9 * S)
+    arrives_in("b", "b2", 9 * S, timeout_ns=5 * S)
+    arrives_in("a", "a3", 21 * S)
+    arrives_in("b", "b3", 21 * S)
+    expired = expire(shard, 21 * S, pulled=positions["a1"])
+    assert [each.position for each in expired.unknown] == [positions["pulled"]]
+    assert refused == ["a1", "a2", "b2", "a3", "b3", "pulled"]
+    assert expired.runs == [
+        (positions["a1"], positions["b1"]),
+        (positions["a2"], positions["router"]),
+        (positions["b2"], shard.position),
+    ]
+    assert len(shard.pending) == 3

@@ -190,6 +190,21 @@ def test_fetch(key: int, version: int) -> None:
     assert place.error_code.value == 0
 
 
+def test_what_is_named_twice_is_asked_for_once() -> None:
+    topic = b"\0\1t"
+    head = b"\0\0\0\x09\xff\xff"
+    two = (2).to_bytes(4, "big")
+    metadata = read_request(b"\0\3\0\0" + head + two + topic * 2)
+    assert messages.read_metadata(metadata).topics == [("t", messages.NO_ID)]
+    place = bytes(4) + (5).to_bytes(8, "big")
+    body = head + b"\xff" * 4 + two + (topic + two + place * 2) * 2
+    assert messages.read_list_offsets(read_request(b"\0\2\0\1" + body)) == [("t", [(0, 5)])]
+    place += (7).to_bytes(4, "big")
+    body = head + b"\xff" * 4 + bytes(12) + b"\0" + two + (topic + two + place * 2) * 2
+    (found,) = messages.read_fetch(read_request(b"\0\1\0\4" + body)).topics
+    assert found == ("t", messages.NO_ID, [(0, 5, 7)])
+
+
 @given(st.binary(max_size=60), st.sampled_from(ALL))
 def test_no_bytes_do_more_than_be_refused(data: bytes, version: tuple[int, int]) -> None:
     head = version[0].to_bytes(2, "big") + version[1].to_bytes(2, "big") + bytes(4)

@@ -8,22 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from daemon.governor.producers_gate import ClosedBy
-from daemon.kafka.producing import KafkaProducer, OutcomeUnknown
+from daemon.kafka import producing
+from daemon.kafka.messages import read_produce
+from daemon.kafka.producing import KafkaProducer, OutcomeUnknown, Refusals
 from daemon.kafka.topics import KafkaTopics
 from daemon.kafka.wire import KafkaRequest, read_request
 from daemon.schemas.errors import ApiError
 from shards import layout as at
 from tests.daemon.intake.test_copies import Outbox, outbox_in
-from uploader.l0.kafka import BatchLimits, KafkaRecord, encode_batch
+from uploader.l0.kafka import HEAD_BYTES, BatchLimits, KafkaRecord, encode_batch, seal
 
 BIG = 11_000  # a ring of 64 KiB has room for five, and for what admission adds
 
 
 def produce_frame(size: int, *, times: int = 1) -> bytes:
     """A Produce of version 3 to the topic ``dest``, with the number 9."""
-    batch = encode_batch(0, [(0, KafkaRecord(5, None, bytes(size)))])
+    return produce_of(encode_batch(0, [(0, KafkaRecord(5, None, bytes(size)))]), times=times)
+
+
+def produce_of(batch: bytes, *, times: int = 1) -> bytes:
+    """The same with this batch."""
     one = bytes(4) + len(batch).to_bytes(4, "big") + batch
     return (
         b"\0\0\0\x03\0\0\0\x09\xff\xff" + b"\xff\xff" + b"\xff\xff"
@@ -49,6 +56,15 @@ def producer(made: Outbox, ack_timeout_ms: int = 30_000) -> KafkaProducer:
     )  # fmt: skip
 
 
+async def take(
+    takes: KafkaProducer, request: KafkaRequest, refusals: Refusals | None = None
+) -> asyncio.Future[bytearray] | None:
+    """Gives it a request of a connection, of a new one if no refusals are given."""
+    if refusals is None:
+        refusals = {}
+    return await takes.take(request.head(), read_produce(request), refusals)
+
+
 def run(
     directory: Path, test: Callable[[Outbox], Coroutine[Any, Any, None]], **config: object
 ) -> None:
@@ -59,8 +75,8 @@ def run(
 def test_a_batch_waits_for_room_in_the_ring_and_is_not_refused(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
         takes = producer(made)
-        first = [await takes.take(a_request(BIG)) for _ in range(5)]
-        late = asyncio.ensure_future(takes.take(a_request(BIG)))
+        first = [await take(takes, a_request(BIG)) for _ in range(5)]
+        late = asyncio.ensure_future(take(takes, a_request(BIG)))
         await asyncio.sleep(0.05)
         assert not late.done(), "the connection must read nothing meanwhile"
         assert made.published == 5
@@ -78,8 +94,8 @@ def test_without_room_until_its_deadline_a_batch_is_refused(tmp_path: Path) -> N
     async def test(made: Outbox) -> None:
         takes = producer(made, ack_timeout_ms=100)
         for _ in range(5):
-            await takes.take(a_request(BIG))
-        answer = await takes.take(a_request(BIG))
+            await take(takes, a_request(BIG))
+        answer = await take(takes, a_request(BIG))
         assert answer is not None and error_of(await answer) == 7
         assert made.published == 5
 
@@ -90,7 +106,7 @@ def test_while_the_gate_is_closed_batches_are_refused(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
         made.segment.words[at.G_GATE] = ClosedBy.STORE_FAILING
         made.admission.read_gate()
-        answer = await producer(made).take(a_request(10))
+        answer = await take(producer(made), a_request(10))
         assert answer is not None and error_of(await answer) == 56
         assert made.published == 0
 
@@ -100,7 +116,7 @@ def test_while_the_gate_is_closed_batches_are_refused(tmp_path: Path) -> None:
 def test_each_batch_of_a_request_has_its_own_fate(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
         await made.topics.entry("dest")
-        answer = await producer(made).take(a_request(10, times=3))
+        answer = await take(producer(made), a_request(10, times=3))
         assert answer is not None
         made.commit_all()
         found = await answer
@@ -115,7 +131,7 @@ def test_at_the_deadline_a_batch_is_withdrawn_or_nobody_knows(
     tmp_path: Path, code: str, error: int | None
 ) -> None:
     async def test(made: Outbox) -> None:
-        answer = await producer(made).take(a_request(10))
+        answer = await take(producer(made), a_request(10))
         assert answer is not None
         (waiting,) = made.pending._waiting
         waiting.request.refuse(ApiError(503, code, "late"))
@@ -129,9 +145,132 @@ def test_at_the_deadline_a_batch_is_withdrawn_or_nobody_knows(
     run(tmp_path, test)
 
 
+def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_behind_it(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        takes, refusals = producer(made), Refusals()
+        first = await take(takes, a_request(BIG), refusals)
+        for _ in range(4):
+            await take(takes, a_request(BIG), refusals)
+        late = asyncio.ensure_future(take(takes, a_request(BIG), refusals))
+        await asyncio.sleep(0.05)
+        assert not late.done() and not refusals
+        (waiting, *_) = made.pending._waiting
+        waiting.request.refuse(ApiError(503, "ack_timeout", "late"))
+        behind = await late
+        assert first is not None and behind is not None
+        assert error_of(await first) == error_of(await behind) == 7
+        assert made.published == 5 and list(refusals) == [("dest", 0)]
+        made.commit_all()
+        again = await take(takes, a_request(10))  # of another connection
+        made.commit_all()
+        assert again is not None and error_of(await again) == 0
+
+    run(tmp_path, test)
+
+
+def test_what_is_taken_back_takes_back_what_its_connection_sent_behind_it(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        takes, refusals = producer(made, 1_000), Refusals()
+        for each in (refusals, refusals, Refusals()):
+            await take(takes, a_request(10), each)
+        first, second, other = made.pending._waiting
+        now_ns = first.request.arrival_ns + first.timeout_ns
+        other.request.arrival_ns = second.request.arrival_ns = now_ns
+        expired = made.pending.expired(now_ns, 0, made.ring.head)
+        assert expired.void == [first, second]
+        made.commit_all()
+
+    run(tmp_path, test)
+
+
+def test_a_long_batch_is_decoded_while_the_loop_serves_others(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        await made.topics.entry("dest")
+        takes = producer(made)
+        takes._limits = BatchLimits(10_000, 100_000, 1_000_000)
+        record = KafkaRecord(5, None, b"v")
+        request = read_request(produce_of(encode_batch(0, [(n, record) for n in range(1_000)])))
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.ensure_future(others())
+        await asyncio.sleep(0)
+        assert await take(takes, request) is not None
+        beside.cancel()
+        assert turns >= 3 and made.published == 1
+        made.commit_all()
+
+    run(tmp_path, test)
+
+
+def test_long_batches_have_memory_one_at_a_time(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        takes = producer(made)
+        for _ in range(5):
+            await take(takes, a_request(BIG))
+        takes._limits = BatchLimits(100, 200_000, 1_000_000)
+        one = encode_batch(0, [(0, KafkaRecord(5, None, bytes(BIG)))])[HEAD_BYTES:]
+        bomb = seal(0, 4, 0, (5, 5), (-1, -1, -1), 1, zstandard.compress(one))
+        waiting = asyncio.ensure_future(take(takes, read_request(produce_of(bomb))))
+        await asyncio.sleep(0.1)
+        assert takes._decoded._free_bytes == 0 and not waiting.done()
+        made.commit_all()
+        assert await waiting is not None
+        assert takes._decoded._free_bytes == 1_000_000
+        made.commit_all()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(producing, "SHORT_BATCH_BYTES", 1_000)
+        run(tmp_path, test)
+
+
 def test_a_batch_that_can_never_fit_is_too_large(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
-        answer = await producer(made).take(a_request(20_000))
+        answer = await take(producer(made), a_request(20_000))
         assert answer is not None and error_of(await answer) == 10
+
+    run(tmp_path, test)
+
+
+def test_a_batch_takes_memory_as_admission_promises_it(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        await made.topics.entry("dest")
+        made.segment.words[at.G_BODIES_BYTES] = 5_000
+        made.admission.read_gate()
+        made.admission.promise_again(4_000)  # a body by HTTP that is on its way
+        late = asyncio.ensure_future(take(producer(made), a_request(10)))
+        await asyncio.sleep(0.05)
+        assert made.published == 0 and not late.done()
+        made.admission.release(4_000)
+        assert await late is not None
+        assert made.published == 1 and made.admission.promised_bytes == 0
+        made.commit_all()
+
+    run(tmp_path, test)
+
+
+def test_a_topic_that_stores_a_repeated_body_once_takes_no_batch(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        answer = await take(producer(made), a_request(10))
+        assert answer is not None and error_of(await answer) == 44
+        assert made.published == 0
+
+    run(tmp_path, test, dedupe="body")
+
+
+def test_headers_that_take_too_much_as_json_are_not_stored(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        record = KafkaRecord(5, None, b"", (("", b""),) * 256)
+        batch = encode_batch(0, [(each, record) for each in range(300)])
+        takes = producer(made)
+        takes._limits = BatchLimits(1_000, 100_000, 1_000_000)
+        answer = await take(takes, read_request(produce_of(batch)))
+        assert answer is not None and error_of(await answer) == 10
+        assert made.published == 0
 
     run(tmp_path, test)

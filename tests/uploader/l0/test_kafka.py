@@ -20,9 +20,12 @@ from uploader.l0.kafka import (
     HEAD_BYTES,
     BatchError,
     BatchLimits,
+    BatchRows,
     KafkaRecord,
-    decode_batch,
+    decompressed,
     encode_batch,
+    read_head,
+    records_of,
     seal,
     to_kafka,
     to_row,
@@ -39,6 +42,12 @@ RECORDS = st.builds(
     st.lists(st.tuples(st.text(max_size=5), SOME), max_size=3).map(tuple),
 )
 TEXTS = st.none() | st.text(max_size=8)
+
+
+def decode_batch(made: bytes, limits: BatchLimits) -> list[KafkaRecord]:
+    head = read_head(made, limits)
+    payload = decompressed(head.codec, made[kafka.HEAD_BYTES :], limits.batch_bytes)
+    return [each for some in records_of(payload, head, limits.record_bytes) for each in some]
 
 
 def batch(*found: KafkaRecord, base: int = 0) -> bytes:
@@ -165,6 +174,70 @@ def test_a_batch_that_grows_beyond_the_limit_is_refused(codec: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [b"\0\0\0\1\0" * 9, b"\0\0\0\0" * 9],
+    ids=["empty", "of no bytes"],
+)
+def test_an_empty_block_in_the_frames_of_java_is_refused(blocks: bytes) -> None:
+    whole = compressed(2, rows(b"v"))
+    framed = b"\x82SNAPPY\x00" + bytes(8) + blocks + len(whole).to_bytes(4, "big") + whole
+    assert refused(with_codec(2, framed)) == kafka.CORRUPT_MESSAGE
+
+
+def test_the_frames_of_java_have_so_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "_BLOCKS_MAX", 1)
+    framed = b"\x82SNAPPY\x00" + bytes(8)
+    for piece in (rows(b"v")[:5], rows(b"v")[5:]):
+        block = compressed(2, piece)
+        framed += len(block).to_bytes(4, "big") + block
+    assert refused(with_codec(2, framed)) == kafka.CORRUPT_MESSAGE
+
+
+# Headers
+
+
+def test_a_record_and_a_batch_have_so_many_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(count: int) -> KafkaRecord:
+        return KafkaRecord(5, None, b"v", (("", None),) * count)
+
+    most = made(kafka.RECORD_HEADERS_MAX)
+    assert decode_batch(batch(most), LIMITS) == [most]
+    assert refused(batch(made(kafka.RECORD_HEADERS_MAX + 1))) == kafka.MESSAGE_TOO_LARGE
+    monkeypatch.setattr(kafka, "BATCH_HEADERS_MAX", 5)
+    assert len(decode_batch(batch(made(2), made(3)), LIMITS)) == 2
+    assert refused(batch(made(3), made(3))) == kafka.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "limits", [BatchLimits(100, 1_000, 50_000), BatchLimits(100, 10_000, 4_000)]
+)
+def test_headers_count_as_what_is_stored_of_them(limits: BatchLimits) -> None:
+    # Two bytes each in a batch, fourteen as JSON.
+    found = [KafkaRecord(5, None, b"v", (("", b""),) * 200)] * 3
+    assert decode_batch(batch(*found), limits) == found
+    with pytest.raises(BatchError) as error:
+        BatchRows(limits, as_json=False).add(found)
+    assert error.value.code == kafka.MESSAGE_TOO_LARGE
+    made = BatchRows(LIMITS, as_json=False)
+    made.add(found)
+    assert len(made.rows) == 3
+
+
+def test_a_long_batch_is_decoded_in_slices_of_records_headers_and_bytes() -> None:
+    def slices(*found: KafkaRecord) -> list[int]:
+        made = batch(*found)
+        head = read_head(made, BatchLimits(1_000, 50_000, 1_000_000))
+        some = list(records_of(made[kafka.HEAD_BYTES :], head, 50_000))
+        assert [each for part in some for each in part] == list(found)
+        return [len(part) for part in some]
+
+    assert slices(*[KafkaRecord(5, None, b"v")] * 256) == [256]
+    assert slices(*[KafkaRecord(5, None, b"v")] * 600) == [256, 256, 88]
+    assert slices(*[KafkaRecord(5, None, b"v", (("", None),) * 256)] * 9) == [4, 4, 1]
+    assert slices(*[KafkaRecord(5, None, bytes(40_000))] * 5) == [2, 2, 1]
 
 
 # Bad batches
