@@ -5,8 +5,8 @@ the ring has no room the connection reads nothing. The answer waits for the comm
 batches.
 
 What is not stored has one of Kafka's error codes. What clients send again (RETRIED) must not come
-after the batches that they sent behind it: those that the connection has read are refused with it,
-and it reads no more and is closed when all is answered. Where nobody knows what became of a batch,
+after the batches that they sent later: those that the connection has read are refused with it, and
+it reads no more and is closed when all is answered. Where nobody knows what became of a batch,
 it is closed too, as a broker's that dies: the client sends again.
 
 A long batch is decoded slice by slice, and the loop serves others in between.
@@ -47,9 +47,9 @@ from uploader.l0.kafka import (
     INVALID_TXN_STATE,
     MESSAGE_TOO_LARGE,
     BatchError,
-    BatchHead,
     BatchLimits,
     BatchRows,
+    KafkaHead,
     decompressed,
     read_head,
     records_of,
@@ -298,7 +298,7 @@ class KafkaProducer:
         return answer
 
 
-def _short_payload(head: BatchHead, batch: bytes) -> bytes | None:
+def _short_payload(head: KafkaHead, batch: bytes) -> bytes | None:
     """What a batch holds; None if it is long. Raises BatchError."""
     if len(batch) > HEAD_BYTES + SHORT_BATCH_BYTES:
         return None

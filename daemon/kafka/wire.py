@@ -240,7 +240,8 @@ class KafkaRequest(NamedTuple):
 
 
 def read_request(frame: bytes, items_max: int = ITEMS_MAX) -> KafkaRequest:
-    """The head of a request, without its length; its body has so many items. Raises Malformed."""
+    """The head of a request, without its length; its body has at most ``items_max``
+    topics and partitions. Raises Malformed."""
     reader = WireReader(frame, items_max=items_max)
     key, version, correlation = reader.int16(), reader.int16(), reader.int32()
     served = SERVED.get(key)

@@ -79,7 +79,7 @@ class BatchLimits(NamedTuple):
     batch_bytes: int  # decompressed
 
 
-class BatchHead(NamedTuple):
+class KafkaHead(NamedTuple):
     """What the head of a batch says of its records."""
 
     records: int
@@ -87,7 +87,7 @@ class BatchHead(NamedTuple):
     base_ts: int
 
 
-def read_head(batch: bytes, limits: BatchLimits) -> BatchHead:
+def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
     """The head of one batch, after every check that Kafka makes of it. Raises BatchError."""
     if len(batch) < HEAD_BYTES:
         raise BatchError(
@@ -129,11 +129,11 @@ def read_head(batch: bytes, limits: BatchLimits) -> BatchHead:
             MESSAGE_TOO_LARGE,
             f"the batch has {count} records, the limit is {limits.records}; lower batch.size",
         )
-    return BatchHead(count, attributes & _COMPRESSION, base_ts)
+    return KafkaHead(count, attributes & _COMPRESSION, base_ts)
 
 
 def records_of(
-    payload: bytes, head: BatchHead, record_bytes_max: int
+    payload: bytes, head: KafkaHead, record_bytes_max: int
 ) -> Iterator[list[KafkaRecord]]:
     """The records of a decompressed batch, in slices that take about a millisecond each. Raises
     BatchError."""

@@ -145,7 +145,7 @@ def test_at_the_deadline_a_batch_is_withdrawn_or_nobody_knows(
     run(tmp_path, test)
 
 
-def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_behind_it(tmp_path: Path) -> None:
+def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_after_it(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
         takes, refusals = producer(made), Refusals()
         first = await take(takes, a_request(BIG), refusals)
@@ -156,9 +156,9 @@ def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_behind_it(tmp_path
         assert not late.done() and not refusals
         (waiting, *_) = made.pending._waiting
         waiting.request.refuse(ApiError(503, "ack_timeout", "late"))
-        behind = await late
-        assert first is not None and behind is not None
-        assert error_of(await first) == error_of(await behind) == 7
+        after = await late
+        assert first is not None and after is not None
+        assert error_of(await first) == error_of(await after) == 7
         assert made.published == 5 and list(refusals) == [("dest", 0)]
         made.commit_all()
         again = await take(takes, a_request(10))  # of another connection
@@ -168,7 +168,7 @@ def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_behind_it(tmp_path
     run(tmp_path, test)
 
 
-def test_what_is_taken_back_takes_back_what_its_connection_sent_behind_it(tmp_path: Path) -> None:
+def test_what_is_taken_back_takes_back_what_its_connection_sent_after_it(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
         takes, refusals = producer(made, 1_000), Refusals()
         for each in (refusals, refusals, Refusals()):
@@ -198,10 +198,10 @@ def test_a_long_batch_is_decoded_while_the_loop_serves_others(tmp_path: Path) ->
                 await asyncio.sleep(0)
                 turns += 1
 
-        beside = asyncio.ensure_future(others())
+        others_task = asyncio.ensure_future(others())
         await asyncio.sleep(0)
         assert await take(takes, request) is not None
-        beside.cancel()
+        others_task.cancel()
         assert turns >= 3 and made.published == 1
         made.commit_all()
 
