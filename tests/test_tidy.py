@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ FOREIGN = {"LICENSE", "clients/python/LICENSE"}
 HEAD = '"""What it is."""\n'
 
 
+@cache
 def repository_texts() -> dict[str, str]:
     """Path and text of each text file that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
