@@ -36,7 +36,7 @@ from uploader.ownership.ownerlog import (
     SealedLog,
     question_key,
 )
-from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
+from uploader.ownership.ownership import LISTEN_NS, PERIOD_NS, RETRY_NS, STANDBY_LISTEN_NS
 from uploader.stores.base import StoreError
 from uploader.stores.file import FileStore
 
@@ -130,9 +130,13 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """Periods of an entry are short here: what is tested is their order."""
+    """Periods are short here, also those at which the owner listens for questions: what is tested
+    is their order."""
     monkeypatch.setattr("uploader.ownership.ownership.PERIOD_NS", PERIOD_NS // 100)
     monkeypatch.setattr("uploader.ownership.ownership.RETRY_NS", RETRY_NS // 100)
+    for name in ("uploader.ownership.ownership", "daemon.upkeep.owner"):
+        monkeypatch.setattr(f"{name}.LISTEN_NS", LISTEN_NS // 100)
+        monkeypatch.setattr(f"{name}.STANDBY_LISTEN_NS", STANDBY_LISTEN_NS // 100)
     with contextlib.closing(Rig(tmp_path)) as made:
         yield made
 
@@ -156,10 +160,7 @@ def test_an_entry_whose_answer_was_lost_is_ours_and_its_age_counts_from_the_firs
     assert rig.entries()[2].mark == last
 
 
-def test_an_idle_owner_answers_a_start_that_asks_whether_it_lives(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("uploader.ownership.ownership.LISTEN_NS", PERIOD_NS // 100)
+def test_an_idle_owner_answers_a_start_that_asks_whether_it_lives(rig: Rig) -> None:
     rig.own()
     asker = msgspec.structs.replace(OWNER, boot_id="a later boot")
 
@@ -176,10 +177,7 @@ def test_an_idle_owner_answers_a_start_that_asks_whether_it_lives(
     ]  # fmt: skip
 
 
-def test_an_entry_that_was_sent_before_a_start_asked_does_not_answer_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("uploader.ownership.ownership.LISTEN_NS", PERIOD_NS // 100)
+def test_an_entry_that_was_sent_before_a_start_asked_does_not_answer_it(rig: Rig) -> None:
     rig.own()
     rig.store.fail_kept = 1
     rig.store.asks_when_kept = True
@@ -356,8 +354,6 @@ STANDBY = msgspec.structs.replace(OWNER, host="other", inode=2)
 def test_a_standby_that_asks_is_answered_without_an_entry_and_known(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
-    monkeypatch.setattr("daemon.upkeep.owner.STANDBY_LISTEN_NS", PERIOD_NS // 100)
     rig.own()
     assert rig.log.ask(1, question_from(STANDBY))
     wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
@@ -369,11 +365,7 @@ def test_a_standby_that_asks_is_answered_without_an_entry_and_known(
     rig.owner.release()
 
 
-def test_a_handover_is_told_by_an_entry_and_begins_when_a_standby_is_ready(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
-    monkeypatch.setattr("daemon.upkeep.owner.STANDBY_LISTEN_NS", PERIOD_NS // 100)
+def test_a_handover_is_told_by_an_entry_and_begins_when_a_standby_is_ready(rig: Rig) -> None:
     rig.own()
     assert rig.log.ask(1, question_from(STANDBY, is_ready=True))
     wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
@@ -410,8 +402,6 @@ def test_a_handover_that_is_wanted_while_an_entry_is_made_is_told_by_the_next_on
 def test_a_standby_that_is_ready_when_its_time_is_over_gets_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
-    monkeypatch.setattr("daemon.upkeep.owner.STANDBY_LISTEN_NS", PERIOD_NS // 100)
     rig.own()
     rig.words[rig.segment.layout.shard(0) + at.S_HANDOVER_WANTED_NS] = boottime_ns()
     rig.bells.ring(rig.bells.owner)
@@ -430,7 +420,6 @@ def test_a_standby_that_is_ready_when_its_time_is_over_gets_nothing(
 def test_an_idle_owner_that_was_stopped_for_long_finds_out_that_it_is_superseded(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.upkeep.owner.LISTEN_NS", PERIOD_NS // 100)
     rig.own()
     other = OwnerLog(rig.store, STANDBY, lambda _: None)
     last = other.last()
@@ -443,10 +432,7 @@ def test_an_idle_owner_that_was_stopped_for_long_finds_out_that_it_is_superseded
     "body", [b"", b'{"x": ' + b"[" * 10_000, msgspec.json.encode(Question("00", STANDBY, -1))],
     ids=["empty", "nested", "negative"],
 )  # fmt: skip
-def test_an_owner_outlives_whatever_is_put_for_a_question(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, body: bytes
-) -> None:
-    monkeypatch.setattr("uploader.ownership.ownership.LISTEN_NS", PERIOD_NS // 100)
+def test_an_owner_outlives_whatever_is_put_for_a_question(rig: Rig, body: bytes) -> None:
     rig.own()
     assert rig.store.put_if_absent(question_key(1), body)
     wait_until(lambda: rig.log.question(1) is None, "the question to be removed")
