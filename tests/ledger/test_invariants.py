@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -23,11 +24,12 @@ from tests.ledger.lakes import commit, compact
 from tests.ledger.requests import Request, key_of, lease
 
 
-@pytest.fixture
-def rich(tmp_path: Path) -> Iterator[Ledger]:
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Partition 0 of topic 1: offsets 1 to 2 evicted, 3 to 4 in L1 with their object collected,
     5 to 6 in L1, 7 to 8 in quarantine, 9 to 11 a gap, 12 to 13 and 14 to 15 in L0."""
-    with closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger:
+    path = tmp_path_factory.mktemp("sound") / "ledger.db"
+    with closing(Ledger(path, nullcontext())) as ledger:
         ledger.write(epochs.begin_incarnation, 1)
         topic, _ = ledger.write(topics.create, "orders", TopicConfig(partitions=2), 1)
         t = topic.topic_id
@@ -44,6 +46,13 @@ def rich(tmp_path: Path) -> Iterator[Ledger]:
         ledger.write(cursors.set_positions, "c", "client", [Setting(0, 5)])
         ledger.read(invariants.check)
         assert ledger.read(soundness.problems, 9) == []
+    return path
+
+
+@pytest.fixture
+def rich(sound: Path, tmp_path: Path) -> Iterator[Ledger]:
+    """A copy of the sound ledger."""
+    with closing(Ledger(Path(shutil.copy(sound, tmp_path)), nullcontext())) as ledger:
         yield ledger
 
 

@@ -39,8 +39,7 @@ pytestmark = pytest.mark.spark
 SHUFFLED = SplitLimits(3000, 500, 1 << 20, group_bytes_max=2000, range_bytes_min=1 << 20)
 SPLIT = SplitLimits(3000, 500, 1 << 20, range_bytes_min=1)
 DIRECT = SplitLimits(3000, 500, 0)
-# A job takes seconds of CPU: the fast tests run the one with all of Spark's parts.
-LIMITS = [SHUFFLED, *(pytest.param(each, marks=pytest.mark.slow) for each in (SPLIT, DIRECT))]
+LIMITS = [SHUFFLED, SPLIT, DIRECT]
 
 
 @pytest.fixture
@@ -94,6 +93,7 @@ def topics_of(place: Place) -> list[TopicWork]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", LIMITS)
 def test_every_row_is_in_one_file_with_and_without_a_shuffle(
     spark: SparkSession, place: Place, limits: SplitLimits
@@ -129,6 +129,7 @@ def test_every_row_is_in_one_file_with_and_without_a_shuffle(
     assert outcome.memory_peak_bytes > 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", LIMITS)
 def test_damaged_objects_are_holes_and_the_rest_is_compacted(
     spark: SparkSession, place: Place, limits: SplitLimits
@@ -149,6 +150,7 @@ def test_damaged_objects_are_holes_and_the_rest_is_compacted(
         assert all(hole.reason.startswith("missing") for hole in topic.holes)
 
 
+@pytest.mark.slow
 def test_a_store_that_refuses_fails_the_run_in_one_sentence(
     spark: SparkSession, place: Place
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_store_that_refuses_fails_the_run_in_one_sentence(
     assert sentence.startswith("a task of the compaction failed: s3://")
 
 
+@pytest.mark.slow
 def test_a_lake_that_is_no_folder_fails_its_topics_in_one_sentence(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ class Server:
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             self.uri = f"http://127.0.0.1:{server.server_port}"
-            thread = threading.Thread(target=server.serve_forever)
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
             try:
                 yield self

@@ -46,7 +46,7 @@ def with_something_to_compact(folder: Path) -> list[str]:
     return ["--data", str(folder)]
 
 
-@pytest.mark.parametrize("missing", [["pyspark"], ["pyiceberg"], ["pyspark", "pyiceberg"]])
+@pytest.mark.parametrize("missing", [["pyiceberg"], ["pyspark", "pyiceberg"]])
 def test_a_wheel_without_the_spark_extra_says_so_in_one_sentence(
     tmp_path: Path, missing: list[str]
 ) -> None:

@@ -29,8 +29,11 @@ def folder() -> Iterator[Path]:
         yield Path(parent)
 
 
-@pytest.mark.parametrize("log_only", [False, True], ids=["a ledger", "a ledger's log only"])
-@pytest.mark.parametrize("imaged", [False, True], ids=["entries", "image"])
+@pytest.mark.parametrize(
+    ("imaged", "log_only"),
+    [(False, True), (True, False)],
+    ids=["entries, and a ledger's log only", "image, and a ledger"],
+)
 def test_no_loss_of_power_leaves_half_a_ledger_in_place(
     folder: Path, imaged: bool, log_only: bool
 ) -> None:

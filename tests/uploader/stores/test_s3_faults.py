@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from crc32c import crc32c
@@ -36,6 +38,28 @@ def opened(endpoint_url: str, **timeouts: float) -> S3Store:
 
 def put(store: S3Store, key: str = "l0/1", body: bytes = b"body") -> str:
     return store.put(key, body, crc32c(body))
+
+
+class Answering:
+    """A store whose server answers each PUT with ``answer``."""
+
+    answer = KEPT
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.server = stack.enter_context(scripted_store(self._answer))
+        self.store = opened(self.server.endpoint_url)
+        stack.callback(self.store.close)
+
+    def _answer(self, request: Request) -> Answer:
+        return self.answer if request.method == "PUT" else KEPT
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[Answering]:
+    with pytest.MonkeyPatch.context() as environment, ExitStack() as stack:
+        environment.setenv("AWS_ACCESS_KEY_ID", "key")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield Answering(stack)
 
 
 def test_a_put_is_one_request_with_our_checksum_and_no_hash_of_its_body() -> None:
@@ -77,13 +101,14 @@ def test_a_put_is_one_request_with_our_checksum_and_no_hash_of_its_body() -> Non
     ],
 )
 def test_an_answer_to_a_put_becomes_the_right_error(
-    answer: Answer, kind: type[StoreError], retryable: bool, outcome_unknown: bool, message: str
-) -> None:
-    with scripted_store(lambda request: answer if request.method == "PUT" else KEPT) as server:
-        store = opened(server.endpoint_url)
-        with pytest.raises(kind, match=message) as caught:
-            put(store)
-        store.close()
+    answering: Answering, answer: Answer, kind: type[StoreError], retryable: bool,
+    outcome_unknown: bool, message: str,
+) -> None:  # fmt: skip
+    answering.answer = answer
+    server = answering.server
+    server.requests.clear()
+    with pytest.raises(kind, match=message) as caught:
+        put(answering.store)
     assert type(caught.value) is kind
     assert (caught.value.retryable, caught.value.outcome_unknown) == (retryable, outcome_unknown)
     assert "s3://bucket/prefix" in str(caught.value)
