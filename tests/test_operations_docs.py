@@ -35,7 +35,7 @@ def messages() -> list[tuple[str, ...]]:
     found = []
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
-            inner = set()  # a walk comes to a node before what is in it
+            inner: set[int] = set()  # a walk comes to a node before what is in it
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
                     inner.update(map(id, node.values))
