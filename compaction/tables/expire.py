@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from compaction.tables.errors import busy
 from compaction.tables.lake import Lake
 from compaction.tables.orphans import TableFiles, files_of
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 TRIES_MAX = 8  # changes by others that one expiry may meet
 
@@ -41,8 +45,10 @@ def expire(
     read_files: AbstractSet[str],
     keep: int = 1,
     dry_run: bool = False,
+    known: Table | None = None,
 ) -> ExpiredSnapshots | None:
-    """Expires snapshots of ``table`` that were replaced before ``older_than_ms``.
+    """Expires snapshots of ``table`` that were replaced before ``older_than_ms``. ``known`` is the
+    table as it was a moment ago.
 
     ``read_files`` are the paths of the ledger's live files: never named for removal, whatever the
     table says. None when there is no such table. No file is removed here. Raises TableDamaged and
@@ -53,22 +59,21 @@ def expire(
     for _ in range(TRIES_MAX):
         try:
             with lake.about(table):
-                found = _expire(lake, table, older_than_ms, max(keep, 1), dry_run)
+                loaded = known or lake.load(table)
+                if loaded is None:
+                    return None
+                found = _expire(loaded, table, older_than_ms, max(keep, 1), dry_run)
         except CommitFailedException:
+            known = None
             continue  # another commit changed it meanwhile: look again
-        if found is None:
-            return None
         data = tuple(path for path in found.data if path not in read_files)
         return structs.replace(found, data=data)
     raise busy(table, TRIES_MAX)
 
 
 def _expire(
-    lake: Lake, table: str, older_than_ms: int, keep: int, dry_run: bool
-) -> ExpiredSnapshots | None:
-    loaded = lake.load(table)
-    if loaded is None:
-        return None
+    loaded: Table, table: str, older_than_ms: int, keep: int, dry_run: bool
+) -> ExpiredSnapshots:
     metadata = loaded.metadata
     snapshots = sorted(metadata.snapshots, key=lambda each: each.sequence_number or 0)
     held = {ref.snapshot_id for ref in metadata.refs.values()}

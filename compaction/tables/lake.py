@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from compaction.access.ledger_access import LedgerAccess
@@ -113,13 +113,20 @@ class Lake:
         except self.outside as error:
             raise translated(error, "the catalog") from error
 
-    def load(self, name: str) -> Table | None:
-        """A table by its identifier, or None. Raises TableChanged for one of ours that has a
-        property that no table needs."""
+    def load(self, name: str, at: str | None = None) -> Table | None:
+        """A table by its identifier, or None. ``at`` is where its metadata was a moment ago, which
+        saves a question to the catalog. Raises TableChanged for one of ours that has a property
+        that no table needs."""
         from pyiceberg.exceptions import NoSuchTableError
 
+        from compaction.tables.owner_catalog import OwnerCatalog
+
+        loaded = None
+        if at is not None and isinstance(self.catalog, OwnerCatalog):
+            with suppress(*self._damage):  # it is somewhere else by now
+                loaded = self.catalog.load_at(name, at)
         try:
-            loaded = self.catalog.load_table(name)
+            loaded = loaded or self.catalog.load_table(name)
         except NoSuchTableError:
             return None
         if TOPIC_ID in loaded.metadata.properties and self.has(loaded):

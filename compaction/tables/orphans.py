@@ -13,14 +13,14 @@ named. The grace time must be longer than a run that lost its lease may still ta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from compaction.tables.errors import ForeignTable, TableRefused
-from compaction.tables.lake import Lake
+from compaction.tables.lake import Lake, loaded_name
 from compaction.tables.lake_listing import FoundFile, LakeListing
 from compaction.tables.names import run_of_file
 from compaction.tables.table_state import owner_of
@@ -48,29 +48,27 @@ class TableFiles(Struct):
     metadata: set[str]
 
 
-def our_tables(lake: Lake) -> tuple[list[str], dict[str, TableRefused]]:
-    """The identifiers of this lake's tables, renamed ones too, and those that cannot be used.
-
-    Raises LakeUnusable.
+def our_tables(lake: Lake) -> Iterator[tuple[str, Table | TableRefused]]:
+    """This lake's tables by identifier, renamed ones too, as they were when their turn came or a
+    little before; for those that cannot be used, why. Raises LakeUnusable.
     """
-    ours: list[str] = []
-    refused: dict[str, TableRefused] = {}
-    for name in sorted(lake.locations()):
+    for name, at in sorted(lake.locations().items()):
         try:
             with lake.about(name):
-                if _ours(lake, name) is not None:
-                    ours.append(name)
+                loaded = _ours(lake, name, at)
         except ForeignTable:
             continue
         except TableRefused as error:
-            refused[name] = error
-    return ours, refused
+            yield name, error
+            continue
+        if loaded is not None:
+            yield name, loaded
 
 
 def find_orphans(
     lake: Lake,
     listing: LakeListing,
-    table: str,
+    table: Table,
     *,
     older_than_ms: int,
     active_runs: AbstractSet[str],
@@ -81,18 +79,16 @@ def find_orphans(
     ``older_than_ms`` is a time, ``read_files`` are the paths of the ledger's live files. Raises
     TableRefused, LakeUnusable, StoreError.
     """
-    with lake.about(table):
-        loaded = _ours(lake, table)
-        if loaded is None:
-            return []
-        old = _old_files(listing, loaded.location().rstrip("/"), older_than_ms, active_runs)
-        loaded = lake.load(table) if old else None  # after the listing
+    name = loaded_name(table)
+    with lake.about(name):
+        old = _old_files(listing, table.location().rstrip("/"), older_than_ms, active_runs)
+        loaded = _ours(lake, name) if old else None  # after the listing
         if loaded is None:
             return []
         named = files_of(loaded, loaded.metadata.snapshots)
     keep = named.data | named.metadata | read_files
     return [
-        Orphan(table, file.location, file.size_bytes) for file in old if file.location not in keep
+        Orphan(name, file.location, file.size_bytes) for file in old if file.location not in keep
     ]
 
 
@@ -114,8 +110,8 @@ def files_of(loaded: Table, snapshots: Iterable[Snapshot]) -> TableFiles:
     return found
 
 
-def _ours(lake: Lake, name: str) -> Table | None:
-    loaded = lake.load(name)
+def _ours(lake: Lake, name: str, at: str | None = None) -> Table | None:
+    loaded = lake.load(name, at)
     if loaded is None or not lake.has(loaded):
         return None
     try:

@@ -91,8 +91,12 @@ class OwnerCatalog(MetastoreCatalog):
         found = self._pointer((namespace, name))
         if found is None:
             raise NoSuchTableError(f"table does not exist: {namespace}.{name}")
-        metadata = FromInputFile.table_metadata(self._files.new_input(found))
-        return self._table(identifier, metadata, found)
+        return self.load_at(identifier, found)
+
+    def load_at(self, identifier: Any, metadata_location: str) -> Table:
+        """A table of which this is a version; a commit to an older one fails."""
+        metadata = FromInputFile.table_metadata(self._files.new_input(metadata_location))
+        return self._table(identifier, metadata, metadata_location)
 
     def _table(self, identifier: Any, metadata: TableMetadata, location: str) -> Table:
         return Table(

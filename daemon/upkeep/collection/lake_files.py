@@ -24,7 +24,7 @@ from msgspec import Struct
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.redaction import redacted
 from compaction.access.settings import LakeSettings
-from compaction.tables.errors import LakeError, LakeUnusable
+from compaction.tables.errors import LakeError, LakeUnusable, TableRefused
 from daemon.upkeep.collection.collector import PAGE
 from daemon.upkeep.collection.report import CollectionReport
 from ledger import topics
@@ -36,6 +36,8 @@ from uploader.stores.base import StoreError
 from uploader.stores.counted import Requests
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from compaction.tables.lake import Lake
     from compaction.tables.lake_listing import LakeListing
 
@@ -78,48 +80,51 @@ class LakeFiles:
             yield self._among(map(CollectableFile, page))
             after = page[-1]
         tables = [*pages.tables(self._ledger)]
-        names, refused = our_tables(self._lake)
-        self._report.problems += map(str, refused.values())
-        self._tell_missing(tables, {*names, *refused})
         newest = {table.name: table for table in tables}  # by topic id: the last has the name
-        live = {
-            file.path for table in tables for file in pages.files_of(self._ledger, table.topic_id)
-        }
+        of_each = pages.files_of_each(self._ledger, [table.topic_id for table in tables])
+        live = {file.path for files in of_each for file in files}
         began_ms = self._now_ms()
+        policy = self._policy()  # what a later lease holds was current after ``began_ms``
         run = self._ledger.read(runs.living, began_ms)
-        for name in names:
+        there = set()
+        for name, ours in our_tables(self._lake):
+            there.add(name)
             files: dict[str, CollectableFile] = {}
             try:
-                for one in self._expired(name, newest.get(name), live):
+                if isinstance(ours, TableRefused):
+                    raise ours
+                for one in self._expired(name, ours, newest.get(name), live, policy, began_ms):
                     files[one.location] = one
-                for one in self._orphans(name, began_ms, {run} if run else set(), live):
+                for one in self._orphans(ours, began_ms, {run} if run else set(), live):
                     files[one.location] = one
             except LakeUnusable:
                 raise
             except LakeError as error:
                 self._report.problems.append(str(error))
             yield self._among(one for one in files.values() if one.location not in named)
+        self._tell_missing([table for table in tables if table.name not in there])
 
-    def _tell_missing(self, tables: list[LakeTable], there: set[str]) -> None:
+    def _tell_missing(self, tables: list[LakeTable]) -> None:
         for table in tables:
             topic = self._ledger.read(topics.by_id, table.topic_id)
-            if topic is not None and topic.deleted_ms is None and table.name not in there:
+            if topic is not None and topic.deleted_ms is None:
                 self._report.problems.append(
                     f"the table {table.name} is not in the catalog any more, and the ledger reads"
                     " its files; run `headgate compact`, which registers it again"
                 )
 
     def _expired(
-        self, name: str, table: LakeTable | None, live: set[str]
-    ) -> Iterator[CollectableFile]:
+        self, name: str, ours: Table, table: LakeTable | None, live: set[str],
+        policy: DeletionPolicy, began_ms: int,
+    ) -> Iterator[CollectableFile]:  # fmt: skip
         from compaction.tables.expire import expire
 
         keep_ms = max(self._settings.snapshot_keep_ms, self._settings.gc_grace_ms)
-        held_ms = self._policy().held_from_ms
-        until_ms = min(self._now_ms() - keep_ms, EVER_MS if held_ms is None else held_ms)
+        held_ms = policy.held_from_ms
+        until_ms = min(began_ms - keep_ms, EVER_MS if held_ms is None else held_ms)
         expired = expire(
             self._lake, name, older_than_ms=until_ms - self._ahead_ms, read_files=live,
-            dry_run=self._report.dry_run,
+            dry_run=self._report.dry_run, known=ours,
         )  # fmt: skip
         if expired is None or not expired.snapshots:
             return
@@ -129,12 +134,12 @@ class LakeFiles:
         yield from map(CollectableFile, (*expired.data, *expired.metadata))
 
     def _orphans(
-        self, name: str, began_ms: int, active_runs: set[str], live: set[str]
+        self, ours: Table, began_ms: int, active_runs: set[str], live: set[str]
     ) -> Iterator[CollectableFile]:
         from compaction.tables.orphans import find_orphans
 
         for orphan in find_orphans(
-            self._lake, self._listing, name,
+            self._lake, self._listing, ours,
             older_than_ms=began_ms - self._ahead_ms - self._settings.gc_grace_ms,
             active_runs=active_runs, read_files=live,
         ):  # fmt: skip
@@ -147,6 +152,8 @@ class LakeFiles:
     def _among(self, files: Iterable[CollectableFile]) -> list[CollectableFile]:
         """The files that the ledger does not know, or has dropped long enough ago."""
         found = {file.location: file for file in files}
+        if not found:
+            return []
         policy = self._policy()
         for known in self._ledger.read(lake_files.known, list(found)):
             if known.dropped_ms is not None and policy.releases(known.dropped_ms):

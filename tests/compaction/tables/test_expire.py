@@ -139,7 +139,7 @@ def test_a_killed_expiry_leaves_orphans_that_are_found(
         for one in find_orphans(
             lake,
             listing,
-            TABLE,
+            lake.load_existing(TABLE),
             older_than_ms=LATER_MS,
             active_runs=frozenset(),
             read_files=frozenset(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,36 @@ def test_snapshots_and_files_are_kept_as_long_as_they_are_asked_to(
     assert (done.lake_files, done.lake_snapshots) == (0, 0) and rewritten < world.files
     world.settings |= {"snapshot_keep_ms": "0", "gc_grace_ms": str(HOUR_MS)}
     assert world.collect().lake_snapshots == 0 and rewritten < world.files
+
+
+def test_tables_without_anything_to_collect_cost_no_question_each(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.compact("r1", 1, 2)
+    world.settings |= {"snapshot_keep_ms": str(HOUR_MS), "gc_grace_ms": str(HOUR_MS)}
+    asked = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def one(*args: Any, **named: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return call(*args, **named)
+
+        return one
+
+    def questions() -> int:
+        nonlocal asked
+        asked = 0
+        assert world.collect().problems == []
+        return asked
+
+    for name in ("read", "catalog"):
+        monkeypatch.setattr(world, name, counted(getattr(world, name)))
+    of_one = questions()
+    for name in ("a", "b", "c"):
+        other = world.ledger.write(topics.create, name, TopicConfig(), 1)[0]
+        prepared(world.lake, other, world.ledger)  # type: ignore[arg-type]
+    assert questions() == of_one
 
 
 def test_a_reader_that_planned_before_the_drop_keeps_its_files(
