@@ -129,6 +129,7 @@ def serving(data: Path, shards: int, cpus: Sequence[int]) -> Iterator[Daemon]:
     command = [sys.executable, "-m", "cli", "serve", "--data", str(data)]
     command += ["--listen", f"127.0.0.1:{port}", "--shards", str(shards)]
     command += ["--set", f"object_bytes_target={OBJECT_BYTES_TARGET}"]
+    command += ["--set", "partitions_max=1000000"]
     daemon = Daemon(command, data.parent / f"run-{port}", port, cpus, plain_environment())
     try:
         daemon.wait_until("/readyz")
