@@ -113,7 +113,8 @@ def commit(
     positions = cursors.positions_of(tx, asked) if asked else {}
     settling = {(a.cursor_id, a.partition, a.expected) for a in advances if a.settles}
     finished = progress.finished_of(tx, settling, positions) if settling else set()
-    decision = decide(draft, partitions, known, positions, finished)
+    producers = dedupe.producers(tx, conditions, now_ms) if conditions else {}
+    decision = decide(draft, partitions, known, positions, finished, producers)
     runs, heads = _write_extents(tx, draft, number, partitions, decision)
     made = Commit(number, lease, draft.ranges, tuple(runs), tuple(heads), decision.verdicts)
     tx.execute(
@@ -138,6 +139,10 @@ def commit(
         cursors.move(tx, decision.moves)
     if decision.settled:
         progress.settle(tx, decision.settled)
+    if decision.producers:
+        dedupe.keep_producers(tx, decision.producers, now_ms)
+    if number % PRUNE_EVERY_COMMITS == 0:
+        dedupe.forget_producers(tx, now_ms)
     if conditions or number % PRUNE_EVERY_COMMITS == 0:
         dedupe.keep(tx, decision.stored, now_ms, limits)
     return made

@@ -4,9 +4,13 @@ Vocabulary as in ``types``. Conditions are judged in pull order, and each sees t
 before it. The records of an extent are in pull order too, so the head that an expectation meets is
 ``next_seq - 1`` plus the records before it in the extent that get offsets.
 
-The order of checks is fixed: deleted topic, idempotency key, cursor, expected_seq. A void request
-never records its key, so a request with a sequence mismatch can be tried again with the same key.
-Nor does it move its cursor or settle its offset; a stored one always does.
+The order of checks is fixed: deleted topic, idempotency key, producer, cursor, expected_seq. A void
+request never records its key, so a request with a sequence mismatch can be tried again with the
+same key. Nor does it move its cursor or settle its offset; a stored one always does.
+
+A *producer* is idempotent, as Kafka's are: its batches in a partition have sequence numbers without
+gaps, and a batch that is sent again has its first answer, if it is one of the last RECENT_MAX. What
+is known of a producer is its newest epoch and these batches; of an unknown one, any is taken.
 """
 
 from __future__ import annotations
@@ -18,19 +22,23 @@ from msgspec import Struct
 
 from ledger.errors import DraftInvalid
 from ledger.types import (
+    SEQUENCE_MAX,
     Advance,
     AnswerPart,
     CommitDraft,
     Condition,
     ConditionPart,
     ExtentDraft,
+    ProducerBatch,
     Verdict,
+    VerdictKind,
 )
 
 PartitionKey = tuple[int, int]
 CursorKey = tuple[int, int]  # cursor id, partition
 OffsetKey = tuple[int, int, int]  # cursor id, partition, offset
 DedupeKey = tuple[int, str]
+ProducerKey = tuple[int, int, int]  # topic id, partition, producer id
 Ranges = list[tuple[int, int]]
 
 
@@ -51,11 +59,54 @@ class Answer(Struct, frozen=True, array_like=True):
     head_seq: int
 
 
+RECENT_MAX = 5  # batches of a producer in a partition; no client has more under way
+
+
+class StoredBatch(Struct, frozen=True, array_like=True):
+    """A producer's batch that has offsets, from ``first_seq`` on."""
+
+    first: int
+    last: int
+    first_seq: int
+
+
+Judged = StoredBatch | VerdictKind | None
+
+
+class ProducerNow(NamedTuple):
+    """What is known of a producer in a partition; ``recent`` is its last batches, oldest first."""
+
+    epoch: int
+    recent: tuple[StoredBatch, ...]
+
+    def judge(self, batch: ProducerBatch, *, accepts_gaps: bool) -> Judged:
+        """None: it is the next one. A batch that is stored already, or why it is refused."""
+        if batch.epoch == self.epoch:
+            last = self.recent[-1].last
+            if batch.first == (0 if last == SEQUENCE_MAX else last + 1):
+                return None
+            for stored in self.recent:
+                if stored.first == batch.first and stored.last == batch.last:
+                    return stored
+        elif batch.epoch < self.epoch:
+            return "producer_fenced"
+        elif batch.first == 0:
+            return None
+        return None if accepts_gaps else "out_of_order"
+
+    def and_then(self, batch: ProducerBatch, first_seq: int) -> ProducerNow:
+        """With a batch that was stored."""
+        before = self.recent if batch.epoch == self.epoch else ()
+        stored = StoredBatch(batch.first, batch.last, first_seq)
+        return ProducerNow(batch.epoch, (*before[-RECENT_MAX + 1 :], stored))
+
+
 class CommitDecision(NamedTuple):
     """``voids``: ascending (record index, count) ranges of extents whose topic is alive.
 
     ``stored``: answers of the requests with an idempotency key that got offsets. ``moves``: where
     cursors that moved are now. ``settled``: offsets of subscriptions that are finished now.
+    ``producers``: what is known of those that had something stored.
     """
 
     voids: dict[PartitionKey, Ranges]
@@ -63,10 +114,12 @@ class CommitDecision(NamedTuple):
     stored: dict[DedupeKey, Answer]
     moves: dict[CursorKey, int]
     settled: set[OffsetKey]
+    producers: dict[ProducerKey, ProducerNow]
 
 
-NOTHING_TO_DECIDE = CommitDecision({}, (), {}, {}, set())
+NOTHING_TO_DECIDE = CommitDecision({}, (), {}, {}, set(), {})
 _NO_CURSORS: Mapping[CursorKey, int] = {}
+_NO_PRODUCERS: Mapping[ProducerKey, ProducerNow] = {}
 
 
 def decide(
@@ -75,11 +128,13 @@ def decide(
     answers: Mapping[DedupeKey, Answer],
     cursors: Mapping[CursorKey, int] = _NO_CURSORS,
     finished: Set[OffsetKey] = frozenset(),
+    producers: Mapping[ProducerKey, ProducerNow] = _NO_PRODUCERS,
 ) -> CommitDecision:
     """Judges the draft's conditions; ``answers`` are those of its keys that are still known.
 
     ``cursors`` are the positions of the cursors that its advances name; none of an unknown cursor.
     ``finished`` are those of the offsets that it would settle that are finished already.
+    ``producers`` are what is known of those that have batches in it.
     """
     if not draft.conditions:
         return NOTHING_TO_DECIDE
@@ -88,6 +143,7 @@ def decide(
     verdicts: list[Verdict] = []
     repeats: list[tuple[int, DedupeKey]] = []
     steps = _Steps(cursors, finished)
+    sequences: dict[ProducerKey, ProducerNow] = {}
     for condition in draft.conditions:
         lease.check(condition)
         topic_id, first = condition.topic_id, condition.parts[0]
@@ -95,6 +151,14 @@ def decide(
         where = (condition.shard, condition.position)
         advance = condition.advance
         at = None if advance is None else steps.position(advance)
+        batch = condition.producer
+        producer = (topic_id, first.partition, 0 if batch is None else batch.producer_id)
+        known = None
+        judged: Judged = None
+        if batch is not None:
+            known = sequences.get(producer) or producers.get(producer)
+            if known is not None:
+                judged = known.judge(batch, accepts_gaps=condition.accepts_gaps)
         if lease.deleted(topic_id, first.partition):
             verdicts.append(Verdict(*where, "topic_deleted"))
         elif key is not None and key in answers:
@@ -104,13 +168,23 @@ def decide(
             repeats.append((len(verdicts), key))
             verdicts.append(Verdict(*where, "deduped", stored[key]))
             lease.make_void(condition)
+        elif isinstance(judged, StoredBatch):
+            head = judged.first_seq + first.record_count - 1
+            part = AnswerPart(first.partition, judged.first_seq, head)
+            verdicts.append(Verdict(*where, "deduped", (part,), head))
+            lease.make_void(condition)
+        elif judged is not None:
+            verdicts.append(Verdict(*where, judged))
+            lease.make_void(condition)
         elif advance is not None and at is None:
             verdicts.append(Verdict(*where, "cursor_unknown"))
             lease.make_void(condition)
         elif advance is not None and at is not None and not steps.fits(advance):
             verdicts.append(Verdict(*where, "cursor_moved", cursor_seq=at))
             lease.make_void(condition)
-        elif condition.expected_seq not in (None, lease.head_before(topic_id, first)):
+        elif condition.expected_seq is not None and condition.expected_seq != lease.head_before(
+            topic_id, first
+        ):
             head = lease.head_before(topic_id, first)
             verdicts.append(Verdict(*where, "sequence_mismatch", (), head))
             lease.make_void(condition)
@@ -119,6 +193,9 @@ def decide(
                 stored[key] = lease.offsets(condition)
             if advance is not None:
                 steps.make(advance)
+            if batch is not None:
+                known = known or ProducerNow(batch.epoch, ())
+                sequences[producer] = known.and_then(batch, lease.head_before(topic_id, first) + 1)
     # Heads after the commit are known only now.
     given = {
         key: Answer(parts, lease.head_after(key[0], parts[0].partition))
@@ -129,7 +206,9 @@ def decide(
         verdicts[at] = Verdict(
             first_try.shard, first_try.position, "deduped", first_try.parts, given[key].head_seq
         )
-    return CommitDecision(lease.voids, tuple(verdicts), given, steps.moves, steps.settled)
+    return CommitDecision(
+        lease.voids, tuple(verdicts), given, steps.moves, steps.settled, sequences
+    )
 
 
 def void_records(ranges: Ranges, before: int) -> int:
@@ -169,6 +248,10 @@ def _origin(advance: Advance) -> OffsetKey:
     return advance.cursor_id, advance.partition, advance.expected
 
 
+def _name(condition: Condition) -> str:
+    return f"the condition of shard {condition.shard} at position {condition.position}"
+
+
 class _Lease:
     """What has been decided so far; ``seen`` is each extent's end of the parts looked at."""
 
@@ -183,24 +266,26 @@ class _Lease:
 
     def check(self, condition: Condition) -> None:
         """Raises DraftInvalid for a condition whose parts are not where pull order puts them."""
-        name = f"the condition of shard {condition.shard} at position {condition.position}"
-        if not condition.parts or (condition.expected_seq is not None and len(condition.parts) > 1):
+        is_of_one = condition.expected_seq is not None or condition.producer is not None
+        if not condition.parts or (is_of_one and len(condition.parts) > 1):
             raise DraftInvalid(
-                f"{name} has {len(condition.parts)} parts; it needs one, and more only"
-                f" without expected_seq"
+                f"{_name(condition)} has {len(condition.parts)} parts; it needs one, and more only"
+                f" without expected_seq and producer"
             )
         for part in condition.parts:
             key = (condition.topic_id, part.partition)
             extent = self._extents.get(key)
             if extent is None or key not in self._partitions:
-                raise DraftInvalid(f"{name} is about {key}, which is not an extent of its draft")
+                raise DraftInvalid(
+                    f"{_name(condition)} is about {key}, which is not an extent of its draft"
+                )
             end = part.record_index + part.record_count
             seen = self._seen.get(key, 0)
             if part.record_count < 1 or part.record_index < seen or end > extent.record_count:
                 raise DraftInvalid(
-                    f"{name} has records [{part.record_index}, {end}) of extent {key}; they must"
-                    f" come after the previous condition ({seen}) and be within the extent's"
-                    f" {extent.record_count} records"
+                    f"{_name(condition)} has records [{part.record_index}, {end}) of extent {key};"
+                    f" they must come after the previous condition ({seen}) and be within the"
+                    f" extent's {extent.record_count} records"
                 )
             self._seen[key] = end
 

@@ -1,8 +1,14 @@
-"""The dedupe table: answers of requests with an idempotency key.
+"""What tells that something was stored already: the dedupe table and the table of producers.
 
-An entry counts for ``window_ms`` after the commit that made it, and there are never more than
-``entries_max``: the oldest are removed first, whatever their age (``kept_ms`` says how old). Times
-are age time (``ages.py``).
+The dedupe table has the answers of requests with an idempotency key. An entry counts for
+``window_ms`` after the commit that made it, and there are never more than ``entries_max``: the
+oldest are removed first, whatever their age (``kept_ms`` says how old). Times are age time
+(``ages.py``).
+
+The table of producers has what ``decide.ProducerNow`` says, for each partition that an idempotent
+producer writes to. A row counts for PRODUCER_KEPT_MS after its last batch, and there are at most
+PRODUCERS_MAX after every 64th commit: the longest unused go first. Of a producer that is forgotten
+any batch is taken, as by Kafka.
 """
 
 from __future__ import annotations
@@ -12,15 +18,26 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from ledger.decide import Answer, DedupeKey
+from ledger import changes
+from ledger.decide import Answer, DedupeKey, ProducerKey, ProducerNow, StoredBatch
 from ledger.tx import ReadTx, WriteTx
 from ledger.types import Condition
 
 # Entries that one commit removes in addition to twice what it adds, so that pruning gains.
 PRUNE_STEP = 64
 
+PRODUCER_KEPT_MS = 24 * 3_600_000  # as Kafka keeps them
+PRODUCERS_MAX = 100_000  # at 300 bytes each
+
+_PRODUCER_SQL = """INSERT INTO producers
+    (topic_id, partition, producer_id, epoch, recent, used_ms, changed)
+    VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, partition, producer_id) DO UPDATE SET
+    epoch = excluded.epoch, recent = excluded.recent, used_ms = excluded.used_ms,
+    changed = excluded.changed"""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Answer)
+_recent_decoder = msgspec.msgpack.Decoder(tuple[StoredBatch, ...])
 
 
 class DedupeLimits(Struct, frozen=True):
@@ -104,3 +121,53 @@ def keep(
         remove_to = max(remove_to, entry_id)
     if remove_to >= front[0][0]:
         tx.execute("DELETE FROM dedupe WHERE id <= ?", (remove_to,))
+
+
+def producers(
+    tx: ReadTx, conditions: Sequence[Condition], now_ms: int
+) -> dict[ProducerKey, ProducerNow]:
+    """What is known of the producers that have batches among the conditions."""
+    found: dict[ProducerKey, ProducerNow] = {}
+    for topic_id, partition, producer_id in {
+        (each.topic_id, each.parts[0].partition, each.producer.producer_id)
+        for each in conditions
+        if each.producer is not None and each.parts
+    }:
+        key = (topic_id, partition, producer_id)
+        row = tx.execute(
+            "SELECT epoch, recent FROM producers"
+            " WHERE topic_id = ? AND partition = ? AND producer_id = ? AND used_ms >= ?",
+            (*key, now_ms - PRODUCER_KEPT_MS),
+        ).fetchone()
+        if row is not None:
+            found[key] = ProducerNow(row[0], _recent_decoder.decode(row[1]))
+    return found
+
+
+def keep_producers(tx: WriteTx, known: Mapping[ProducerKey, ProducerNow], now_ms: int) -> None:
+    """Writes what is known of producers that had something stored."""
+    number = changes.following(tx)
+    tx.executemany(
+        _PRODUCER_SQL,
+        [
+            (*key, producer.epoch, _encoder.encode(producer.recent), now_ms, number)
+            for key, producer in known.items()
+        ],
+    )
+
+
+def forget_producers(tx: WriteTx, now_ms: int) -> None:
+    """Removes what is too old or too many; changes are in the order of their times."""
+    count = int(tx.execute("SELECT count(*) FROM producers").fetchone()[0])
+    excess = max(PRUNE_STEP, count - PRODUCERS_MAX)
+    front = tx.execute(
+        "SELECT changed, used_ms FROM producers ORDER BY changed LIMIT ?", (excess,)
+    ).fetchall()
+    over = count - PRODUCERS_MAX
+    gone = [
+        changed
+        for index, (changed, used_ms) in enumerate(front)
+        if index < over or used_ms < now_ms - PRODUCER_KEPT_MS
+    ]
+    if gone:
+        tx.execute("DELETE FROM producers WHERE changed <= ?", (max(gone),))

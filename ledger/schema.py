@@ -53,6 +53,9 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
 - ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
   twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
   id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
+- ``producers``: idempotent producers in each partition that they write to, with their newest epoch.
+  ``recent`` is msgpack of [[first, last, first offset], ...], the sequence numbers of their last
+  batches. ``changed`` is as of ``cursors``.
 
 The owner's log does not carry ``runs``, ``push_rates``, ``free_ms`` and ``freed_seq``.
 
@@ -389,6 +392,19 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     # Settings of push have a token too, in their JSON.
     ("ALTER TABLE routers ADD COLUMN token TEXT",),
+    (
+        """CREATE TABLE producers (
+            topic_id BIGINT NOT NULL,
+            partition INTEGER NOT NULL,
+            producer_id BIGINT NOT NULL,
+            epoch INTEGER NOT NULL,
+            recent BLOB NOT NULL,
+            used_ms BIGINT NOT NULL,
+            changed BIGINT NOT NULL,
+            PRIMARY KEY (topic_id, partition, producer_id)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX producers_changed ON producers (changed)",
+    ),
 )
 
 

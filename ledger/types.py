@@ -3,8 +3,9 @@
 Vocabulary: a *lease* is what one pull took from the rings; it becomes one L0 object. An *extent* is
 one partition's contiguous bytes in that object. A *run* is the part of an extent that came from one
 shard. A *condition* is a request that the commit itself must decide (idempotency key,
-expected_seq, advance of a cursor). A *verdict* is the decision that makes such a request *void*:
-its records stay in the object, get no offsets, and every reader skips them.
+expected_seq, advance of a cursor, batch of an idempotent producer). A *verdict* is the decision
+that makes such a request *void*: its records stay in the object, get no offsets, and every reader
+skips them.
 
 Offsets start at 1 per (topic id, partition) and have no holes over the records that are not void.
 ``record_index`` always counts all records of an extent, void ones included.
@@ -19,8 +20,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 VerdictKind = Literal[
-    "deduped", "sequence_mismatch", "topic_deleted", "cursor_moved", "cursor_unknown"
-]
+    "deduped", "sequence_mismatch", "topic_deleted", "cursor_moved", "cursor_unknown",
+    "out_of_order", "producer_fenced",
+]  # fmt: skip
 
 
 class LeaseId(Struct, frozen=True, array_like=True, order=True):
@@ -103,11 +105,28 @@ class Advance(Struct, frozen=True, array_like=True):
         return self.is_ours and self.next == self.expected
 
 
+SEQUENCE_MAX = (1 << 31) - 1
+
+
+class ProducerBatch(Struct, frozen=True, array_like=True):
+    """The records of an idempotent producer (of Kafka's protocol) for one partition: they have the
+    sequence numbers ``first`` to ``last``, which count from 0 to SEQUENCE_MAX and begin again.
+
+    A producer's ``epoch`` rises; its sequence numbers begin at 0 in each.
+    """
+
+    producer_id: int
+    epoch: int
+    first: int
+    last: int
+
+
 class Condition(Struct, frozen=True):
     """A request that the commit decides. ``position`` is where its frame starts in the shard's
     ring.
 
-    With ``expected_seq`` there is exactly one part.
+    With ``expected_seq`` or ``producer`` there is exactly one part. ``accepts_gaps``: batches
+    between those of the producer that are known here may be lost.
     """
 
     shard: int
@@ -117,6 +136,8 @@ class Condition(Struct, frozen=True):
     idempotency_key: str | None = None
     expected_seq: int | None = None
     advance: Advance | None = None
+    producer: ProducerBatch | None = None
+    accepts_gaps: bool = False
 
 
 class CommitDraft(Struct, frozen=True):
@@ -176,8 +197,9 @@ class AnswerPart(Struct, frozen=True, array_like=True):
 class Verdict(Struct, frozen=True):
     """Why the request at (shard, position) is void, and what its producer is answered.
 
-    ``parts`` is the first answer (deduped only). ``head_seq`` is the partition's head that an
-    expectation met (sequence_mismatch), or the head after the first answer (deduped).
+    ``parts`` is the first answer (deduped only, also of a producer's batch). ``head_seq`` is the
+    partition's head that an expectation met (sequence_mismatch), or the head after the first answer
+    (deduped; of a producer's batch, its last offset).
     ``cursor_seq`` is where the cursor is (cursor_moved).
     """
 

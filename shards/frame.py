@@ -6,7 +6,7 @@ A request in a ring is contiguous, starts and ends on a multiple of 8 bytes, and
 
     header        length u32 | header crc32c u32 | request id u64 | arrival ns u64
                   | parts u16 | flags u16 | conditions length u32          (32 bytes)
-    conditions    msgpack, only when the request has a key, expected_seq or advance
+    conditions    msgpack, only when the request has a key, expected_seq, advance or producer
     parts         each: topic id u64 | partition u32 | batch length u32
                   | first timestamp ms u64 | last timestamp ms u64
                   | previous u64 | start u32 | reserved u32                (48 bytes)
@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.types import Advance
+from ledger.types import Advance, ProducerBatch
 from shards.checksum import crc32c
 
 HEADER = struct.Struct("<IIQQHHI")
@@ -96,6 +96,7 @@ class Conditions(msgspec.Struct, frozen=True, array_like=True):
     idempotency_key: str | None = None
     expected_seq: int | None = None
     advance: Advance | None = None
+    producer: ProducerBatch | None = None
 
 
 class RecordBatchHead(NamedTuple):
@@ -130,6 +131,11 @@ def encode_conditions(
     if advance is None:
         return _encoder.encode((idempotency_key, expected_seq))  # Conditions, cut off
     return _encoder.encode((idempotency_key, expected_seq, advance))
+
+
+def encode_producer(batch: ProducerBatch) -> bytes:
+    """The conditions of a request that has nothing but a producer's batch."""
+    return _encoder.encode((None, None, None, batch))
 
 
 def decode_conditions(data: Buffer) -> Conditions:

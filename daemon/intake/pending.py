@@ -52,9 +52,10 @@ PARTS_A_LOOK = SAMPLED
 class Callback:
     """Whoever waits for a frame other than by HTTP: a router, whose copy (``copies.py``) has
     no deadline, or a connection of Kafka's protocol. ``settled`` is given the first offset, 0 if
-    nothing was stored. What is taken back takes back all that follows it in its ``line``."""
+    nothing was stored; ``judged`` the commit's verdict instead, if there is one. What is taken back
+    takes back all that follows it in its ``line``."""
 
-    __slots__ = ("answered", "arrival_ns", "line", "refused", "settled")
+    __slots__ = ("answered", "arrival_ns", "judged", "line", "refused", "settled")
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class Callback:
         settled: Callable[[int], None],
         refused: Callable[[ApiError], None] | None = None,
         line: Hashable | None = None,
+        judged: Callable[[Verdict], None] | None = None,
     ) -> None:
+        self.judged = judged
         self.arrival_ns = arrival_ns
         self.line = line
         self.settled = settled
@@ -237,6 +240,9 @@ class PendingRequests:
             since_look += width
             verdict = verdicts.get(position) if verdicts else None
             if type(request) is Callback:  # cheaper than isinstance, once per request
+                if verdict is not None and request.judged is not None:
+                    request.judged(verdict)
+                    continue
                 # Without conditions there is no verdict that its topic is deleted.
                 first = 0 if verdict is not None else offsets[topic.topic_id, parts[0][0]]
                 if first:

@@ -210,6 +210,25 @@ def produced(
     return answer.data
 
 
+# InitProducerId
+
+
+def read_init_producer_id(asked: KafkaRequest) -> str | None:
+    """The transactional id. Raises Malformed."""
+    return asked.body.string()
+
+
+def init_producer_id(asked: KafkaRequest, error: int, producer_id: int) -> bytearray:
+    """A new producer has the epoch 0."""
+    answer = asked.answer()
+    answer.int32(0)
+    answer.int16(error)
+    answer.int64(-1 if error else producer_id)
+    answer.int16(-1 if error else 0)
+    answer.tags()
+    return answer.data
+
+
 # ListOffsets
 
 

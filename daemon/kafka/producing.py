@@ -24,7 +24,7 @@ from daemon.intake.formats.nesting import nested_deeper
 from daemon.intake.pending import Callback, PendingRequest, PendingRequests
 from daemon.intake.producer import RING_LOOK_S
 from daemon.intake.topic_cache import TopicCache, TopicEntry
-from daemon.kafka.budget import Breaths, SharedBytes
+from daemon.kafka.budget import Breaths, SharedBytes, aside
 from daemon.kafka.messages import ProduceAsked, ProducedBatch, produced
 from daemon.kafka.topics import (
     KAFKA_STORAGE_ERROR,
@@ -37,8 +37,9 @@ from daemon.kafka.wire import KafkaRequest
 from daemon.schemas.decoding import NESTING_MAX
 from daemon.schemas.errors import ApiError
 from ledger.errors import LedgerError
+from ledger.types import Verdict
 from shards.clock import monotonic_ns, wall_ms
-from shards.frame import Part
+from shards.frame import Part, encode_producer
 from shards.ring import RingFull, RingWriter
 from uploader.l0 import records
 from uploader.l0.kafka import (
@@ -59,6 +60,8 @@ from uploader.l0.records import TIMESTAMP_MS_MAX
 NOT_LEADER = 6
 REQUEST_TIMED_OUT = 7
 INVALID_REQUIRED_ACKS = 21
+OUT_OF_ORDER_SEQUENCE = 45
+INVALID_PRODUCER_EPOCH = 47
 RETRIED = {REQUEST_TIMED_OUT, KAFKA_STORAGE_ERROR}
 TIMEOUT_MIN_MS = 100  # less would withdraw what a commit window holds
 SHORT_BATCH_BYTES = 64 << 10  # decompressed; longer ones are decoded one at a time
@@ -160,9 +163,9 @@ class KafkaProducer:
             if not batch:
                 return ProducedBatch(INVALID_RECORD, message="there is no batch")
             timeout_ms = max(TIMEOUT_MIN_MS, min(asked.timeout_ms, self._ack_timeout_ms))
-            async with self._part(topic, partition, batch) as part:
+            async with self._part(topic, partition, batch) as made:
                 return await self._publish(
-                    topic, part, arrival_ns, 1_000_000 * timeout_ms, refusals
+                    topic, *made, arrival_ns, 1_000_000 * timeout_ms, refusals
                 )
         except BatchError as error:
             return ProducedBatch(error.code, message=str(error))
@@ -174,9 +177,11 @@ class KafkaProducer:
             return ProducedBatch(KAFKA_STORAGE_ERROR, message=str(error))
 
     @asynccontextmanager
-    async def _part(self, topic: TopicEntry, partition: int, batch: bytes) -> AsyncIterator[Part]:
-        """A batch as it is stored; a long one has its share of memory until the block ends. Raises
-        BatchError."""
+    async def _part(
+        self, topic: TopicEntry, partition: int, batch: bytes
+    ) -> AsyncIterator[tuple[Part, bytes]]:
+        """A batch as it is stored, and its conditions; a long one has its share of memory until the
+        block ends. Raises BatchError."""
         head = read_head(batch, self._limits)
         payload = _short_payload(head, batch)
         share = 0
@@ -207,7 +212,9 @@ class KafkaProducer:
                 earliest = latest = wall_ms()
             payload = records.encode(made.rows)
             del made, some, times
-            yield Part(topic.topic_id, partition, head.records, payload, earliest, latest)
+            conditions = b"" if head.producer is None else encode_producer(head.producer)
+            part = Part(topic.topic_id, partition, head.records, payload, earliest, latest)
+            yield part, conditions
         finally:
             self._decoded.give_back(share)
 
@@ -217,8 +224,9 @@ class KafkaProducer:
         return self._limits.batch_bytes
 
     async def _publish(
-        self, topic: TopicEntry, part: Part, arrival_ns: int, timeout_ns: int, refusals: Refusals
-    ) -> Waits:
+        self, topic: TopicEntry, part: Part, conditions: bytes, arrival_ns: int, timeout_ns: int,
+        refusals: Refusals,
+    ) -> Waits:  # fmt: skip
         """Waits for room in the ring, nothing else."""
         size = len(part.payload)
         if size + FRAME_BYTES > self._ring.capacity // 4:
@@ -245,7 +253,7 @@ class KafkaProducer:
             admission, needed = self._admission, size + FRAME_BYTES
             if admission.promise(needed) or admission.promise_of_credit(needed):
                 try:
-                    return self._append(topic, part, arrival_ns, timeout_ns, refusals)
+                    return self._append(topic, part, conditions, arrival_ns, timeout_ns, refusals)
                 except RingFull:
                     pass  # of a pad
                 finally:
@@ -258,10 +266,11 @@ class KafkaProducer:
             await asyncio.sleep(RING_LOOK_S)
 
     def _append(
-        self, topic: TopicEntry, part: Part, arrival_ns: int, timeout_ns: int, refusals: Refusals
-    ) -> asyncio.Future[ProducedBatch]:
+        self, topic: TopicEntry, part: Part, conditions: bytes, arrival_ns: int, timeout_ns: int,
+        refusals: Refusals,
+    ) -> asyncio.Future[ProducedBatch]:  # fmt: skip
         """Publishes what has room. Raises RingFull."""
-        position = self._ring.append(arrival_ns, wall_ms(), b"", (part,))
+        position = self._ring.append(arrival_ns, wall_ms(), conditions, (part,))
         if topic.tracker is not None:
             topic.tracker.published(position, [part[1:6]])
         answer: asyncio.Future[ProducedBatch] = asyncio.get_running_loop().create_future()
@@ -273,6 +282,10 @@ class KafkaProducer:
                     if first_offset
                     else ProducedBatch(UNKNOWN_TOPIC_OR_PARTITION, message="the topic was deleted")
                 )
+
+        def judged(verdict: Verdict) -> None:
+            if not answer.done():
+                answer.set_result(_of_verdict(verdict))
 
         def refused(error: ApiError) -> None:
             if answer.done():
@@ -288,7 +301,7 @@ class KafkaProducer:
         line = (id(refusals), part.topic_id, part.partition)  # of this connection
         self._pending.add(
             PendingRequest(
-                position, Callback(arrival_ns, settled, refused, line), topic, placed,
+                position, Callback(arrival_ns, settled, refused, line, judged), topic, placed,
                 len(part.payload), None, timeout_ns,
             )
         )  # fmt: skip
@@ -296,6 +309,22 @@ class KafkaProducer:
             self._short_of_time(arrival_ns, timeout_ns)
         self._published()
         return answer
+
+
+def _of_verdict(verdict: Verdict) -> ProducedBatch:
+    """What a batch is answered that the commit made void."""
+    if verdict.kind == "deduped":
+        return ProducedBatch(0, verdict.parts[0].first_seq - 1)
+    if verdict.kind == "out_of_order":
+        return ProducedBatch(
+            OUT_OF_ORDER_SEQUENCE,
+            message="the batch is not the next one of its producer: one before it is not stored",
+        )
+    if verdict.kind == "producer_fenced":
+        return ProducedBatch(
+            INVALID_PRODUCER_EPOCH, message="the producer has begun a newer epoch elsewhere"
+        )
+    return ProducedBatch(UNKNOWN_TOPIC_OR_PARTITION, message="the topic was deleted")
 
 
 def _short_payload(head: KafkaHead, batch: bytes) -> bytes | None:
@@ -319,7 +348,8 @@ async def _answer(
                 for partition, each in some])
         for name, some in waiting
     ]  # fmt: skip
-    return produced(request, topics)
+    items = sum(1 + len(some) for _, some in waiting)
+    return await aside(items, produced, request, topics)
 
 
 def _heard(answer: asyncio.Future[bytearray]) -> None:

@@ -24,15 +24,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from daemon.kafka import messages
-from daemon.kafka.budget import SharedBytes
+from daemon.kafka.budget import ITEMS_OF_A_TURN, SharedBytes, aside
 from daemon.kafka.fetching import FETCHED_BYTES_MAX, PLACE_BYTES_MAX, KafkaReads
 from daemon.kafka.producing import (
     SHORT_BATCH_BYTES,
@@ -42,7 +43,6 @@ from daemon.kafka.producing import (
 )
 from daemon.kafka.topics import KafkaTopics
 from daemon.kafka.wire import (
-    ITEMS_OF_A_TURN,
     KafkaRequest,
     Key,
     Malformed,
@@ -54,6 +54,7 @@ from uploader.l0.kafka import snappy_codec
 from uploader.stores.base import StoreError
 
 UNSUPPORTED_VERSION = 35
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53  # after which no client tries again
 CONNECTIONS_MAX = 512
 ANSWERS_MAX = 8  # of one connection; clients have 5 under way
 SMALL_FRAME_BYTES = 4 << 10
@@ -78,7 +79,6 @@ CLOSED_BY_PEER = (OSError, asyncio.IncompleteReadError)
 log = logging.getLogger("headgate.kafka")
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Answer = asyncio.Future[bytearray]
 Turn = Callable[[], Coroutine[Any, Any, None]]
 
@@ -173,7 +173,7 @@ class KafkaServer:
     async def _run(self, connection: _Connection) -> None:
         """Reads requests until the client is gone. Raises Malformed."""
         reader = connection.reader
-        while not connection.refusals:
+        while True:
             async with asyncio.timeout(IDLE_S):
                 size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
                 _check_size(size, self._frame_bytes_max)
@@ -220,6 +220,12 @@ class KafkaServer:
         elif asked.key == Key.METADATA:
             topics = await _read(frame, messages.read_metadata)
             connection.answer(partial(self._metadata, connection, head, topics))
+        elif asked.key == Key.INIT_PRODUCER_ID:
+            error = 0
+            if messages.read_init_producer_id(asked) is not None:
+                error = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            # By chance, so that none is given twice, whatever a recovery has lost.
+            connection.answer(messages.init_producer_id(asked, error, secrets.randbits(63)))
         else:
             connection.answer(messages.api_versions(asked))
 
@@ -228,7 +234,7 @@ class KafkaServer:
     ) -> None:
         async with self._reads.fetch(wanted) as (error, read):
             items = sum(1 + len(some) for _, some in read)
-            await connection.write(await _aside(items, messages.fetched, asked, error, read))
+            await connection.write(await aside(items, messages.fetched, asked, error, read))
 
     async def _list_offsets(
         self, connection: _Connection, asked: KafkaRequest, wanted: messages.OffsetsAsked
@@ -237,7 +243,7 @@ class KafkaServer:
         items = sum(1 + len(some) for _, some in said)
         size = OFFSET_BYTES * items + sum(len(name) for name, _ in said)
         async with self._long_answer(size):
-            await connection.write(await _aside(items, messages.listed_offsets, asked, said))
+            await connection.write(await aside(items, messages.listed_offsets, asked, said))
 
     async def _metadata(
         self, connection: _Connection, asked: KafkaRequest, wanted: messages.MetadataAsked
@@ -247,7 +253,7 @@ class KafkaServer:
         items = sum(1 + len(each.leaders) for each in said)
         size = TOPIC_BYTES * items + sum(len(each.name or "") for each in said)
         async with self._long_answer(size):
-            answer = await _aside(
+            answer = await aside(
                 items, messages.metadata, asked, brokers, self._topics.cluster, said
             )
             await connection.write(answer)
@@ -278,13 +284,6 @@ async def _read(frame: bytes, read: Callable[[KafkaRequest], T]) -> T:
         return read(read_request(frame, ITEMS_OF_A_TURN))
     except TooLong:
         return await asyncio.to_thread(lambda: read(read_request(frame)))
-
-
-async def _aside(items: int, make: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-    """What ``make`` returns; a thread calls it if there are many items."""
-    if items <= 2 * ITEMS_OF_A_TURN:
-        return make(*args, **more)
-    return await asyncio.to_thread(make, *args, **more)
 
 
 class _Connection:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 TAGS_MAX = 64  # of a request; clients send one or two
 ITEMS_MAX = 10_000  # topics and partitions of a request
-ITEMS_OF_A_TURN = 1_000  # that are read in one turn of the loop, in about 3 ms
 
 
 class Key:
@@ -25,6 +24,7 @@ class Key:
     LIST_OFFSETS: Final = 2
     METADATA: Final = 3
     API_VERSIONS: Final = 18
+    INIT_PRODUCER_ID: Final = 22
 
 
 class ServedVersions(NamedTuple):
@@ -46,6 +46,7 @@ SERVED: dict[int, ServedVersions] = {
     Key.LIST_OFFSETS: ServedVersions(1, 1, 9, 6),
     Key.METADATA: ServedVersions(0, 0, 13, 9),
     Key.API_VERSIONS: ServedVersions(0, 0, 4, 3),
+    Key.INIT_PRODUCER_ID: ServedVersions(0, 0, 5, 2),
 }
 
 

@@ -434,7 +434,7 @@ def _take(ledger: Ledger, order: RingOrder, report: RecoveryReport) -> None:
             is_ours = condition.advance is not None and condition.advance.is_ours
             if is_ours and kind == "cursor_unknown":
                 report.records_copied_again += count
-            elif kind in ("sequence_mismatch", "cursor_moved", "cursor_unknown"):
+            elif kind not in (None, "deduped", "topic_deleted"):
                 report.records_void += count
 
     left = iter(order)

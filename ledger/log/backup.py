@@ -12,7 +12,7 @@ Changes carry:
 - tables and files of the lake that changed, with the ranges of the files;
 - objects and extents of new commits, with the partitions that they moved;
 - cursors, positions, routers and subscriptions that changed, and what is finished of these;
-- new dedupe entries and new names for deletion;
+- new dedupe entries, producers that changed, and new names for deletion;
 - the small tables as a whole.
 
 Applying changes also removes the rows of what is named for deletion (docs/protocol.md 7): collected
@@ -118,6 +118,10 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
     "read_leases": (("lease", "created_ms", "expires_ms", "what"), 1),
     "deletions": (("id", "key", "locator", "reason"), 1),
     "dedupe": (("id", "topic_id", "key", "created_ms", "answer"), 1),
+    "producers": (
+        ("topic_id", "partition", "producer_id", "epoch", "recent", "used_ms", "changed"),
+        3,
+    ),
 }  # fmt: skip
 
 _STATE = ("incarnation", "epoch", "epoch_floor", "commit_number", "catalog_version",
@@ -240,6 +244,7 @@ def _changes_since(tx: ReadTx, mark: Mark) -> Changes:
         ),
         "deletions": ("id > ?", (mark.deletion_id,)),
         "dedupe": ("id > ?", (mark.dedupe_id,)),
+        "producers": after_change,
     }
     rows: dict[str, list[Row]] = {}
     for table, (columns, _) in TABLES.items():

@@ -149,6 +149,39 @@ def test_a_fetch_that_wants_more_than_there_is_has_what_is_enough(
     assert len(consume(daemon, topic, 70, **patient, **{"socket.timeout.ms": 300_000})) == 70
 
 
+def test_an_idempotent_producer_works_as_it_is(daemon: Daemon, topic: str) -> None:
+    sender = Sender(daemon, **{"enable.idempotence": True, "acks": "all"})
+    for number in range(300):
+        sender.send(topic, b"%d" % number)
+        if number % 100 == 50:
+            sender.flush()
+    assert [m.offset() for m in sender.flush()] == list(range(300))
+    values = [m.value() for m in consume(daemon, topic, 300)]
+    assert values == [b"%d" % number for number in range(300)]
+
+
+@pytest.mark.slow
+def test_an_idempotent_producer_stores_each_record_once_when_shards_are_killed(
+    data: Path,
+) -> None:
+    with kafka_daemon(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"partitions": 2})
+        sender = Sender(daemon, **{"enable.idempotence": True, "retry.backoff.ms": 50})
+        for number in range(2_000):
+            sender.send("t", b"%d" % number, partition=number % 2)
+            sender.producer.poll(0.0005)
+            if number == 600:
+                kill_shards(daemon, 0)
+            if number == 1_300:
+                kill_shards(daemon, 1)
+        sender.flush()
+        for partition in range(2):
+            values = [int(m.value() or b"") for m in consume(daemon, "t", 1_000, partition)]
+            assert values == list(range(partition, 2_000, 2))
+            head = daemon.get("/v0/topics/t").json["partitions"][partition]["head_seq"]
+            assert head == 1_000
+
+
 @pytest.mark.slow
 def test_nothing_that_was_acknowledged_is_lost_when_a_shard_is_killed(data: Path) -> None:
     with kafka_daemon(data, shards=2) as daemon:
@@ -180,6 +213,7 @@ class Wire:
     def __init__(self, daemon: Daemon, topic: str) -> None:
         told = AdminClient({"bootstrap.servers": bootstrap(daemon)}).list_topics(topic, HANG_S)
         broker = told.brokers[told.topics[topic].partitions[0].leader]
+        self.offset = -1  # of the last batch that was stored
         self.socket = socket.create_connection((broker.host, broker.port), HANG_S)
         self.stream = self.socket.makefile("rb")
 
@@ -211,6 +245,7 @@ class Wire:
         )  # fmt: skip
         answer = self.ask(Key.PRODUCE, 3, body)
         at = 4 + 2 + len(name) + 4 + 4
+        self.offset = int.from_bytes(answer[at + 2 : at + 10], "big", signed=True)
         return int.from_bytes(answer[at : at + 2], "big") if answer else None
 
 
@@ -236,7 +271,7 @@ def test_bad_batches_have_the_codes_of_kafka_and_nothing_is_stored(
         wire.produce(topic, seal(0, 0x20, 0, (5, 5), (-1, -1, -1), 1, payload)),
         wire.produce(topic, seal(0, 7, 0, (5, 5), (-1, -1, -1), 1, payload)),
         wire.produce(topic, seal(0, 0, -2, (5, 5), (-1, -1, -1), -1, payload)),
-        wire.produce(topic, seal(0, 0, 0, (5, 5), (7, 0, 0), 1, payload)),
+        wire.produce(topic, seal(0, 0, 0, (5, 5), (7, 0, -1), 1, payload)),
         wire.produce(topic, encode_batch(0, [(0, KafkaRecord(5, None, bytes(2 << 20)))])),
         wire.produce(topic, GOOD + GOOD),
         wire.produce(topic, GOOD, acks=2),
@@ -245,9 +280,36 @@ def test_bad_batches_have_the_codes_of_kafka_and_nothing_is_stored(
         wire.produce(topic, GOOD, partition=-1),
         wire.produce("no." + topic, GOOD),
     ]
-    assert codes == [2, 43, 48, 48, 76, 87, 43, 10, 87, 21, 48, 3, 3, 3]
+    assert codes == [2, 43, 48, 48, 76, 87, 87, 10, 87, 21, 48, 3, 3, 3]
     assert wire.produce(topic, GOOD) == 0
     assert [each["seq"] for each in daemon.read_all(topic)] == [1]
+
+
+def test_each_batch_of_a_producer_is_stored_once_and_in_order(
+    daemon: Daemon, topic: str, wire: Wire
+) -> None:
+    def sent(sequence: int, count: int = 1, epoch: int = 0, producer_id: int = 7) -> Any:
+        rows = GOOD[61:] * count
+        if count > 1:
+            made = encode_batch(0, [(n, KafkaRecord(5, b"k", b"good")) for n in range(count)])
+            rows = made[61:]
+        producer = (producer_id, epoch, sequence)
+        code = wire.produce(topic, seal(0, 0, count - 1, (5, 5), producer, count, rows))
+        return (code, wire.offset) if code == 0 else code
+
+    assert [sent(0, 2), sent(2), sent(3)] == [(0, 0), (0, 2), (0, 3)]
+    assert [sent(0, 2), sent(3), sent(2)] == [(0, 0), (0, 3), (0, 2)]
+    assert [sent(5), sent(0), sent(4)] == [45, 45, (0, 4)]
+    assert [sent(1, epoch=1), sent(0, epoch=1), sent(5)] == [45, (0, 5), 47]
+    assert [sent(9, producer_id=8), sent(9, producer_id=8)] == [(0, 6), (0, 6)]
+    assert [each["seq"] for each in daemon.read_all(topic)] == list(range(1, 8))
+
+
+def test_a_transactional_producer_is_refused(daemon: Daemon, wire: Wire) -> None:
+    answer = wire.ask(Key.INIT_PRODUCER_ID, 1, b"\0\2tx" + bytes(4))
+    assert (int.from_bytes(answer[4:6], "big"), answer[6:]) == (53, b"\xff" * 10)
+    ids = {wire.ask(Key.INIT_PRODUCER_ID, 1, b"\xff\xff" + bytes(4))[6:14] for _ in range(3)}
+    assert len(ids) == 3 and all(each[0] < 0x80 for each in ids)
 
 
 def test_a_refusal_with_acks_0_closes_the_connection(
@@ -284,8 +346,8 @@ def test_what_is_no_request_closes_the_connection(wire: Wire, frame: bytes) -> N
 def test_a_newer_api_versions_is_told_the_versions_in_the_oldest_form(wire: Wire) -> None:
     answer = wire.ask(Key.API_VERSIONS, 99, b"")
     assert int.from_bytes(answer[:2], "big") == 35
-    assert int.from_bytes(answer[2:6], "big") == 5  # keys
-    assert len(answer) == 6 + 5 * 6
+    assert int.from_bytes(answer[2:6], "big") == 6  # keys
+    assert len(answer) == 6 + 6 * 6
 
 
 def test_a_deleted_topic_and_one_that_refuses_say_so(daemon: Daemon, topic: str) -> None:

@@ -21,6 +21,7 @@ from ledger.types import (
     ExtentRunDraft,
     LeasedRange,
     LeaseId,
+    ProducerBatch,
 )
 
 REQUEST_BYTES = 64
@@ -36,6 +37,7 @@ class Request(Struct, frozen=True):
     shard: int = 0
     timestamp_ms: int = 1_000
     advance: Advance | None = None
+    producer: ProducerBatch | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -67,16 +69,15 @@ def draft_of(lease_id: LeaseId, requests: Sequence[Request]) -> CommitDraft:
             there = per_extent.setdefault((request.topic_id, partition), [])
             parts.append(ConditionPart(partition, sum(n for _, n in there), count))
             there.append((request, count))
-        if (request.key, request.expected_seq, request.advance) != (None, None, None):
+        asked = (request.key, request.expected_seq, request.advance, request.producer)
+        if asked != (None, None, None, None):
             conditions.append(
                 Condition(
                     request.shard,
                     position,
                     request.topic_id,
                     tuple(parts),
-                    request.key,
-                    request.expected_seq,
-                    request.advance,
+                    *asked,
                 )
             )
     extents: list[ExtentDraft] = []

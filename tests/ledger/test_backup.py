@@ -23,7 +23,7 @@ from ledger.log.backup import TABLES, Mark
 from ledger.log.entry import VERSION, Entry, Owner, decode, encode, entry_key
 from ledger.space import deletions, leftovers, marking, orphans, retention, unreferenced
 from ledger.space.leftovers import Heard
-from ledger.types import CursorMove, Topic, TopicConfig
+from ledger.types import CursorMove, ProducerBatch, Topic, TopicConfig
 from tests.ledger.images import image_of
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of, key_of, lease
@@ -355,6 +355,27 @@ def test_an_entry_carries_the_cursors_and_positions_that_changed_since_and_no_ot
     mark, *rows = told(mark)
     assert rows == [["a"], []]
     assert told(mark)[1:] == ([], [])
+
+
+def test_an_entry_carries_the_producers_that_changed_since_and_no_others(
+    ledger: Ledger, topic: Topic
+) -> None:
+    def told(since: Mark, *producer_ids: int) -> tuple[Mark, list[object]]:
+        requests = []
+        for each in producer_ids:
+            batch = ProducerBatch(each, 0, sent[each], sent[each])
+            requests.append(Request(topic.topic_id, producer=batch))
+            sent[each] += 1
+        ledger.commit(draft_of(lease(sum(sent.values())), requests), 10, lambda _: None)
+        mark, changes = ledger.read(backup.changes_since, since)
+        return mark, [row[2] for row in changes.rows.get("producers", [])]
+
+    sent = {7: 0, 8: 0}
+    mark, rows = told(Mark(), 7, 8)
+    assert rows == [7, 8]
+    mark, rows = told(mark, 7)
+    assert rows == [7]
+    assert told(mark, 7, 8)[1] == [7, 8]
 
 
 def test_an_entry_that_was_told_before_an_image_was_copied_takes_nothing_of_it_back(

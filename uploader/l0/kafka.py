@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zstandard
 
+from ledger.types import SEQUENCE_MAX, ProducerBatch
 from shards.checksum import crc32c
 from uploader.l0.records import TIMESTAMP_MS_MAX, Record
 
@@ -85,6 +86,7 @@ class KafkaHead(NamedTuple):
     records: int
     codec: int
     base_ts: int
+    producer: ProducerBatch | None = None
 
 
 def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
@@ -100,7 +102,8 @@ def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
             " is newer than 2017",
         )
     (
-        _, length, _, _, checksum, attributes, last_delta, base_ts, _, producer_id, _, _, count,
+        _, length, _, _, checksum, attributes, last_delta, base_ts, _, producer_id, epoch, sequence,
+        count,
     ) = HEAD.unpack_from(batch)  # fmt: skip
     if length != len(batch) - LENGTH_FROM:
         raise BatchError(
@@ -115,11 +118,6 @@ def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
         )
     if attributes & (_TRANSACTIONAL | _CONTROL):
         raise BatchError(INVALID_TXN_STATE, "there are no transactions here")
-    if producer_id >= 0:
-        raise BatchError(
-            UNSUPPORTED_FOR_MESSAGE_FORMAT,
-            "there are no idempotent producers here yet: set enable.idempotence = false",
-        )
     if count <= 0 or last_delta != count - 1:
         raise BatchError(
             INVALID_RECORD, f"the batch says {count} records, and that the last is {last_delta}"
@@ -129,7 +127,17 @@ def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
             MESSAGE_TOO_LARGE,
             f"the batch has {count} records, the limit is {limits.records}; lower batch.size",
         )
-    return KafkaHead(count, attributes & _COMPRESSION, base_ts)
+    producer = None
+    if producer_id >= 0:
+        if epoch < 0 or sequence < 0:
+            raise BatchError(
+                INVALID_RECORD,
+                f"the batch of producer {producer_id} has the epoch {epoch} and the sequence number"
+                f" {sequence}; both begin at 0",
+            )
+        last = (sequence + last_delta) % (SEQUENCE_MAX + 1)
+        producer = ProducerBatch(producer_id, epoch, sequence, last)
+    return KafkaHead(count, attributes & _COMPRESSION, base_ts, producer)
 
 
 def records_of(

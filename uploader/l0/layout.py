@@ -18,7 +18,15 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ledger.types import Advance, Condition, ConditionPart, ExtentDraft, ExtentRunDraft, LeaseId
+from ledger.types import (
+    Advance,
+    Condition,
+    ConditionPart,
+    ExtentDraft,
+    ExtentRunDraft,
+    LeaseId,
+    ProducerBatch,
+)
 
 MAGIC = b"HEADGATE"
 VERSION = 1
@@ -108,6 +116,7 @@ class FooterCondition(Struct, frozen=True, array_like=True):
     idempotency_key: str | None = None
     expected_seq: int | None = None
     advance: Advance | None = None
+    producer: ProducerBatch | None = None
 
     def condition(self) -> Condition:
         """The condition as the ledger decides it."""
@@ -119,6 +128,7 @@ class FooterCondition(Struct, frozen=True, array_like=True):
             idempotency_key=self.idempotency_key,
             expected_seq=self.expected_seq,
             advance=self.advance,
+            producer=self.producer,
         )
 
 

@@ -141,4 +141,6 @@ def _footer_condition(condition: Condition) -> tuple[object, ...]:
         condition.idempotency_key,
         condition.expected_seq,
     )
+    if condition.producer is not None:
+        return (*found, condition.advance, condition.producer)
     return found if condition.advance is None else (*found, condition.advance)

@@ -13,9 +13,11 @@ Pure: decisions from keys and footers. Vocabulary as in ``ledger/log/recovery.py
 - An object's commit has a higher number than its ``commits_seen``, and its producers knew of no
   later commit. So requests that were answered before a request was sent come before it here too.
 
-The decisions of the lost ledger are unknown and are made again: idempotency keys, expectations
-(``expected_seq``) and clients' cursors are judged in this order, expectations against the head
-before the declared gap. Where a cursor must be is an expectation too.
+The decisions of the lost ledger are unknown and are made again: idempotency keys, producers,
+expectations (``expected_seq``) and clients' cursors are judged in this order, expectations against
+the head before the declared gap. Where a cursor must be is an expectation too. If an object is
+unreadable, its batches may be what a producer's sequence numbers lack: then gaps in these are
+accepted.
 Only leases that were in flight together in different shards may be in another order here than
 their commits were. Among these, an object whose expectation holds now goes first, so that what may
 have been acknowledged is kept. An expectation becomes void only if no order could have met it, or
@@ -173,8 +175,10 @@ class RingOrder:
                 key = (condition.topic_id, condition.parts[0].partition)
                 seq = self._after_the_gap(key, seq)
                 condition = msgspec.structs.replace(condition, expected_seq=seq)
-            asked = (seq, condition.idempotency_key, condition.advance)
-            if asked != (None, None, None):
+            if condition.producer is not None and not self._exact:
+                condition = msgspec.structs.replace(condition, accepts_gaps=True)
+            asked = (seq, condition.idempotency_key, condition.advance, condition.producer)
+            if asked != (None, None, None, None):
                 yield condition
 
     def taken(self, commit: Commit, item: Unlisted) -> None:
@@ -325,7 +329,7 @@ def records_without_key(found: Iterable[Unlisted]) -> int:
         count += sum(extent.record_count for extent in item.footer.extents)
         for condition in item.footer.conditions:
             told = (condition.idempotency_key, condition.expected_seq, condition.advance)
-            if told != (None, None, None):
+            if told != (None, None, None) or condition.producer is not None:
                 count -= sum(part.record_count for part in condition.parts)
     return count
 

@@ -105,6 +105,7 @@ def assemble(
                     asked.idempotency_key,
                     asked.expected_seq,
                     asked.advance,
+                    asked.producer,
                 )
             )
     built = [

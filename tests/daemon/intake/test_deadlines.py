@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -231,7 +231,8 @@ def test_requests_after_one_whose_outcome_is_unknown_are_answered_in_their_order
     assert b'"first_seq":13' in shard.transport.written, "it may be stored, and was"
 
 
-def test_what_follows_in_its_line_is_taken_back_with_a_batch(shard: Shard) -> None:
+def lines(shard: Shard) -> tuple[list[str], dict[str, int], Callable[..., None]]:
+    """Who was refused, where each is, and what makes one arrive."""
     refused: list[str] = []
     positions: dict[str, int] = {}
 
@@ -243,6 +244,21 @@ def test_what_follows_in_its_line_is_taken_back_with_a_batch(shard: Shard) -> No
         )
         shard.position += 100
 
+    return refused, positions, arrives_in
+
+
+def test_what_follows_in_its_line_is_found_after_what_has_time_left(shard: Shard) -> None:
+    refused, _, arrives_in = lines(shard)
+    arrives_in("a", "a1", 1 * S)
+    for number in range(3):
+        arrives_in("b", f"b{number}", 15 * S)
+    arrives_in("a", "a2", 20 * S)
+    expire(shard, 21 * S, pulled=0)
+    assert refused == ["a1", "a2"]
+
+
+def test_what_follows_in_its_line_is_taken_back_with_a_batch(shard: Shard) -> None:
+    refused, positions, arrives_in = lines(shard)
     arrives_in("a", "pulled", 1 * S)
     arrives_in("a", "a1", 1 * S)
     arrives_in("b", "b1", 5 * S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import uuid
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from typing import Any, get_args
@@ -205,12 +206,27 @@ def test_what_is_named_twice_is_asked_for_once() -> None:
     assert found == ("t", messages.NO_ID, [(0, 5, 7)])
 
 
+@pytest.mark.parametrize(("key", "version"), versions(Key.INIT_PRODUCER_ID))
+@pytest.mark.parametrize("transactional_id", [None, "t"])
+def test_init_producer_id(key: int, version: int, transactional_id: str | None) -> None:
+    request = asked(
+        key, version, transactional_id=transactional_id,
+        transaction_timeout=timedelta(milliseconds=5), producer_id=-1, producer_epoch=-1,
+    )  # fmt: skip
+    assert messages.read_init_producer_id(request) == transactional_id
+    found = read(key, version, messages.init_producer_id(request.head(), 0, 1 << 62))
+    assert (found.error_code.value, found.producer_id, found.producer_epoch) == (0, 1 << 62, 0)
+    found = read(key, version, messages.init_producer_id(request.head(), 53, 1 << 62))
+    assert (found.error_code.value, found.producer_id, found.producer_epoch) == (53, -1, -1)
+
+
 @given(st.binary(max_size=60), st.sampled_from(ALL))
 def test_no_bytes_do_more_than_be_refused(data: bytes, version: tuple[int, int]) -> None:
     head = version[0].to_bytes(2, "big") + version[1].to_bytes(2, "big") + bytes(4)
-    readers = {
+    readers: dict[int, Callable[[KafkaRequest], object]] = {
         Key.PRODUCE: messages.read_produce, Key.FETCH: messages.read_fetch,
         Key.LIST_OFFSETS: messages.read_list_offsets, Key.METADATA: messages.read_metadata,
+        Key.INIT_PRODUCER_ID: messages.read_init_producer_id,
     }  # fmt: skip
     try:
         request = read_request(head + data)

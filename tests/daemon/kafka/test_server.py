@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon.kafka import messages, server
+from daemon.kafka import budget, messages, server
 from daemon.kafka.fetching import KafkaReads
 from daemon.kafka.server import KafkaServer
 from daemon.kafka.topics import KafkaTopics
@@ -130,7 +130,7 @@ def metadata_of(names: int, size: int = 240) -> bytes:
 @pytest.mark.parametrize(
     "start",
     [
-        (server.FRAME_BYTES_MAX + 1).to_bytes(4, "big") + b"\0\3\0\4",
+        (100_001).to_bytes(4, "big") + b"\0\3\0\4",
         (64 << 10).to_bytes(4, "big") + b"\0\3\0\4\0\0\0\7\xff\xff" + (10_001).to_bytes(4, "big")
         + b"\0" * 70_000,
         sized(b"\0\3\0\x0c\0\0\0\7\xff\xff" + b"\x41" + b"\0\0" * 65 + bytes(500)),
@@ -144,6 +144,8 @@ def metadata_of(names: int, size: int = 240) -> bytes:
 def test_requests_other_than_produce_are_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
+    monkeypatch.setattr(server, "FRAME_BYTES_MAX", 100_000)
+
     async def test(made: Outbox, served: KafkaServer, connect: Any) -> None:
         reader, writer = await connect()
         writer.write(start)
@@ -219,6 +221,26 @@ def test_answers_that_are_written_come_before_the_end(tmp_path: Path) -> None:
     serve(tmp_path, test)
 
 
+def test_a_connection_of_which_nothing_more_comes_ends_after_such_a_refusal_too(
+    tmp_path: Path,
+) -> None:
+    async def test(made: Outbox, served: KafkaServer, connect: Any) -> None:
+        reader, writer = await connect()
+        writer.write(sized(produce_frame(10)))
+        for _ in iter(lambda: made.published, 1):
+            await asyncio.sleep(0.01)
+        (waiting,) = made.pending._waiting
+        waiting.request.refuse(ApiError(503, "ack_timeout", "late"))
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        assert error_of(bytearray(await reader.readexactly(size))) == 7
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+        writer.close()
+        made.commit_all()
+
+    serve(tmp_path, test)
+
+
 def test_a_refusal_that_is_retried_ends_the_connection_after_its_answers(tmp_path: Path) -> None:
     async def test(made: Outbox, served: KafkaServer, connect: Any) -> None:
         reader, writer = await connect()
@@ -253,7 +275,8 @@ def test_a_refusal_that_is_retried_ends_the_connection_after_its_answers(tmp_pat
 def test_a_thread_reads_a_long_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: int
 ) -> None:
-    monkeypatch.setattr(server, "ITEMS_OF_A_TURN", 10)
+    for module in (server, budget):
+        monkeypatch.setattr(module, "ITEMS_OF_A_TURN", 10)
     threads: list[str] = []
     for name in ("read_metadata", "metadata"):
         real = getattr(messages, name)

@@ -27,7 +27,15 @@ from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Image, Owner
-from ledger.types import Advance, CommitDraft, Condition, ConditionPart, LeasedRange, LeaseId
+from ledger.types import (
+    Advance,
+    CommitDraft,
+    Condition,
+    ConditionPart,
+    LeasedRange,
+    LeaseId,
+    ProducerBatch,
+)
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.ledger import images
 from uploader import l0
@@ -58,6 +66,7 @@ class Request(msgspec.Struct, frozen=True):
     key: str | None = None
     expected_seq: int | None = None
     step: Step | None = None
+    producer: ProducerBatch | None = None
 
 
 class Node:
@@ -185,13 +194,10 @@ class World:
             part = ConditionPart(request.partition, counts.get(place, 0), len(mine))
             counts[place] = counts.get(place, 0) + len(mine)
             advance = None if request.step is None else self.advance(request.step)
-            if (request.key, request.expected_seq, advance) != (None, None, None):
-                conditions.append(
-                    Condition(
-                        shard, start + 64 * position, topic.topic_id, (part,), request.key,
-                        request.expected_seq, advance,
-                    )
-                )  # fmt: skip
+            asked = (request.key, request.expected_seq, advance, request.producer)
+            if asked != (None, None, None, None):
+                where = (shard, start + 64 * position, topic.topic_id)
+                conditions.append(Condition(*where, (part,), *asked))
             if advance is not None:
                 self.steps[first] = advance
                 self.copies.update(mine if advance.is_ours else ())

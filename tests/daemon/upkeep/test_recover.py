@@ -24,7 +24,7 @@ from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.ledger import Ledger
 from ledger.log import backup
 from ledger.log.backup import Changes, Mark
-from ledger.types import LeaseId, TopicConfig
+from ledger.types import LeaseId, ProducerBatch, TopicConfig
 from tests.daemon.upkeep.recovery_world import Request, Step, World
 from tests.ledger.images import image_of
 from uploader import l0
@@ -124,6 +124,42 @@ def test_an_expectation_counts_what_was_listed_and_not_the_gap(world: World) -> 
     assert (report.records_taken, report.records_void) == (1, 1)
     assert [(gap.gap_from, gap.gap_to) for gap in report.gaps] == [(6, 7)]
     assert world.node.ledger.read(reads.partition_states, 1)[0].head_seq == 8
+
+
+def of_producer(first: int, count: int = 1) -> Request:
+    return Request("a", 0, count, producer=ProducerBatch(7, 0, first, first + count - 1))
+
+
+def kinds(world: World, *requests: Request) -> list[str | None]:
+    """What a commit of these would say of them."""
+    draft, _ = world.build(list(requests))
+    commit = world.node.ledger.commit(draft, draft.created_ms, lambda _: None)
+    found = {verdict.position: verdict.kind for verdict in commit.verdicts}
+    return [found.get(condition.position) for condition in draft.conditions]
+
+
+def test_batches_of_a_producer_that_no_entry_lists_are_judged_again(world: World) -> None:
+    world.produce([of_producer(0, 2)])
+    world.node.tell()
+    world.produce([of_producer(2), of_producer(0, 2), of_producer(5), of_producer(3)])
+    report = world.recover()
+    assert (report.records_taken, report.records_void) == (2, 1)
+    assert report.records_may_be_doubled == 0
+    again = [of_producer(0, 2), of_producer(3), of_producer(5), of_producer(4)]
+    assert kinds(world, *again) == ["deduped", "deduped", "out_of_order", None]
+
+
+def test_what_a_damaged_object_had_of_a_producer_takes_no_later_batch_away(world: World) -> None:
+    world.produce([of_producer(0)])
+    world.node.tell()
+    damaged, _ = world.build([of_producer(1)])
+    world.node.ledger.commit(damaged, damaged.created_ms, lambda _: None)
+    world.store.delete([damaged.locator])
+    world.store.put(damaged.key, b"torn", crc32c(b"torn"))
+    world.produce([of_producer(2), of_producer(2), of_producer(3)])
+    report = world.recover()
+    assert (report.records_taken, report.records_void) == (2, 0)
+    assert kinds(world, of_producer(3), of_producer(4)) == ["deduped", None]
 
 
 def at_cursor(*steps: tuple[str, int, int]) -> list[Request]:

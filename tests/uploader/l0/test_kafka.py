@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.records.readers import read_batch
 
+from ledger.types import SEQUENCE_MAX, ProducerBatch
 from uploader.l0 import kafka, records
 from uploader.l0.kafka import (
     HEAD_BYTES,
@@ -279,13 +280,25 @@ GOOD = batch(KafkaRecord(5, b"k", b"value"))
         (with_codec(0, b"\xff" * 20), kafka.INVALID_RECORD),
         (seal(0, 0, 1, (5, 5), (-1, -1, -1), 2, rows(b"v") * 2), kafka.INVALID_RECORD),
         (seal(0, 0, 5, (5, 5), (-1, -1, -1), 1, rows(b"v")), kafka.INVALID_RECORD),
-        (seal(0, 0, 0, (5, 5), (9, 0, 0), 1, rows(b"v")), kafka.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (seal(0, 0, 0, (5, 5), (9, -1, 0), 1, rows(b"v")), kafka.INVALID_RECORD),
+        (seal(0, 0, 0, (5, 5), (9, 0, -1), 1, rows(b"v")), kafka.INVALID_RECORD),
         (seal(0, 0, 0, (-9, 5), (-1, -1, -1), 1, rows(b"v")), kafka.INVALID_TIMESTAMP),
         (batch(KafkaRecord(5, b"k", bytes(10_001))), kafka.MESSAGE_TOO_LARGE),
     ],
 )  # fmt: skip
 def test_a_bad_batch_is_refused_with_the_code_of_kafka(made: bytes, code: int) -> None:
     assert refused(made) == code
+
+
+def test_the_sequence_numbers_of_a_producer_are_those_of_its_records() -> None:
+    def producer(sequence: int, count: int) -> ProducerBatch | None:
+        made = seal(0, 0, count - 1, (5, 5), (9, 3, sequence), count, b"")
+        return read_head(made, LIMITS).producer
+
+    assert read_head(GOOD, LIMITS).producer is None
+    assert producer(0, 1) == ProducerBatch(9, 3, 0, 0)
+    assert producer(4, 3) == ProducerBatch(9, 3, 4, 6)
+    assert producer(SEQUENCE_MAX - 1, 4) == ProducerBatch(9, 3, SEQUENCE_MAX - 1, 1)
 
 
 @given(st.binary(min_size=7, max_size=60), st.integers(0, 4))

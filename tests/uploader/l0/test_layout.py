@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.types import Advance, Condition, ConditionPart, LeaseId
+from ledger.types import Advance, Condition, ConditionPart, LeaseId, ProducerBatch
 from tests.uploader.l0_samples import batch, golden
 from uploader.l0 import (
     ExtentParts,
@@ -89,11 +89,14 @@ def test_a_footer_that_ends_before_the_later_elements_is_read() -> None:
     assert msgspec.msgpack.decode(older, type=Footer).commits_seen == 0
 
 
-def test_a_condition_has_its_advance_as_a_seventh_element_or_ends_before_it() -> None:
-    """So footers without one are as they were before there were cursors."""
+def test_a_condition_has_advance_and_producer_as_last_elements_or_ends_before_them() -> None:
+    """So footers without one are as they were before there were cursors and producers."""
     advance = Advance(7, 2, 10, 15, False, "sink", 3, 10)
+    part = (ConditionPart(0, 0, 4),)
     conditions = [
-        Condition(1, 64, 5, (ConditionPart(0, 0, 4),), "k", None, each) for each in (advance, None)
+        Condition(1, 64, 5, part, "k", None, advance),
+        Condition(1, 64, 5, part, "k", None),
+        Condition(1, 64, 5, part, producer=ProducerBatch(1 << 62, 2, 7, 10)),
     ]
     parts = ExtentParts(
         "t", 5, 0, 1, [batch([Record("1")], 1)], 1, 1, 1, (RingRun(1, 64, 0, 1),)
@@ -104,5 +107,6 @@ def test_a_condition_has_its_advance_as_a_seventh_element_or_ends_before_it() ->
     assert footer[4] == [
         [1, 64, 5, [[0, 0, 4]], "k", None, [7, 2, 10, 15, False, "sink", 3, 10]],
         [1, 64, 5, [[0, 0, 4]], "k", None],
+        [1, 64, 5, [[0, 0, 4]], None, None, None, [1 << 62, 2, 7, 10]],
     ]
     assert [each.condition() for each in read_footer(body).conditions] == conditions
