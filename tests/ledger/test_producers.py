@@ -99,7 +99,7 @@ class Sent(NamedTuple):
 
     producer_id: int
     back: int  # before the next one
-    count: int
+    size: int
     raises_epoch: bool
 
 
@@ -126,7 +126,7 @@ def test_each_batch_is_stored_once_and_in_order_whatever_is_sent(
         requests: list[Request] = []
         expected: list[Answer] = []
         seq = next_seq
-        for producer_id, back, count, raises_epoch in some:
+        for producer_id, back, size, raises_epoch in some:
             mine = sent.setdefault(producer_id, [])
             done = log.setdefault(producer_id, [])
             epoch = mine[-1].epoch if mine else 0
@@ -137,7 +137,7 @@ def test_each_batch_is_stored_once_and_in_order_whatever_is_sent(
                 each = mine[-back]
             else:
                 first = (mine[-1].last + 1) % WRAP if mine else 0 if epoch else begin % WRAP
-                each = batch((first + (back < 0)) % WRAP, count, epoch, producer_id)
+                each = batch((first + (back < 0)) % WRAP, size, epoch, producer_id)
                 if back >= 0:
                     mine.append(each)
             records = (each.last - each.first) % WRAP + 1

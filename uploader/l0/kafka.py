@@ -40,7 +40,8 @@ _XERIAL = b"\x82SNAPPY\x00"
 _BLOCKS_MAX = 16_384  # in such a frame: 16 MiB of the smallest that clients make
 RECORD_HEADERS_MAX = 256
 BATCH_HEADERS_MAX = 100_000
-_SLICE_RECORDS, _SLICE_HEADERS, _SLICE_BYTES = 256, 1_000, 64 << 10
+# What is decoded without a pause; a header counts as some bytes.
+_SLICE_RECORDS, _SLICE_BYTES, _HEADER_BYTES = 256, 64 << 10, 64
 
 Header = tuple[str, bytes | None]
 _new = tuple.__new__  # costs half of what a NamedTuple's own constructor does
@@ -157,7 +158,8 @@ def _records(
     # Most numbers have one byte; a call for each would take half of the time.
     at = 0
     found: list[KafkaRecord] = []
-    all_headers = slice_headers = slice_at = 0
+    all_headers = 0
+    last, end_at = _SLICE_RECORDS - 1, _SLICE_BYTES  # of the slice
     read = len(payload)
     for index in range(count):
         size, at = _varint(payload, at)
@@ -188,7 +190,7 @@ def _records(
         if payload[at]:
             headers, at = _headers(payload, at, end, index)
             all_headers += len(headers)
-            slice_headers += len(headers)
+            end_at -= _HEADER_BYTES * len(headers)
             if all_headers > BATCH_HEADERS_MAX:
                 raise BatchError(
                     MESSAGE_TOO_LARGE,
@@ -206,14 +208,11 @@ def _records(
                 f" {TIMESTAMP_MS_MAX}",
             )
         found.append(_new(KafkaRecord, (None if ts == -1 else ts, key, value, headers)))
-        if (
-            len(found) == _SLICE_RECORDS or slice_headers > _SLICE_HEADERS
-            or at - slice_at > _SLICE_BYTES
-        ):  # fmt: skip
+        if index == last or at >= end_at:
+            last, end_at = index + _SLICE_RECORDS, at + _SLICE_BYTES
             if index < count - 1:
                 yield found
                 found = []
-            slice_headers, slice_at = 0, at
     if at != read:
         raise BatchError(INVALID_RECORD, f"{read - at} bytes follow the last record")
     yield found
@@ -382,10 +381,10 @@ class BatchRows:
 
     def add(self, found: Sequence[KafkaRecord]) -> None:
         """Adds records as ``to_row`` makes them. Raises BatchError."""
-        limits = self._limits
+        limits, as_json, add = self._limits, self._as_json, self.rows.append
         for record in found:
-            row = to_row(record, as_json=self._as_json)
-            self.rows.append(row)
+            row = to_row(record, as_json=as_json)
+            add(row)
             if len(row) < 6:
                 continue  # it is no larger than what was read
             size = len(record.value or b"") + len(row[2] or "") + len(row[5].encode())

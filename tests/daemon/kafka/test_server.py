@@ -260,6 +260,9 @@ def test_a_refusal_that_is_retried_ends_the_connection_after_its_answers(tmp_pat
         for _ in iter(lambda: len(open_one._answers), 2):
             await asyncio.sleep(0.01)
         writer.write(sized(produce_frame(10)))  # which nobody reads
+        for _ in iter(lambda: bool(open_one.reader._buffer) or len(open_one._answers) > 2, True):  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+        assert len(open_one._answers) == 2
         second.request.refuse(ApiError(503, "ack_timeout", "it was after the first"))
         assert (await answered(), await answered()) == (7, 7)
         with suppress(ConnectionResetError):

@@ -196,8 +196,8 @@ class World:
             advance = None if request.step is None else self.advance(request.step)
             asked = (request.key, request.expected_seq, advance, request.producer)
             if asked != (None, None, None, None):
-                where = (shard, start + 64 * position, topic.topic_id)
-                conditions.append(Condition(*where, (part,), *asked))
+                at = start + 64 * position
+                conditions.append(Condition(shard, at, topic.topic_id, (part,), *asked))
             if advance is not None:
                 self.steps[first] = advance
                 self.copies.update(mine if advance.is_ours else ())
