@@ -45,6 +45,7 @@ HELLO_NS = 60 * SECOND_NS  # 43,200 PUTs a month, $0.22
 KNOWN_ANSWER_NS = 12 * SECOND_NS
 KNOWN_NS = 150 * SECOND_NS  # since its last answer: owners forget later (KNOWN_STANDBY_NS)
 # Another start has sealed the log. It may have to rebuild a large ledger before its first entry.
+# It counts from the first seal: a start that fails and seals again must not hold all others up.
 SEALED_NS = 120 * SECOND_NS
 RETRY_NS = SECOND_NS
 
@@ -57,6 +58,9 @@ class LogEnd(Enum):
     SEALED = "sealed"  # another start takes over
     SEALED_HERE = "sealed here"  # by an earlier start on our directory, which is over
     RELEASED = "released"
+
+
+_SEALS = (LogEnd.SEALED, LogEnd.SEALED_HERE)
 
 
 class StandbyAction(Enum):
@@ -100,7 +104,7 @@ class Standby:
         self._asked_ns = 0
         self._is_surveyed = False
         self._seen_ns = 0  # when the store was last seen: the silence is counted up to here
-        self._found_ns = 0  # when the last entry was found
+        self._found_ns = 0  # when the last entry was found, but for seals after a seal
         self._next_look_ns = 0
         self._read_due = False  # whether the question stands; once per look
         self._retry_ns = 0  # a call has failed: nothing is written until then
@@ -135,8 +139,12 @@ class Standby:
 
     def found(self, end: LogEnd, now_ns: int, *, is_first: bool, hands_over: bool) -> None:
         """A look has found the next entry. ``is_first``: of an incarnation, so of a new owner."""
+        is_sealed_again = self.end in _SEALS and end in _SEALS
         self.end = end
-        self._found_ns = self._next_look_ns = now_ns  # there may be more
+        self._next_look_ns = now_ns  # there may be more
+        if is_sealed_again:  # no owner has written since
+            return
+        self._found_ns = now_ns
         if is_first:
             self._another_owner()
         if hands_over:

@@ -29,6 +29,7 @@ from uploader.ownership.standby import (
 MS = SECOND_NS // 1000
 ENDS = [LogEnd.OWNED, LogEnd.OWNED, LogEnd.OWNED, LogEnd.SEALED, LogEnd.SEALED_HERE,
         LogEnd.RELEASED]  # fmt: skip
+SEALS = {LogEnd.SEALED, LogEnd.SEALED_HERE}
 
 
 class StandbyMachine(RuleBasedStateMachine):
@@ -97,9 +98,11 @@ class StandbyMachine(RuleBasedStateMachine):
             standby.surveyed(self.end, self.now_ns, is_new=is_new)
             self.seen_ns = self.now_ns
         elif step.do is StandbyAction.LOOK and self.new:
-            is_first = self.end is not LogEnd.OWNED  # after a seal comes another owner
-            self.end, self.found_ns = self.new.pop(0), self.now_ns
-            self.signs_ns = self.seen_ns = self.now_ns
+            was, self.end = self.end, self.new.pop(0)
+            # After a seal comes another owner, or another start's seal.
+            is_first = was is not LogEnd.OWNED and self.end not in SEALS
+            if not {was, self.end} <= SEALS:
+                self.found_ns = self.signs_ns = self.seen_ns = self.now_ns
             if is_first:
                 self.question_ns = None  # nobody has asked the new owner
             standby.found(self.end, self.now_ns, is_first=is_first, hands_over=hands_over)
@@ -282,6 +285,20 @@ def test_an_owner_that_is_dead_is_found_dead_by_a_store_that_is_slow() -> None:
         did, now_ns = does(standby, LOOK_NS, now_ns)
         done.append(did)
         assert len(done) < 200, done[-20:]
+
+
+def test_starts_that_seal_and_fail_again_and_again_hold_no_standby_up() -> None:
+    standby, now_ns = Standby(), 10**12
+    standby.surveyed(LogEnd.OWNED, now_ns, is_new=True)
+    sealed_ns = next_seal_ns = now_ns + 25 * SECOND_NS
+    while (step := standby.decide(now_ns)).do is not StandbyAction.TAKE:
+        if step.do is StandbyAction.LOOK and now_ns >= next_seal_ns:
+            next_seal_ns += 30 * SECOND_NS
+            standby.found(LogEnd.SEALED, now_ns, is_first=False, hands_over=False)
+        else:
+            _, now_ns = does(standby, MS, now_ns)
+        assert now_ns - sealed_ns <= SEALED_NS + 2 * LOOK_NS, "it is never taken"
+    assert now_ns - sealed_ns >= SEALED_NS
 
 
 def test_a_take_over_that_fails_is_tried_again_after_a_pause() -> None:
