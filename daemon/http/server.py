@@ -182,8 +182,9 @@ class Server:
         )
 
     async def listen_by_tls(self, sock: socket.socket, pair: CheckedPair) -> None:
-        """Serves by TLS too, on a socket which listens already; after ``start``."""
-        self.tls = tls = Tls(pair)
+        """Serves by TLS too, on a socket which listens already; after ``start``. Several share
+        what is in force."""
+        tls = self.tls = self.tls or Tls(pair)
         self._listeners.append(
             await self._loop.create_server(
                 lambda: TlsTransport(tls, Connection(self)), sock=sock, backlog=_LISTEN_BACKLOG
