@@ -44,6 +44,7 @@ from uploader.stores.base import ObjectStore
 log = logging.getLogger("headgate.standby")
 
 TICK_S = 0.5
+BACKLOG = 1024  # of what turns clients of Kafka's protocol away
 READERS = 2  # threads that read the store for stale reads
 CACHE_BYTES_MAX = 16 << 20  # of objects, of row groups, and of blocks
 
@@ -102,6 +103,7 @@ async def _wait(
     server = Server()
     api = StandbyApi(access, lambda: thread.view, reads)
     await _listen(server, api, config, listeners, certificate)
+    turning_away = await _turn_away(listeners)
     thread.start()
     said = f"standby on http://{address_of(listeners.http[0])}"
     log.info("%s: it takes %s over when its owner is silent", said, config.store_url)
@@ -120,6 +122,8 @@ async def _wait(
     finally:
         await asyncio.to_thread(thread.stop)
         await api.finish()
+        for each in turning_away:
+            each.close()
         server.stop_accepting()
         server.drain()
         await server.close()
@@ -131,6 +135,23 @@ async def _wait(
     if stopped or thread.taken is None:
         raise StandbyStopped
     return thread.taken
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection that ends: Kafka's protocol cannot say "not here", and a client that gets no
+    answer waits for it before it asks another broker."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def _turn_away(listeners: Listeners) -> list[asyncio.AbstractServer]:
+    """Ends connections of Kafka's protocol; closing what it returns lets them wait again."""
+    loop = asyncio.get_running_loop()
+    return [
+        await loop.create_server(_TurnedAway, sock=_unblocked(each.dup()), backlog=BACKLOG)
+        for each in (*listeners.kafka, *listeners.brokers)
+    ]
 
 
 async def _listen(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
 
 from ledger.log.entry import VERSION, entry_key
 from shards.clock import monotonic_ns
@@ -20,6 +23,7 @@ from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, wait_until
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.standbys import STANDBY, Standby, handover, started, wait_known
 from tests.minio import Bucket
+from tools.ports import kept_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
@@ -111,6 +115,28 @@ def refused(*arguments: str, environ: dict[str, str] | None = None) -> str:
     )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
+
+
+def test_a_client_of_kafka_that_meets_a_standby_goes_on_to_the_owner(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    with ExitStack() as ports:
+        listen = [f"127.0.0.1:{ports.enter_context(kept_port())}" for _ in range(2)]
+    first, second = (
+        Standby(each, bucket, kafka_listen=address)
+        for each, address in zip((data, tmp_path / "second"), listen, strict=True)
+    )
+    with started(first):
+        first.wait_owner()
+        with started(second):
+            second.wait_standby()
+            host, port = listen[1].split(":")
+            with closing(socket.create_connection((host, int(port)), timeout=HANG_S)) as client:
+                assert client.recv(1) == b""
+            producer = Producer({"bootstrap.servers": f"{listen[1]},{listen[0]}"})
+            producer.produce("t", b"1")
+            assert producer.flush(HANG_S) == 0
+            assert len(first.read_all("t")) == 1
 
 
 def test_a_standby_that_could_never_take_over_is_refused_by_name(
