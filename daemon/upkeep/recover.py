@@ -189,7 +189,8 @@ def rebuild(
                 ledger, store, taken.incarnation, taken.told, report, advance,
                 all_objects=warm is None,
             )  # fmt: skip
-    report.kept_ledger = _move_into_place(aside, path)
+    kept = f"{path.name}.before-{'standby' if warm is not None else wall_ms()}"
+    report.kept_ledger = _move_into_place(aside, path, path.with_name(kept))
     report.seconds = (monotonic_ns() - began_ns) / 1e9
     report.objects_per_second = report.objects / report.seconds
     log.info(
@@ -490,15 +491,18 @@ def _no_progress(_: int) -> Iterator[Advance]:
     yield lambda step: None
 
 
-def _move_into_place(aside: Path, path: Path) -> str | None:
-    """The new ledger under the ledger's name, durably; the name that the former one has now.
+def _move_into_place(aside: Path, path: Path, kept: Path) -> str | None:
+    """The new ledger under the ledger's name, durably; the name that the former one has now, which
+    is ``kept`` if there was one.
 
     Each step is durable before the next one: a loss of power may keep any of the renames since
     the last sync, and a log next to a database that is not its own would be applied to it.
     """
-    kept: Path | None = None
-    if path.exists():
-        kept = path.with_name(f"{path.name}.before-{wall_ms()}")
+    there_was_one = path.exists()
+    if there_was_one:
+        for suffix in ("", "-wal"):  # what an earlier take-over kept: one is enough
+            kept.with_name(kept.name + suffix).unlink(missing_ok=True)
+        sync_directory(path.parent)
         # Its log second: a database without its log is an older one, and would be believed; a
         # log without its database SQLite removes.
         for suffix in ("", "-wal"):
@@ -516,4 +520,4 @@ def _move_into_place(aside: Path, path: Path) -> str | None:
         os.close(fd)
     aside.rename(path)
     sync_directory(path.parent)
-    return None if kept is None else str(kept)
+    return str(kept) if there_was_one else None

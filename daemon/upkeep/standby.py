@@ -177,6 +177,7 @@ class StandbyThread:
         self._question: bytes | None = None  # that stands, ours or another's
         self._stop = threading.Event()
         self._failing_ns = 0
+        self._followed = 0  # entries of which the standby was told
         self._caught_up_ns = 0
         self._cannot_write = ""
         self.view = StandbyView()
@@ -222,7 +223,9 @@ class StandbyThread:
         match action:
             case StandbyAction.SURVEY:
                 began_ns = boottime_ns()
-                is_new = warm.catch_up()
+                warm.catch_up()
+                # Also what a survey found before it failed.
+                is_new, self._followed = warm.entries != self._followed, warm.entries
                 self._caught_up_ns = began_ns
                 if is_new:
                     self._question = None
@@ -236,6 +239,7 @@ class StandbyThread:
                     return
                 found_ns = boottime_ns()
                 warm.apply(entry)
+                self._followed = warm.entries
                 self._follow_owner(entry)
                 standby.found(
                     warm.end, found_ns, is_first=entry.number == 1, hands_over=entry.hands_over

@@ -24,6 +24,7 @@ from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.log.entry import Entry, Image, LogIncomplete, Owner, image_key
 from ledger.types import TopicConfig
+from shards.clock import boottime_ns
 from tests.e2e.daemon import wait_until
 from tests.ledger.requests import Request, draft_of, lease
 from uploader.ownership.image import put_image
@@ -146,6 +147,41 @@ def test_a_thread_takes_a_released_log_and_asks_an_owner_that_is_silent(rig: Rig
     assert thread.taken.last is not None and thread.taken.last.kind == "release"
 
 
+def test_an_owner_that_a_survey_found_before_it_failed_has_not_answered_yet(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a")
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: None)
+    fails = threading.Event()
+    apply, look = rig.warm.apply, rig.warm.next
+
+    def apply_and_fail(entry: Entry) -> None:
+        apply(entry)
+        if fails.is_set() and entry.kind == "entry":
+            fails.clear()
+            raise StoreRefused("not now")
+
+    def next_or_lost() -> Entry | None:
+        if fails.is_set():
+            thread._standby.not_taken(boottime_ns())  # it surveys
+            raise StoreRefused("not now")
+        return look()
+
+    monkeypatch.setattr(rig.warm, "apply", apply_and_fail)
+    monkeypatch.setattr(rig.warm, "next", next_or_lost)
+    thread.start()
+    wait_until(lambda: rig.log.question(1) is not None, "a question")
+    rig.log.forget_question(1)
+    wait_until(lambda: thread.view.answered_ns, "its answer to be seen")
+    fails.set()
+    taken = OwnerLog(rig.store, msgspec.structs.replace(OWNER, inode=3), lambda _: None)
+    sealed = taken.take(take_over=True)
+    assert taken.put(taken.entry(2, 1, "entry", sealed.told))
+    wait_until(lambda: rig.warm.place == (2, 1) and not thread.view.trouble, "the other owner")
+    assert not thread.view.answered_ns
+    thread.stop()
+
+
 def test_a_thread_whose_ledger_cannot_be_closed_ends_and_says_so(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +252,20 @@ def test_a_take_over_has_what_only_the_warm_ledgers_wal_has(rig: Rig) -> None:
     path = rig.folder / "theirs.db"
     rebuild(path, nullcontext(), rig.store, taken, rig.standby_log, warm=rig.warm.path)
     assert names_in(path) == ["a"]
+
+
+def test_of_the_ledgers_that_take_overs_replaced_the_last_one_is_kept(rig: Rig) -> None:
+    last = rig.tell("a")
+    path = rig.folder / "data" / "ledger.db"
+    path.parent.mkdir()
+    for _ in range(3):
+        with closing(WarmLedger(path, nullcontext(), rig.standby_log)) as warm:
+            warm.catch_up()
+        taken = SealedLog(1, last)
+        report = rebuild(path, nullcontext(), rig.store, taken, rig.standby_log, warm=warm.path)
+    files = sorted(each.name for each in path.parent.iterdir())
+    assert files == ["ledger.db", "ledger.db.before-standby"]
+    assert report.kept_ledger is not None and names_in(Path(report.kept_ledger)) == ["a"]
 
 
 def test_a_warm_ledger_that_fell_behind_an_image_has_it_and_what_followed(rig: Rig) -> None:
