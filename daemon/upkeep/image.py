@@ -38,6 +38,9 @@ from uploader.stores.retrying import Retry, RetryingParts
 log = logging.getLogger("headgate.image")
 
 LOOK_S = 1.0
+# A standby looks for the next entry, by its number, at most 5 s after its last look (LOOK_GAP_NS),
+# and that takes at most as long. An entry that went before it looked it would wait for in vain.
+STANDBY_LOOKS_S = 15.0
 COPY_SUFFIX = ".copy-"  # then the image's key, with dots for slashes
 # Left free in addition to a copy: what is written meanwhile, which matters more than an image.
 FREE_BYTES_MIN = 256 << 20
@@ -148,6 +151,9 @@ class ImageThread:
             self._stopped.wait(LOOK_S)
         log.info("image of the ledger: %d bytes in %.1f s, up to commit %d",
                  size_bytes, (monotonic_ns() - began_ns) / 1e9, commit_number)  # fmt: skip
+        if self._words[at.G_STANDBYS]:
+            self._stopped.wait(STANDBY_LOOKS_S)
+            self._going_on()
         self._forget_before(image)
         return image
 

@@ -29,6 +29,7 @@ from tests.e2e.daemon import wait_until
 from tests.ledger.test_backup import assert_same
 from uploader.ownership.ownerlog import Former, OwnerLog, SealedLog
 from uploader.ownership.ownership import PERIOD_NS, RETRY_NS
+from uploader.ownership.standby import LOOK_GAP_NS
 from uploader.stores.base import PartedPut, StoreError, StoreRefused
 from uploader.stores.file import FileStore
 from uploader.stores.retry import Budget
@@ -173,6 +174,25 @@ def test_an_image_that_takes_for_ever_to_upload_delays_no_entry(
     assert rig.log.image() == image and rig.copies() == []
     assert rig.log.entries_behind == rig.entries - after
     rig.check_recovery()
+
+
+def test_what_a_standby_may_not_have_found_yet_stays_for_its_next_looks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.news("before")
+    rig.words[at.G_STANDBYS] = 1
+    waits: list[tuple[float, list[tuple[int, int]]]] = []
+    wait = rig.images._stopped.wait
+
+    def waited(seconds: float) -> bool:
+        waits.append((seconds, rig.log.keys()))
+        return wait(0.01)
+
+    monkeypatch.setattr(rig.images._stopped, "wait", waited)
+    image = rig.images.make()
+    seconds, keys = waits[-1]
+    assert rig.owner.named == image and seconds * 1e9 > 2 * LOOK_GAP_NS
+    assert (1, image.after) in keys and (1, image.after) not in rig.log.keys()
 
 
 def test_a_release_may_name_an_image(rig: Rig) -> None:
