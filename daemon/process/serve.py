@@ -158,6 +158,7 @@ def _run(
         stack.enter_context(contextlib.closing(ground))
         warm = None
         if standby and (gave_up or not _is_ours(owner_log)):
+            next(iter(store.list("l0/")), None)  # a take-over does: refused now, not then
             warm = WarmLedger(ledger_path, lock, owner_log, config.dedupe_limits, gave_up=gave_up)
             ground.prepare_spares(config, certificate)
             # Only a standby reads: its readers take memory and time to load.

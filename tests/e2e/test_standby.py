@@ -158,6 +158,11 @@ def test_a_standby_that_could_never_take_over_is_refused_by_name(
             said = refused("--data", str(tmp_path / "reader"), *reading,
                            environ=bucket.environment)  # fmt: skip
             assert "403" in said or "AccessDenied" in said
+            # And with some that may not list the objects.
+            proxy.decide = lambda r: Fault.FORBIDDEN if "l0%2F" in r.path else Fault.NONE
+            said = refused("--data", str(tmp_path / "reader"), *reading,
+                           environ=bucket.environment)  # fmt: skip
+            assert "LIST of l0/" in said
         # A log that a newer version writes.
         key = f"prefix/{entry_key(1, 2)}"
         bucket.client.put_object(
