@@ -190,9 +190,10 @@ def test_what_a_standby_may_not_have_found_yet_stays_for_its_next_looks(
 
     monkeypatch.setattr(rig.images._stopped, "wait", waited)
     image = rig.images.make()
-    seconds, keys = waits[-1]
+    seconds, before = waits[-1]
+    after = rig.log.keys()
     assert rig.owner.named == image and seconds * 1e9 > 2 * LOOK_GAP_NS
-    assert (1, image.after) in keys and (1, image.after) not in rig.log.keys()
+    assert (1, image.after) in before and (1, image.after) not in after
 
 
 def test_a_release_may_name_an_image(rig: Rig) -> None:
