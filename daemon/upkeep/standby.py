@@ -28,7 +28,7 @@ from ledger.private_files import opener
 from ledger.tx import P, ReadTx, T
 from shards.clock import boottime_ns
 from uploader.ownership.ownerlog import OwnerLog, Question, SealedLog
-from uploader.ownership.standby import LogEnd, Standby, StandbyAction, StandbyView
+from uploader.ownership.standby import LOOK_GAP_NS, LogEnd, Standby, StandbyAction, StandbyView
 from uploader.stores.base import ObjectMissing, StoreError
 
 log = logging.getLogger("headgate.standby")
@@ -315,7 +315,14 @@ class StandbyThread:
     def _told(self) -> None:
         """A step has succeeded."""
         self._failing_ns = 0
-        self._show(self._cannot_write)
+        trouble, blind_ns = self._cannot_write, self._standby.blind_ns
+        if blind_ns and not trouble:
+            trouble = (
+                f"{blind_ns / 1e9:.1f} s passed between two looks at the store, and silence counts"
+                f" over {LOOK_GAP_NS / 1e9:.0f} s at most: with a store as slow as this there is no"
+                " take-over"
+            )
+        self._show(trouble)
 
     def _show(self, trouble: str) -> None:
         last, standby = self._warm.last, self._standby

@@ -110,6 +110,7 @@ class Standby:
         self._retry_ns = 0  # a call has failed: nothing is written until then
         self._hello_ns = 0  # when the owner is to be told of us
         self.answered_ns = 0  # 0: this owner has not
+        self.blind_ns = 0  # how far the last two looks were apart, if too far; else 0
         self._eager_until_ns = 0
 
     def decide(self, now_ns: int) -> StandbyStep:
@@ -155,7 +156,9 @@ class Standby:
     def empty(self, began_ns: int, now_ns: int) -> None:
         """A look that began then has found no entry: at that moment there was none."""
         self._next_look_ns = began_ns + self._look_ns(now_ns)
-        if max(began_ns - self._seen_ns, now_ns - began_ns) > LOOK_GAP_NS:
+        gap_ns = max(began_ns - self._seen_ns, now_ns - began_ns)
+        self.blind_ns = gap_ns if gap_ns > LOOK_GAP_NS else 0
+        if self.blind_ns:
             self._blinded(now_ns)
             return
         passed_ns = began_ns - self._seen_ns

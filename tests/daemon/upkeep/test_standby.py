@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import daemon.upkeep.standby
+import uploader.ownership.standby
 from daemon.upkeep.owner import OtherHistory
 from daemon.upkeep.recover import rebuild, settle
 from daemon.upkeep.standby import StandbyThread, WarmLedger
@@ -297,6 +298,19 @@ def test_a_standby_that_may_not_put_its_question_says_so_until_it_may(
     thread.start()
     wait_until(lambda: "it cannot write to the store" in thread.view.trouble, "the trouble")
     monkeypatch.undo()
+    wait_until(lambda: not thread.view.trouble, "the trouble to end")
+    thread.stop()
+
+
+def test_a_store_that_is_too_slow_to_count_silence_is_named_as_long_as_it_is(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tell("a")
+    thread = StandbyThread(rig.standby_log, rig.warm, lambda: None)
+    with monkeypatch.context() as slow:
+        slow.setattr(uploader.ownership.standby, "LOOK_GAP_NS", 0)
+        thread.start()
+        wait_until(lambda: "a store as slow as this" in thread.view.trouble, "the trouble")
     wait_until(lambda: not thread.view.trouble, "the trouble to end")
     thread.stop()
 

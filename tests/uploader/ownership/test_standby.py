@@ -107,10 +107,12 @@ class StandbyMachine(RuleBasedStateMachine):
                 self.question_ns = None  # nobody has asked the new owner
             standby.found(self.end, self.now_ns, is_first=is_first, hands_over=hands_over)
         elif step.do is StandbyAction.LOOK:
-            if max(began_ns - self.seen_ns, slow_ns) > LOOK_GAP_NS:
+            apart_ns = max(began_ns - self.seen_ns, slow_ns)
+            if apart_ns > LOOK_GAP_NS:
                 self.blind_ns = self.now_ns
             self.seen_ns = began_ns
             standby.empty(began_ns, self.now_ns)
+            assert standby.blind_ns == (apart_ns if apart_ns > LOOK_GAP_NS else 0)
         elif step.do is StandbyAction.ASK:
             assert self.end is LogEnd.OWNED and self.question_ns is None
             self.question_ns, self.answer = self.now_ns, False
