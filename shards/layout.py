@@ -15,7 +15,8 @@ text
 global: owned, entry   supervisor's owner thread
 number, superseded,
 backed up, standbys
-global: age offset     supervisor
+global: age offset,    supervisor
+ticked
 global: clock, records supervisor's retention thread
 evicted
 global: window,        supervisor (its governor)
@@ -101,8 +102,7 @@ G_DRAINING = 2 * LINE_WORDS
 G_LOG_LEVEL = G_DRAINING + 1
 G_WINDOW_NS = 3 * LINE_WORDS
 G_TARGET_BYTES = G_WINDOW_NS + 1  # the object target in force
-G_COALESCE_NS = G_WINDOW_NS + 2  # how long pushes wait for others
-G_DEFERRING = G_WINDOW_NS + 3
+G_COALESCE_NS, G_DEFERRING = G_WINDOW_NS + 2, G_WINDOW_NS + 3  # how long pushes wait for others
 G_PRESSURE_PPM = 4 * LINE_WORDS
 G_HARD_PPM = G_PRESSURE_PPM + 1  # of hard sensors alone
 G_RUNGS = G_PRESSURE_PPM + 2  # those in force, a bit each (daemon/governor/ladder.py)
@@ -122,6 +122,7 @@ G_BACKED_UP_NS = G_OWNED_SENT_NS + 4  # an accepted entry covers the ledger as i
 # Of standbys that ask: how many, when one last did, the best one's commit.
 G_STANDBYS, G_STANDBY_SEEN_NS, G_STANDBY_COMMITS = range(12 * LINE_WORDS, 12 * LINE_WORDS + 3)
 G_HANDED_OVER_NS = G_STANDBYS + 3  # since when a standby waits for the last entry; 0: none does
+G_TICKED_NS = G_STANDBYS + 4  # when the supervisor has last looked at everything
 G_COMMITS_RESERVED = 9 * LINE_WORDS  # of the commit log's bytes (shards/commitlog.py)
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS, G_RECORDS_EVICTED = G_CLOCK_STOPPED + 1, G_CLOCK_STOPPED + 2
@@ -148,8 +149,7 @@ G_OWN_PUT_BYTES = G_OWN_PUTS + 1
 G_OWN_GETS = G_OWN_PUTS + 2
 G_OWN_GET_BYTES = G_OWN_PUTS + 3
 G_OWN_LISTS = G_OWN_PUTS + 4
-G_PUT_RATE = G_OWN_PUTS + 5
-G_OPTIMUM_PUT_RATE = G_OWN_PUTS + 6
+G_PUT_RATE, G_OPTIMUM_PUT_RATE = G_OWN_PUTS + 5, G_OWN_PUTS + 6
 G_USD_PER_MONTH = G_OWN_PUTS + 7
 G_PER_SHARD_PUTS = G_OWN_PUTS + 8  # what uploading without groups would have put
 G_SINGLE_STREAM_PUTS = G_OWN_PUTS + 9

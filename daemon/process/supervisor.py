@@ -340,6 +340,7 @@ class Supervisor:
         child.wait_ticks = 0 if by_signal and was_ready else BACKOFF_TICKS
 
     def _tick(self) -> None:
+        self._words[at.G_TICKED_NS] = monotonic_ns()
         self._look_for_trouble(monotonic_ns())
         self._follow_certificate()
         if not self._owner.alive and not self._failed:

@@ -51,6 +51,8 @@ from uploader.groups.puller import GroupTable
 from uploader.stores.prices import GIB
 
 STANDING_SHOWN = 100
+# A tick is 0.1 s. After so long the prefix may not be ours any more (uploader/ownership).
+SUPERVISOR_SILENT_NS = 15_000_000_000
 _REFUSED = {code: at.S_REFUSED + reason for code, reason in BY_CODE.items()}
 _GROUP_TOTALS = {"splits": at.P_SPLITS, "merges": at.P_MERGES}
 
@@ -82,10 +84,16 @@ class StatusBuilder:
 
     def obstacles(self, now_ns: int) -> list[str]:
         """Why the daemon is not ready; empty when it is."""
-        return self._obstacles(alarms.active(self._segment, self._config, now_ns))
+        return self._obstacles(alarms.active(self._segment, self._config, now_ns), now_ns)
 
-    def _obstacles(self, active: list[schemas.AlarmStatus]) -> list[str]:
+    def _obstacles(self, active: list[schemas.AlarmStatus], now_ns: int) -> list[str]:
         found = ["the daemon is stopping"] if self._words[at.G_DRAINING] else []
+        silent_ns = now_ns - int(self._words[at.G_TICKED_NS] or now_ns)
+        if silent_ns > SUPERVISOR_SILENT_NS:
+            found.append(
+                f"the supervisor has not run for {silent_ns // 1_000_000_000} s, and without it"
+                " another daemon may take the store over"
+            )
         starting = [
             str(s) for s in range(self._layout.shards) if not self._shard_word(s, at.S_READY)
         ]
@@ -117,7 +125,7 @@ class StatusBuilder:
         return schemas.Status(
             version=self._version,
             uptime_s=(now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
-            ready=not self._obstacles(active),
+            ready=not self._obstacles(active, now_ns),
             alarms=active,
             standing=standstills.standing(self._segment, self._config, now_ns)[:STANDING_SHOWN],
             incarnation=words[at.G_INCARNATION],

@@ -55,6 +55,17 @@ def test_the_daemon_is_not_ready_once_an_alarm_has_lasted(segment: Segment) -> N
     assert status.obstacles(32 * SECOND_NS) == []
 
 
+def test_the_daemon_is_not_ready_while_its_supervisor_stands_still(segment: Segment) -> None:
+    status = StatusBuilder(segment, CONFIG)
+    assert status.obstacles(100 * SECOND_NS) == [], "there was no tick yet"
+    segment.words[at.G_TICKED_NS] = 10 * SECOND_NS
+    assert status.obstacles(25 * SECOND_NS) == []
+    (obstacle,) = status.obstacles(26 * SECOND_NS)
+    assert "the supervisor has not run for 16 s" in obstacle
+    segment.words[at.G_TICKED_NS] = 27 * SECOND_NS
+    assert status.obstacles(26 * SECOND_NS) == []
+
+
 def test_a_foreign_object_is_not_ready_immediately(segment: Segment) -> None:
     AlarmBoard(segment, 2).raise_(AlarmKind.FOREIGN_OBJECT, "l0/1", 1 * SECOND_NS)
     assert len(StatusBuilder(segment, CONFIG).obstacles(1 * SECOND_NS)) == 1
