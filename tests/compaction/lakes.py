@@ -6,6 +6,7 @@ ledger would know. ``duckdb_rows`` shares no code with pyiceberg and begins at t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,15 +200,21 @@ def pyiceberg_rows(lake: Lake, table: str) -> list[Row]:
     return sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
+@functools.cache
+def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
+    """DuckDB that reads Iceberg. One per process: loading it takes 0.4 s of CPU."""
+    connection = duckdb.connect()
+    for name in ("avro", "iceberg"):
+        import_extension(name, con=connection)
+        connection.load_extension(name)
+    return connection
+
+
 def duckdb_rows(metadata_location: str, select: str = '"partition", "offset"') -> list[Any]:
     """The table's rows as DuckDB sees them from its metadata file."""
-    with duckdb.connect() as connection:
-        for name in ("avro", "iceberg"):
-            import_extension(name, con=connection)
-            connection.load_extension(name)
-        path = metadata_location.removeprefix("file://")
-        query = f"SELECT {select} FROM iceberg_scan('{path}') ORDER BY 1, 2"
-        return connection.sql(query).fetchall()
+    path = metadata_location.removeprefix("file://")
+    query = f"SELECT {select} FROM iceberg_scan('{path}') ORDER BY 1, 2"
+    return duckdb_with_iceberg().execute(query).fetchall()
 
 
 def data_files(lake: Lake, table: str) -> set[str]:

@@ -44,20 +44,16 @@ def diff_rows(daemon: Daemon, topic: str) -> list[Row]:
 
 def table_rows(metadata_location: str, settings: dict[str, str] | None = None) -> list[Row]:
     """All rows of a table by DuckDB, sorted by partition and offset."""
-    import duckdb
-    from duckdb_extensions import import_extension
+    from tests.compaction.lakes import duckdb_with_iceberg
 
-    with duckdb.connect() as connection:
-        for extension in ("avro", "iceberg"):
-            import_extension(extension, con=connection)
-            connection.execute(f"LOAD {extension}")
-        for name, value in (settings or {}).items():
-            connection.execute(f"SET {name} = '{value}'")
-        found = connection.execute(
-            'SELECT partition, "offset", epoch_ms("timestamp"), key, tag, node, meta, data,'
-            " data_is_base64 FROM iceberg_scan(?) ORDER BY 1, 2",
-            [metadata_location.removeprefix("file://")],
-        ).fetchall()
+    connection = duckdb_with_iceberg()
+    for name, value in (settings or {}).items():
+        connection.execute(f"SET {name} = '{value}'")
+    found = connection.execute(
+        'SELECT partition, "offset", epoch_ms("timestamp"), key, tag, node, meta, data,'
+        " data_is_base64 FROM iceberg_scan(?) ORDER BY 1, 2",
+        [metadata_location.removeprefix("file://")],
+    ).fetchall()
     return [
         Row(
             partition, offset, ts_ms, key, tag, node, None if meta is None else json.loads(meta),

@@ -165,7 +165,7 @@ def test_a_growing_load_splits_groups_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shards", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 12))]
+    "shards", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8, 12))]
 )
 @pytest.mark.parametrize("share", [0.3, 1.5])
 def test_a_constant_load_does_not_flap_after_five_seconds(

@@ -25,6 +25,7 @@ from compaction.tables.errors import (
 )
 from compaction.tables.lake import UNUSABLE_MAX, Lake
 from compaction.tables.prepare import prepare_tables
+from compaction.tables.table_state import MANIFESTS_MAX
 from ledger.lake.types import Hole
 from ledger.table_names import TABLE_NAME_MAX
 from tests.compaction.lakes import (
@@ -396,12 +397,13 @@ def test_many_tables_are_committed_together_and_fail_alone(lake: Lake, book: Boo
 
 
 def test_manifests_are_merged_before_they_are_many(lake: Lake, book: Book) -> None:
-    for n in range(1, 31):
+    count = MANIFESTS_MAX + 2
+    for n in range(1, count + 1):
         location = compacted(lake, book, topic(), f"run{n}", rows(0, n, n))
     loaded = lake.catalog.load_table("headgate.orders")
     snapshot = loaded.current_snapshot()
-    assert snapshot is not None and len(snapshot.manifests(loaded.io)) < 30
-    assert duckdb_rows(location) == rows(0, 1, 30)
+    assert snapshot is not None and len(snapshot.manifests(loaded.io)) <= MANIFESTS_MAX
+    assert duckdb_rows(location) == rows(0, 1, count)
 
 
 def test_a_table_whose_files_are_gone_fails_alone(lake: Lake, book: Book) -> None:

@@ -17,7 +17,8 @@ SLOW_STORE = S3 | {"put_ms": 1500.0, "cost_ms": 0.01}
 @pytest.mark.parametrize(
     ("clients", "machine", "swing"),
     [
-        (3000, S3, 0.15), (6000, S3, 0.15), (2000, WIDE, 0.15), (45, DISK, 0.15),
+        pytest.param(3000, S3, 0.15, marks=pytest.mark.slow), (6000, S3, 0.15),
+        (2000, WIDE, 0.15), (45, DISK, 0.15),
         # Four slots are a coarse measure: one more or less is a quarter.
         (500, SLOW_STORE, 0.3),
     ],

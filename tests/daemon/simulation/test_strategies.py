@@ -105,7 +105,8 @@ def test_a_saturated_daemon_splits_into_as_many_groups_as_it_has_shards() -> Non
 
 
 # From idle to saturation; the small machine stores about 60 MiB/s.
-LOADS = (200.0, 200 * KIB, 4 * MIB, 25 * MIB, 160 * MIB)
+LOADS = (200.0, pytest.param(200 * KIB, marks=pytest.mark.slow), 4 * MIB,
+         pytest.param(25 * MIB, marks=pytest.mark.slow), 160 * MIB)  # fmt: skip
 
 
 @pytest.mark.parametrize("bytes_per_s", LOADS)
@@ -200,7 +201,7 @@ class RingsAll(SimulatedDaemon):
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ADAPTIVE, Strategy.PER_SHARD])
-@pytest.mark.parametrize("rates", [[200 * KIB], [4 * MIB], [100 * MIB, MIB]])
+@pytest.mark.parametrize("rates", [[200 * KIB], [100 * MIB, MIB]])
 def test_bells_that_a_commit_does_not_ring_would_change_nothing(
     rates: list[float], strategy: Strategy
 ) -> None:

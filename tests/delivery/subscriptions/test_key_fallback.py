@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -13,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.subscriptions.requests import Describe, DescribeKey, Resend, SkipKey
+from delivery.subscriptions.window.batches import Place
 from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscription_rules import SubscriptionRules
 from ledger.types import TopicConfig
-from tests.delivery.node import Node, node_in
-from tests.delivery.subscriptions.owning import Owner, data, messages, owning, run
+from tests.delivery.node import Node
+from tests.delivery.subscriptions.lives import Lives, Step, steps_of
+from tests.delivery.subscriptions.owning import Owner, data, messages, run
 from tests.delivery.subscriptions.test_dead_letters import committed, failed
 from tests.delivery.watch.watching import Client
 from tests.long import examples
@@ -246,138 +245,54 @@ def test_a_successor_goes_on_with_the_order_of_each_node(node: Node) -> None:
     run(node, first, second)
 
 
-names = st.sampled_from([None, "a", "b"])
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("produce"), st.lists(st.tuples(names, names), min_size=1, max_size=4)),
-        st.tuples(st.just("join"), st.sampled_from("cd")),
-        st.tuples(st.just("leave"), st.sampled_from("cd")),
-        st.tuples(st.just("ack"), st.integers(0, 9)),
-        st.tuples(st.just("nack"), st.integers(0, 9)),
-        st.tuples(st.just("alter"), st.sampled_from(["none", "node"])),
-        st.just(("dies",)),
-    ),
-    min_size=8,
-    max_size=25,
-)
+class FallbackLives(Lives):
+    """A message keeps to the order of its key, and to one message of it at a time."""
 
-
-class Machine:
-    """Carries steps out, and looks at each delivery of what is not finished."""
+    first = "c"
+    settings: ClassVar[dict[str, Any]] = {**Lives.settings, "key_fallback": "node"}
 
     def __init__(self, node: Node) -> None:
-        self.node = node
+        super().__init__(node)
         self.rules = SubscriptionRules(key_fallback="node", redeliveries_max=1_000)
         self.records: list[Record] = []
-        self.finished: set[int] = set()
-        self.out: dict[int, tuple[str, dict[str, Any]]] = {}  # by offset, with whom it is
-        self.made: Any = None
-        self.owner: Owner
-        self.clients: dict[str, Any] = {}
-        self.seen: dict[str, int] = {}
 
     def key(self, seq: int) -> str | None:
         return self.rules.key_of(self.records[seq - 1])
 
-    def look(self) -> None:
-        """What has come since the last look keeps to the order and to one message of a key."""
-        for name, client in self.clients.items():
-            new = messages(client)[self.seen[name] :]
-            self.seen[name] += len(new)
-            for each in new:
-                seq = each["seq"]
-                assert seq not in self.finished
-                key = self.key(seq)
-                if key is not None:
-                    with_others = [at for at in self.out if self.key(at) == key and at != seq]
-                    assert not with_others, f"{with_others} of {key!r} are with consumers"
-                    before = {at for at in range(1, seq) if self.key(at) == key}
-                    assert before <= self.finished, "those before it are not finished"
-                self.out[seq] = name, each
+    def judge(self, place: Place, event: dict[str, Any]) -> None:
+        assert place not in self.finished
+        _, seq = place
+        key = self.key(seq)
+        if key is not None:
+            with_others = [at for _, at in self.out if self.key(at) == key and at != seq]
+            assert not with_others, f"{with_others} of {key!r} are with consumers"
+            before = {(0, at) for at in range(1, seq) if self.key(at) == key}
+            assert before <= self.finished, "those before it are not finished"
 
-    def forget(self, name: str) -> None:
-        self.clients.pop(name)
-        self.out = {seq: each for seq, each in self.out.items() if each[0] != name}
+    def produced(self) -> set[Place]:
+        return {(0, seq) for seq in range(1, len(self.records) + 1)}
 
-    async def join(self, name: str) -> None:
-        self.seen[name] = 0
-        self.clients[name] = await self.owner.consume(self.made, name)
-
-    async def carry_out(self, kind: str, *values: Any) -> None:
-        owner = self.owner
+    async def change(self, kind: str, *values: Any) -> None:
         if kind == "produce":
             new = [Record("1", key=key, node=node) for key, node in values[0]]
             self.records += new
-            owner.produce(*new)
-        elif kind == "join" and values[0] not in self.clients:
-            await self.join(values[0])
-        elif kind == "leave" and values[0] in self.clients:
-            client = self.clients[values[0]]
-            self.forget(values[0])
-            client.go()
-            await owner.later(10)  # its presence ends
-        elif kind in ("ack", "nack") and self.out:
-            seq = sorted(self.out)[values[0] % len(self.out)]
-            name, event = self.out.pop(seq)
-            if kind == "ack":
-                self.finished.add(seq)
-                assert (await owner.ack(self.made, name, event))["accepted"] == 1
-            else:
-                assert (await owner.nack(self.made, name, event))["accepted"] == 1
-                await owner.later(61)
-        elif kind == "alter" and values[0] != self.rules.key_fallback:
+            self.owner.produce(*new)
+        elif values[0] != self.rules.key_fallback:
             self.rules = msgspec.structs.replace(self.rules, key_fallback=values[0])
             self.out.clear()
-            alter(owner, key_fallback=values[0])
-            await owner.later(0.1)
-        await owner.rest()
-        self.look()
+            alter(self.owner, key_fallback=values[0])
+            await self.owner.later(0.1)
 
-    async def run(self, todo: list[tuple[Any, ...]]) -> None:
-        lives: list[list[tuple[Any, ...]]] = [[]]
-        for step in todo:
-            if step[0] == "dies":
-                lives.append([])
-            else:
-                lives[-1].append(step)
-        for number, life in enumerate(lives):
-            with owning(self.node) as self.owner:
-                self.owner.start()
-                self.owner.tell()
-                if self.made is None:
-                    self.made = self.owner.create(
-                        key_fallback="node", redeliveries_max=1_000, ack_timeout_ms=86_400_000
-                    )
-                self.owner.subscriptions.look()
-                await self.owner.rest()
-                names, self.clients = [*self.clients] or ["c"], {}
-                self.out.clear()
-                for name in names:
-                    await self.join(name)
-                self.look()
-                for step in life:
-                    await self.carry_out(*step)
-                if number < len(lives) - 1:
-                    self.owner.dies()
-                else:
-                    await self.end()
-                await self.owner.stop()
 
-    async def end(self) -> None:
-        """All that is left comes, too."""
-        if not self.clients:
-            await self.join("c")
-        await self.owner.later(61)
-        self.look()
-        while self.out:
-            await self.carry_out("ack", 0)
-        assert self.finished == set(range(1, len(self.records) + 1))
+names = st.sampled_from([None, "a", "b"])
+steps = steps_of(
+    "cd",
+    st.tuples(st.just("produce"), st.lists(st.tuples(names, names), min_size=1, max_size=4)),
+    st.tuples(st.just("alter"), st.sampled_from(["none", "node"])),
+)
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(steps)
-def test_whatever_happens_a_key_or_node_is_in_order_and_nothing_is_lost(
-    todo: list[tuple[Any, ...]],
-) -> None:
-    with tempfile.TemporaryDirectory() as folder, node_in(Path(folder)) as node:
-        asyncio.run(Machine(node).run(todo))
+def test_whatever_happens_a_key_or_node_is_in_order_and_nothing_is_lost(todo: list[Step]) -> None:
+    FallbackLives.run(todo)

@@ -67,7 +67,13 @@ class Loop:
         self.plant.target_bytes = decision.target_bytes
 
 
-@pytest.mark.parametrize("gaps", [evenly, lambda per_s: at_random(per_s, random.Random(7))])
+@pytest.mark.parametrize(
+    "gaps",
+    [
+        pytest.param(evenly, marks=pytest.mark.slow),
+        lambda per_s: at_random(per_s, random.Random(7)),
+    ],
+)
 @pytest.mark.parametrize(
     ("groups", "per_s", "request_bytes", "puts_per_s", "window_min_ms"),
     [

@@ -74,12 +74,12 @@ def test_what_waits_among_finished_messages_takes_little(kept: int) -> None:
     """K21, of one message in each ``kept``."""
     tally = Tally()
     look_ahead = LookAhead(0, 0, tally)
-    first = look_ahead.add_keyed(50 * ROW_OFFSETS)
+    first = look_ahead.add_keyed(20 * ROW_OFFSETS)
     done = [offset for offset in range(first, look_ahead.end + 1) if offset % kept]
     random.Random(kept).shuffle(done)
     look_ahead.finish_all(done)
     look_ahead.check_invariants()
-    assert look_ahead.unfinished == 50 * ROW_OFFSETS // kept
+    assert look_ahead.unfinished == 20 * ROW_OFFSETS // kept
     assert tally.bytes <= 32 * look_ahead.unfinished
     for offset in (kept, 3 * ROW_OFFSETS // kept * kept):
         look_ahead.link(offset, offset + kept)
@@ -95,7 +95,7 @@ def test_the_bytes_of_segments_are_counted_as_they_are() -> None:
     look_ahead = LookAhead(0, 0, tally)
 
     def fill() -> None:
-        look_ahead.add_loose(100 * ROW_OFFSETS)
+        look_ahead.add_loose(20 * ROW_OFFSETS)
         look_ahead.finish_all([o for o in range(1, look_ahead.end + 1) if o % 200])
 
     tracemalloc.start()
@@ -105,7 +105,7 @@ def test_the_bytes_of_segments_are_counted_as_they_are() -> None:
     finally:
         tracemalloc.stop()
     assert 0.5 * taken <= tally.bytes <= 2 * taken
-    assert tally.bytes >= 100 * SEGMENT_BYTES
+    assert tally.bytes >= 20 * SEGMENT_BYTES
 
 
 def test_a_look_ahead_of_another_mode_takes_over_what_is_finished_as_it_is() -> None:
