@@ -23,18 +23,8 @@ def test_more_data_than_memory_is_compacted_within_the_limit(
     assert values["L0 compacted, GiB"] * 1024 > LIMIT_MIB
     assert values["all processes of the compaction, MiB"] <= LIMIT_MIB
     assert values["bytes read over bytes compacted"] <= 1.05
-
-
-@pytest.mark.slow
-def test_rows_are_compared_with_what_was_acknowledged(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert beyond_memory.main(["--gib", "0.01"]) == 0
-    figures = dict(
-        line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines() if "  " in line
-    )
-    assert figures["rows in the tables"] == figures["records acknowledged"] == "20,000"
-    assert float(figures["largest Python worker, MiB"].replace(",", "")) > 0
+    assert values["rows in the tables"] == values["records acknowledged"] > 0
+    assert values["largest Python worker, MiB"] > 0
 
 
 def test_a_disk_without_room_is_named(

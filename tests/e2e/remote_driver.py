@@ -1,4 +1,4 @@
-"""``compaction/job.py`` that dies or stops at a point: ``-m tests.e2e.remote_driver POINT ...``.
+"""``compaction/job.py`` that may stop itself: ``-m tests.e2e.remote_driver POINT ...``.
 
 ``no point`` runs to the end. ``stopped before a swap`` stops itself there, as by SIGSTOP from
 outside, with a lease of two seconds; once continued it goes on.
@@ -16,7 +16,6 @@ import compaction.run.lease
 from compaction import job
 from compaction.access.via_daemon import ViaDaemon
 from ledger.lake import catalog
-from tests.e2e.killed_compact import arm
 
 STOPPED = "stopped before a swap"
 NO_POINT = "no point"
@@ -40,12 +39,10 @@ def stop_before_a_swap() -> None:
 
 
 def main() -> None:
-    """Arms the point and runs the job."""
+    """Runs the job."""
     point, *arguments = sys.argv[1:]
     if point == STOPPED:
         stop_before_a_swap()
-    elif point != NO_POINT:
-        arm(point)
     sys.exit(job.main(arguments))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.consuming import ConsumerStream, ShardLine, acknowledgment, owner_of, subscribe
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import kill_shards, succession
+from tests.e2e.processes import succession
 
 Message = dict[str, Any]
 
@@ -103,28 +103,6 @@ class Finishing:
         if messages:
             acknowledge(self._line, self._path, messages)
             self.finished |= seqs(messages)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
-def test_owners_that_are_killed_one_after_the_other_deliver_nothing_acknowledged_again(
-    data: Path, mode: str
-) -> None:
-    """Each is killed at another time after the last flush; some messages always stay behind."""
-    with running(data, shards=2) as daemon:
-        path = subscribe(daemon, "t", "s", mode=mode)
-        owner = owner_of(daemon, path)
-        produce(daemon, 3_000, 1_500)
-        with ShardLine(daemon, 1 - owner) as line:
-            consumer = Finishing(line, path)
-            for polls in (1, 7, 60, 2, 25):
-                for _ in range(polls):
-                    consumer.some(20, but_one=True)
-                kill_shards(daemon, owner)
-                assert daemon.get(path).json["lag"] == 3_000 - len(consumer.finished)
-            while len(consumer.finished) < 3_000:
-                consumer.some(200, but_one=False)
-        check_end(daemon, path)
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from ledger.lake import catalog, readleases, runs
 from ledger.lake.catalog import Move, Pointer
 from shards.clock import wall_ms
 from tests.e2e.daemon import ROOT, Daemon, running, wait_until
-from tests.e2e.killed_compact import POINTS
 from tests.e2e.lake import diff_rows, produce_some
 from tests.e2e.remote_driver import NO_POINT, STOPPED
 from tests.e2e.stores import on_s3
@@ -151,30 +150,6 @@ def test_a_driver_whose_lease_expired_can_change_nothing(tmp_path: Path) -> None
         assert caught.value.run == "a"
         assert second.read(notes.get, "n") is None
         assert second.catalog(catalog.pointers_of, [("ns", "t"), ("ns", "u")]) == [old, None]
-
-
-@pytest.mark.spark
-@pytest.mark.s3
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_at_any_point_each_record_is_in_its_table_once(
-    tmp_path: Path, bucket: Bucket
-) -> None:
-    rng = random.Random(1)
-    with running(tmp_path / "data", **on_s3(bucket, commit_window_min_ms=10, **REMOTE)) as daemon:
-        remote = Remote(daemon, bucket.environment)
-        for point in POINTS:
-            fill(daemon, rng, 15)
-            killed = remote.start(point)
-            _, said = killed.communicate(timeout=JOB_S)
-            assert killed.returncode == -signal.SIGKILL, (point, said)
-            rows = wanted(daemon)
-            for name, found in offsets(daemon, bucket).items():
-                assert len(set(found)) == len(found) and set(found) <= set(rows[name]), point
-        report = remote.compact()
-        assert report["failed"] == report["quarantined"] == []
-        assert offsets(daemon, bucket) == wanted(daemon)
-        assert remote.compact()["objects"] == 0
 
 
 @pytest.mark.spark

@@ -11,7 +11,6 @@ import pytest
 
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import kill_shards
 from tests.e2e.routing import add_router, assert_copied, feeding, wait_routed
 from tests.e2e.test_recovery import log_entries, recovered
 
@@ -55,18 +54,6 @@ def check(daemon: Daemon) -> int:
 
 
 @pytest.mark.slow
-def test_shards_that_are_killed_one_after_the_other_double_and_lose_no_copy(data: Path) -> None:
-    with running(data, shards=3) as daemon:
-        set_up(daemon)
-        with feeding(daemon, "src", "src", "src") as wait_more:
-            for shard in (0, 1, 2, 2, 1, 0, 1):
-                wait_more(15)
-                kill_shards(daemon, shard)
-            wait_more(15)
-        assert check(daemon) > 300
-
-
-@pytest.mark.slow
 def test_a_downtime_of_any_length_doubles_and_loses_no_copy(data: Path) -> None:
     """No window makes copies exact: that of idempotency keys is over before each start."""
     settings = {"dedupe_window_ms": 1_000}
@@ -92,12 +79,11 @@ def has_entries_after(options: dict[str, Any], count: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_after_a_recovery_from_the_store_alone_the_copies_are_exact(
-    data: Path, tmp_path: Path, rounds: int
+def test_after_recoveries_from_the_store_alone_the_copies_are_exact(
+    data: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"store": f"file://{tmp_path}/store"}
-    for round_ in range(rounds):
+    for round_ in range(2):
         with running(data, shards=2, **options) as daemon:
             if not round_:
                 set_up(daemon)
