@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
+from urllib.parse import quote
 
 import hypothesis
 import pytest
 
+from tests.e2e.daemon import PAGE_ORIGIN, Daemon, running
+from tests.e2e.pushing import TIMES
 from tests.leaks import LeakCheck
 from tests.long import LONG, examples
 from tests.minio import bucket, find_binary, minio
@@ -26,6 +30,32 @@ hypothesis.settings.load_profile("headgate")
 # a property that fails is made small first.
 LONG_TIMEOUT_S = 600
 ID_PART_CHARACTERS_MAX = 80
+
+
+@pytest.fixture(scope="session")
+def worker_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with two shards on the embedded store, which serves Kafka's clients and a page too,
+    and pushes. A start takes seconds of CPU: most modules that need a daemon share this one."""
+    settings = {
+        **TIMES, "admin_over_tcp": "true", "kafka_listen": "127.0.0.1:0",
+        "cors_origins": PAGE_ORIGIN,
+    }  # fmt: skip
+    with running(tmp_path_factory.mktemp("worker"), shards=2, settings=settings) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.text
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(worker_daemon: Daemon) -> Iterator[Daemon]:
+    """The daemon of all modules that only add topics, routers and cursors: names are theirs until
+    the module ends. What the daemon has counted is not."""
+    yield worker_daemon
+    for kind, name in (("routers", "router"), ("topics", "topic"), ("cursors", "cursor")):
+        while found := worker_daemon.get(f"/v0/{kind}?limit=1000").json[kind]:
+            for each in found:
+                path = f"/v0/{kind}/{quote(each[name], safe='')}"
+                deleted = worker_daemon.ask("DELETE", path + "?force=true" * (kind == "topics"))
+                assert deleted.status == 200, deleted
 
 
 def pytest_configure(config: pytest.Config) -> None:

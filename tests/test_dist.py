@@ -18,8 +18,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.e2e.daemon import running
+from tests.e2e.daemon import Daemon, running
 from tests.e2e.processes import shard_pids
+from tools.ports import kept_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ledger", "shards", "uploader", "delivery", "compaction", "daemon", "commands")
@@ -325,12 +326,17 @@ def test_what_the_image_copies_is_let_through_and_is_what_make_dist_writes() -> 
     assert "dist: setup" in (ROOT / "Makefile").read_text()
 
 
-def test_the_images_health_check_is_a_command_that_asks_readyz(tmp_path: Path) -> None:
+def test_the_images_health_check_is_a_command_that_asks_readyz(worker_daemon: Daemon) -> None:
     health = instructions()["HEALTHCHECK"][0]
     command = json.loads(health[health.index("CMD ") + 4 :])
-    with running(tmp_path / "data") as daemon:
-        script = command[2].replace("127.0.0.1:7440", f"127.0.0.1:{daemon.port}")
+
+    def asked(port: int) -> int:
+        script = command[2].replace("127.0.0.1:7440", f"127.0.0.1:{port}")
         assert script != command[2]
-        assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-    asked = subprocess.run([sys.executable, "-c", script], check=False, stderr=subprocess.DEVNULL)
-    assert asked.returncode != 0
+        return subprocess.run(
+            [sys.executable, "-c", script], check=False, stderr=subprocess.DEVNULL
+        ).returncode
+
+    assert asked(worker_daemon.port) == 0
+    with kept_port() as port:  # where nobody listens
+        assert asked(port) != 0

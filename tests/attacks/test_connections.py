@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.access.token_file import Scope
-from tests.attacks.conftest import Guard
+from tests.attacks.conftest import BOTH_FORMS, Guard
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.wire import request
 
 FILES = 700  # leave a shard 92 connections, 69 of one address, and 23 reserved ones
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+pytestmark = BOTH_FORMS
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from ledger.errors import SwitchRefused
 from ledger.lake import catalog, lake_files, lake_tables, runs
 from ledger.lake.catalog import Move, Pointer
 from ledger.lake.types import LakeTable, NewFile, TableSwitch
-from tests.attacks.conftest import Guard
+from tests.attacks.conftest import BOTH_FORMS, Guard
 from tests.e2e.daemon import ROOT, Daemon, running
 
 CODE = """import os
@@ -72,6 +72,7 @@ def lake(daemon: Daemon) -> str:
     ["file:///tmp/x.metadata.json", "{lake}/../x.metadata.json", "{lake}", "{lake}-2/x", "/tmp/x",
      "s3://bucket/x", "http://127.0.0.1:1/x", ""],
 )  # fmt: skip
+@BOTH_FORMS
 def test_a_pointer_never_leaves_the_lake(
     daemon: Daemon, access: ViaDaemon, operation: str, location: str
 ) -> None:
@@ -101,6 +102,7 @@ FILES: dict[str, Callable[[str, str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("location", OUTSIDE)
+@BOTH_FORMS
 def test_no_file_that_readers_and_collections_use_is_outside_the_lake(
     daemon: Daemon, access: ViaDaemon, kind: str, location: str
 ) -> None:
@@ -122,6 +124,7 @@ def test_no_file_that_readers_and_collections_use_is_outside_the_lake(
 
 
 @pytest.mark.parametrize("location", OUTSIDE)
+@BOTH_FORMS
 def test_a_table_is_not_moved_out_of_the_lake(
     daemon: Daemon, access: ViaDaemon, location: str
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_table_is_not_moved_out_of_the_lake(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # two starts of Spark
+@pytest.mark.parametrize("guard", ["tokens"], indirect=True)
 def test_a_tables_property_runs_nothing_and_other_topics_are_compacted(
     tmp_path: Path, guard: Guard
 ) -> None:
@@ -147,9 +151,8 @@ def test_a_tables_property_runs_nothing_and_other_topics_are_compacted(
     }  # fmt: skip
 
     def compact(daemon: Daemon) -> tuple[int, dict[str, list[dict[str, str]]]]:
-        where = ("--url", daemon.url) if guard.has_tokens else ("--data", str(daemon.data))
         done = subprocess.run(
-            [sys.executable, "-m", "cli", "compact", *where, "-o", "json"],
+            [sys.executable, "-m", "cli", "compact", "--url", daemon.url, "-o", "json"],
             cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return done.returncode, json.loads(done.stdout)

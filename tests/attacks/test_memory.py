@@ -20,11 +20,12 @@ from daemon.http.request_budget import (
     REQUESTS_BYTES_MAX,
     is_large_body,
 )
-from tests.attacks.conftest import Guard
+from tests.attacks.conftest import BOTH_FORMS, Guard
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.wire import request
 
 MIB = 1 << 20
+pytestmark = BOTH_FORMS
 Connect = Callable[[Daemon], socket.socket]
 
 

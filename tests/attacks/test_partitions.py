@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.access.token_file import Scope
-from tests.attacks.conftest import Guard
+from tests.attacks.conftest import BOTH_FORMS, Guard
 from tests.e2e.daemon import Daemon, running
 
 LIMIT = 2_500
+pytestmark = BOTH_FORMS
 
 
 @pytest.fixture(scope="module")

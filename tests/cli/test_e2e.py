@@ -41,7 +41,7 @@ def parsed(result: Result) -> Any:
 
 
 def test_what_produce_sends_read_prints(daemon: Daemon) -> None:
-    text = "".join(f'{{"n": {n}, "who": "user-{n % 7}"}}\n' for n in range(2_500))
+    text = "".join(f'{{"n": {n}.50, "who": "user-{n % 7}"}}\n' for n in range(2_500))
     assert run(daemon, "topics", "create", "orders", "--partitions", "3").exit_code == 0
     summary = parsed(run(daemon, "produce", "orders", "--key", "who", "-o", "json", stdin=text))
     assert (summary["records"], summary["requests"], summary["deduped"]) == (2_500, 3, 0)
@@ -185,6 +185,11 @@ def test_objects_are_listed_printed_and_verified_while_the_daemon_runs(daemon: D
     parsed(run(daemon, "produce", "seen", "-o", "json", stdin='"first"\n"second"\n'))
     place = ("--data", str(daemon.data))
     listed = parsed(run(daemon, "objects", "ls", *place, "-o", "json"))
+    assert [row["commit_number"] for row in listed] == list(range(1, len(listed) + 1))
+    assert len(listed) == daemon.status()["commits"]
+    assert set(listed[0]) == {
+        "key", "locator", "size_bytes", "created_ms", "commit_number", "extents", "records",
+    }  # fmt: skip
     printed = run(daemon, "objects", "cat", listed[-1]["key"], *place).stdout.splitlines()
     found = [(line["topic"], line["seq"], line["data"]) for line in map(json.loads, printed)]
     assert found == [("seen", 1, "first"), ("seen", 2, "second")]
@@ -198,6 +203,14 @@ def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> No
         "shards", "groups", "totals", "certificate", "standbys",
     }  # fmt: skip
     assert documented <= set(status)
+    assert {"level", "rung", "inputs"} <= set(status["pressure"])
+    store = {"url", "puts", "put_bytes", "put_failures", "gets", "get_bytes", "lists"}
+    assert store <= set(status["store"])
+    totals = {
+        "requests_acked", "records_acked", "bytes_acked", "rejected", "objects_committed",
+        "orphans_adopted",
+    }  # fmt: skip
+    assert totals <= set(status["totals"])
     shard = {
         "shard", "pid", "cpu", "group", "restarts", "heartbeat_age_ms", "ring_bytes",
         "ring_used_bytes", "requests_queued", "requests_acked", "records_acked", "bytes_acked",
@@ -214,12 +227,20 @@ def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> No
     assert "  ready  " in run(daemon, "status").stdout
 
 
+def test_config_show_is_what_serve_runs_with(daemon: Daemon) -> None:
+    shown = parsed(run(daemon, "config", "show", "-o", "json", "--data", str(daemon.data)))
+    assert shown["store_url"] == daemon.status()["store"]["url"]
+    assert shown["ring_bytes"] == daemon.status()["shards"][0]["ring_bytes"]
+
+
 def test_topics_live_and_die(daemon: Daemon) -> None:
     assert parsed(run(daemon, "topics", "create", "brief", "-o", "json"))["topic"] == "brief"
     assert run(daemon, "topics", "create", "brief").exit_code == 0
     assert run(daemon, "topics", "create", "brief", "--partitions", "2").exit_code == 1
     altered = parsed(run(daemon, "topics", "alter", "brief", "--partitions", "2", "-o", "json"))
     assert len(altered["partitions"]) == 2
+    shrunk = run(daemon, "topics", "alter", "brief", "--partitions", "1")
+    assert shrunk.exit_code == 1 and "partitions" in shrunk.stderr
     names = [state["topic"] for state in parsed(run(daemon, "topics", "ls", "-o", "json"))]
     assert "brief" in names
     assert run(daemon, "topics", "delete", "brief").exit_code == 0

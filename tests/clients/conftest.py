@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import Client
-from tests.e2e.conftest import daemon, data, listen, shared_daemon, topic
+from tests.e2e.conftest import daemon, data, listen, topic
 from tests.e2e.daemon import Daemon
 
-__all__ = ["daemon", "data", "listen", "shared_daemon", "topic"]
+__all__ = ["daemon", "data", "listen", "topic"]
 
 
 @pytest.fixture

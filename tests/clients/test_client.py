@@ -25,7 +25,7 @@ from headgate import (
     UnknownAnswer,
     Unreachable,
 )
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.secured import Authority, secured
 
 
@@ -375,26 +375,6 @@ def test_a_token_and_a_private_authority_are_used(tmp_path: Path) -> None:
             pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"),
         ):
             client.topic("t")
-
-
-def test_a_full_ring_delays_a_producer_and_loses_nothing(tmp_path: Path) -> None:
-    small = 16 << 10
-    settings = {"ring_bytes": 4 * small, "body_bytes_max": small, "object_bytes_target": small}
-    with running(tmp_path / "data", settings=settings) as daemon, Client(daemon.url) as client:
-
-        def flood(number: int) -> None:
-            with client.producer("t", limits=Limits(batch_bytes=10_000, linger_s=0)) as producer:
-                for n in range(300):
-                    producer.send({"n": n, "x": "x" * 500}, key=str(number))
-
-        threads = [threading.Thread(target=flood, args=(n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        found = list(client.read("t"))
-    for number in range(6):
-        assert [r.data["n"] for r in found if r.key == str(number)] == list(range(300))
 
 
 def test_the_shared_daemon_is_not_asked_by_a_closed_client(daemon: Daemon) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Client
-from tests.e2e.daemon import ROOT, Daemon, running
+from tests.e2e.daemon import ROOT, Daemon
 
 TEXT = (ROOT / "clients" / "python" / "README.md").read_text()
 EXAMPLES = re.findall(r"(?ms)^```python\n(.*?)^```", TEXT)
@@ -36,37 +36,37 @@ def ended(example: str) -> str:
 
 
 def test_the_examples_work_in_their_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared_daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(tmp_path / "data", shards=2) as daemon:
-        is_over = threading.Event()
+    daemon = shared_daemon
+    is_over = threading.Event()
 
-        def produce_more() -> None:  # a watch has what is committed after it begins
-            with Client(daemon.url) as h:
-                while not is_over.is_set():
-                    h.produce("orders", {"status": "shipped"})
+    def produce_more() -> None:  # a watch has what is committed after it begins
+        with Client(daemon.url) as h:
+            while not is_over.is_set():
+                h.produce("orders", {"status": "shipped"})
 
-        others = threading.Thread(target=produce_more)
-        others.start()
-        try:
-            run(ended(EXAMPLES[0]), daemon)
-        finally:
-            is_over.set()
-            others.join()
-        assert capsys.readouterr().out.strip().isdigit()
-        assert {r["data"]["status"] for r in daemon.read_all("orders")} >= {"placed", "paid"}
-        billing = daemon.get("/v0/topics/orders/subscriptions/billing").json
-        assert billing["acknowledged"] == 1
+    others = threading.Thread(target=produce_more)
+    others.start()
+    try:
+        run(ended(EXAMPLES[0]), daemon)
+    finally:
+        is_over.set()
+        others.join()
+    assert capsys.readouterr().out.strip().isdigit()
+    assert {r["data"]["status"] for r in daemon.read_all("orders")} >= {"placed", "paid"}
+    billing = daemon.get("/v0/topics/orders/subscriptions/billing").json
+    assert billing["acknowledged"] == 1
 
-        for example in EXAMPLES[1:]:
-            run(example, daemon)
-        out = capsys.readouterr().out
-        assert "3000 records are stored" in out and "create_topic(...)" in out
-        assert len(daemon.read_all("lines")) == 1000
-        (cursor_example,) = (each for each in EXAMPLES if "copy-of-lines" in each)
-        run(cursor_example, daemon)
-        assert len(daemon.read_all("lines")) == 1000, "run twice, stored once"
-        assert capsys.readouterr().out.strip() == "1000"
+    for example in EXAMPLES[1:]:
+        run(example, daemon)
+    out = capsys.readouterr().out
+    assert "3000 records are stored" in out and "create_topic(...)" in out
+    assert len(daemon.read_all("lines")) == 1000
+    (cursor_example,) = (each for each in EXAMPLES if "copy-of-lines" in each)
+    run(cursor_example, daemon)
+    assert len(daemon.read_all("lines")) == 1000, "run twice, stored once"
+    assert capsys.readouterr().out.strip() == "1000"
 
 
 def test_every_method_of_the_client_is_in_the_readme_and_in_both_clients() -> None:

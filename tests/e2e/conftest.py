@@ -9,17 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running
+from tests.e2e.daemon import Daemon
 from tools.ports import kept_port
-
-
-@pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with two shards on the embedded store, for the tests of a module that only add
-    topics. Not for all modules: their names would meet, in another order each time."""
-    settings = {"admin_over_tcp": "true"}
-    with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
-        yield daemon
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from shards.clock import monotonic_ns
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 60.0
+PAGE_ORIGIN = "http://pages.example"  # of a page that the daemon of a worker lets read
 # What a request raises that gets no complete answer.
 UNANSWERED = (OSError, http.client.HTTPException)
 T = TypeVar("T")
@@ -92,6 +93,11 @@ def ask(
         return Answer(answer.status, names, answer.read())
 
 
+def command(*arguments: str) -> list[str]:
+    """The command line of a subcommand of this checkout."""
+    return [sys.executable, "-m", "cli", *arguments]
+
+
 class Daemon:
     """One ``headgate serve``; use ``running`` to start and stop it."""
 
@@ -99,7 +105,7 @@ class Daemon:
         self, data: Path, *, shards: int = 1, store: str | None = None,
         environ: dict[str, str] | None = None, settings: dict[str, object] | None = None,
         listen: str = "127.0.0.1:0", config_file: Path | None = None, token: str = "",
-        command: Sequence[str] = (sys.executable, "-m", "cli", "serve"),
+        command: Sequence[str] = command("serve"),
     ) -> None:  # fmt: skip
         self.data = data
         self.token = token  # that its own requests are sent with

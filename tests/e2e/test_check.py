@@ -28,7 +28,9 @@ def problems(report: Any) -> set[tuple[str, str]]:
     return {(each["kind"], each["key"]) for each in report["problems"]}
 
 
-def test_a_sound_store_is_sound_while_its_daemon_runs_and_afterwards(data: Path) -> None:
+def test_a_sound_store_is_sound_and_an_object_that_is_gone_or_damaged_is_named(
+    data: Path,
+) -> None:
     place = Place(data, {})
     with running(data, shards=2) as daemon:
         write_some(daemon)
@@ -41,6 +43,20 @@ def test_a_sound_store_is_sound_while_its_daemon_runs_and_afterwards(data: Path)
     after = place.json("check")
     assert after["daemon_pid"] is None and after["last_entry"]["kind"] == "release"
     assert after["last_entry"]["commits"] == after["objects"] == report["objects"]
+
+    gone, torn = place.rows()[1], place.rows()[2]
+    with closing(open_store(place.store_url)) as store:
+        store.delete([gone.locator])
+        body = store.get(torn.locator)
+    segment = data / "store" / "segments" / torn.locator.split(":")[0]
+    data_before = segment.read_bytes()
+    at = data_before.index(body) + len(body) // 2
+    segment.write_bytes(data_before[:at] + bytes([data_before[at] ^ 1]) + data_before[at + 1 :])
+    assert problems(place.json("check", code=1)) == {("missing", gone.key)}
+    report = place.json("check", "--deep", code=1)
+    assert problems(report) == {("missing", gone.key), ("damaged", torn.key)}
+    text = place.run("check", "--deep", "-o", "table").stdout
+    assert "MISSING" in text and "DAMAGED" in text and gone.key in text
 
 
 @pytest.mark.slow
@@ -57,27 +73,6 @@ def test_others_in_the_store_are_told_apart(data: Path) -> None:
     # Without a daemon it will never be committed.
     report = place.json("check", code=1)
     assert problems(report) == {("orphan", below), ("orphan", in_flight), ("foreign", foreign)}
-
-
-def test_an_object_that_is_gone_or_damaged_is_named(data: Path) -> None:
-    place = Place(data, {})
-    with running(data) as daemon:
-        write_some(daemon)
-    gone, torn = place.rows()[1], place.rows()[2]
-    with closing(open_store(place.store_url)) as store:
-        store.delete([gone.locator])
-        body = store.get(torn.locator)
-    assert problems(place.json("check", code=1)) == {("missing", gone.key)}
-
-    segment = data / "store" / "segments" / torn.locator.split(":")[0]
-    data_before = segment.read_bytes()
-    at = data_before.index(body) + len(body) // 2
-    segment.write_bytes(data_before[:at] + bytes([data_before[at] ^ 1]) + data_before[at + 1 :])
-    assert problems(place.json("check", code=1)) == {("missing", gone.key)}
-    report = place.json("check", "--deep", code=1)
-    assert problems(report) == {("missing", gone.key), ("damaged", torn.key)}
-    text = place.run("check", "--deep", "-o", "table").stdout
-    assert "MISSING" in text and "DAMAGED" in text and gone.key in text
 
 
 @pytest.mark.s3

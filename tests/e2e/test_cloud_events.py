@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
 
-from tests.e2e.daemon import Answer, Daemon, running, wait_until
-from tests.e2e.pushing import TIMES
+from tests.e2e.daemon import Answer, Daemon, wait_until
 from tests.signing import secret_of
 
 SECRET = secret_of(b"a key that both Headgates have....")
@@ -21,13 +19,6 @@ ABOUT = {
     "id": "A-1", "source": "/shop/täglich", "type": "order.placed", "subject": "50 % \"off\"",
     "time": datetime(2026, 1, 31, 12, 0, 0, 123_000, tzinfo=UTC), "partitionkey": "customer-7",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Pushes to itself."""
-    with running(tmp_path_factory.mktemp("data"), shards=2, settings=TIMES) as made:
-        yield made
 
 
 def send(daemon: Daemon, topic: str, message: HTTPMessage) -> Answer:

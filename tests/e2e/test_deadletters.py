@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.processes import kill_shards
 from tests.e2e.subscribing import Message, Subscription, seqs
 
@@ -188,38 +187,33 @@ def test_a_message_that_fails_again_is_another_letter_for_the_next_run(daemon: D
 
 
 def test_killed_anywhere_each_letter_is_delivered_and_none_that_is_done_once_more(
-    data: Path,
+    daemon: Daemon,
 ) -> None:
-    with running(data, shards=2) as daemon:
-        with_topics(daemon)
-        found = dead(daemon, *"abcdefgh")
-        with redriving(daemon) as run:
-            sent = found.take("c", 8)
-            found.ack("c", sent[2:5])
-            wait_until(
-                lambda: [each["redriven"] for each in listed(daemon)].count(True) == 3,
-                "what is done to be noted",
-            )
-            run.killed()
-        with redriving(daemon) as run:
-            assert found.gets_nothing("c"), "the owner knows what it was asked for"
-            shard = found.state["owner_shard"]
-            kill_shards(daemon, shard)
-            again = found.take("c", 5)
-            assert seqs(again) == [1, 2, 6, 7, 8]
-            found.ack("c", again[:1])
-            wait_until(lambda: listed(daemon)[0]["redriven"], "the first one to be noted")
-            run.killed(signal.SIGTERM)
-        daemon.kill_everything()
-    with running(data, shards=2) as restarted:
-        found.daemon = restarted
-        last: list[Message] = []
-        with redriving(restarted, "--parallel", "1") as run:
-            for _ in range(4):
-                last += found.take("c", 1)
-                assert found.gets_nothing("c"), "one at a time"
-                found.ack("c", last[-1:])
-            code, out, err = run.ends()
+    found = dead(daemon, *"abcdefgh")
+    with redriving(daemon) as run:
+        sent = found.take("c", 8)
+        found.ack("c", sent[2:5])
+        wait_until(
+            lambda: [each["redriven"] for each in listed(daemon)].count(True) == 3,
+            "what is done to be noted",
+        )
+        run.killed()
+    with redriving(daemon) as run:
+        assert found.gets_nothing("c"), "the owner knows what it was asked for"
+        kill_shards(daemon, found.state["owner_shard"])
+        again = found.take("c", 5)
+        assert seqs(again) == [1, 2, 6, 7, 8]
+        found.ack("c", again[:1])
+        wait_until(lambda: listed(daemon)[0]["redriven"], "the first one to be noted")
+        run.killed(signal.SIGTERM)
+    kill_shards(daemon, found.state["owner_shard"])
+    last: list[Message] = []
+    with redriving(daemon, "--parallel", "1") as run:
+        for _ in range(4):
+            last += found.take("c", 1)
+            assert found.gets_nothing("c"), "one at a time"
+            found.ack("c", last[-1:])
+        code, out, err = run.ends()
     assert seqs(last) == [2, 6, 7, 8] and code == 0, err
     assert json.loads(out)["redriven"] == 4
 

@@ -19,8 +19,7 @@ from click.testing import CliRunner, Result
 import cli
 from commands.importing.reading.buckets import READ_BYTES, Buckets, Endpoint
 from commands.importing.reading.problems import SourceChanged
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, wait_until
-from tests.e2e.test_cli import command
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, command, wait_until
 from tests.minio import Bucket
 from uploader.stores.s3_reading import BucketReader, ListedObject
 

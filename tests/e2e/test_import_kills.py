@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import pytest
 import zstandard
 
-from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Answer, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Answer, Daemon, command, running, wait_until
 from tests.e2e.processes import kill_shards
 from tests.e2e.stores import on_s3
-from tests.e2e.test_cli import command
 from tests.e2e.test_recovery import log_entries, recovered
 from tests.minio import Bucket
 

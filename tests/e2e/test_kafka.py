@@ -22,12 +22,6 @@ from tests.e2e.processes import kill_shards
 from uploader.l0.kafka import KafkaRecord, encode_batch, seal
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with kafka_daemon(tmp_path_factory.mktemp("data"), shards=2) as made:
-        yield made
-
-
 def test_records_come_back_byte_for_byte(daemon: Daemon, topic: str) -> None:
     sender = Sender(daemon)
     records: list[tuple[Any, Any, Any]] = [

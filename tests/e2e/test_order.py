@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, wait_until
 from tests.e2e.load import check_stored, load
 from tests.e2e.processes import connect_to
-from tests.e2e.stores import on_s3
-from tests.minio import Bucket
 
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1), ("clicks", 2)]
 
 
-@pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A store for the daemon."""
-    if request.param == "embedded":
-        return {}
-    bucket: Bucket = request.getfixturevalue("bucket")
-    return on_s3(bucket, commit_window_min_ms=10)
-
-
 def test_acknowledged_is_stored_once_at_its_offset_and_in_each_connections_order(
-    data: Path, options: dict[str, Any]
+    shared_daemon: Daemon,
 ) -> None:
-    with running(data, shards=3, **options) as daemon:
-        daemon.json("PUT", "/v0/topics/clicks", {"partitions": 3})
-        with load(daemon, PLACES, connections=9, requests_max=120) as run:
-            run.join()
-        counts = check_stored(daemon, PLACES, run)
-        # Counters follow the answers, that of records last.
-        stored = counts["acknowledged"]
-        wait_until(lambda: daemon.status()["totals"]["records_acked"] == stored, "the counts")
-        status = daemon.status()
+    daemon = shared_daemon
+    daemon.json("PUT", "/v0/topics/clicks", {"partitions": 3})
+    before = daemon.status()
+    with load(daemon, PLACES, connections=9, requests_max=120) as run:
+        run.join()
+    counts = check_stored(daemon, PLACES, run)
+    # Counters follow the answers, that of records last.
+    stored = before["totals"]["records_acked"] + counts["acknowledged"]
+    wait_until(lambda: daemon.status()["totals"]["records_acked"] == stored, "the counts")
+    after = daemon.status()
 
     assert not run.unknown and not run.refused
     assert run.acknowledged_count == 9 * 120
     assert counts["acknowledged"] == sum(120 * (1 + number % 3) for number in range(9))
-    assert status["totals"]["records_acked"] == counts["acknowledged"]
-    assert sum(shard["requests_acked"] for shard in status["shards"]) == 9 * 120
+    requests = [
+        sum(shard["requests_acked"] for shard in status["shards"]) for status in (before, after)
+    ]
+    assert requests[1] - requests[0] == 9 * 120
 
 
 def test_requests_of_one_connection_keep_their_order_while_their_topics_are_being_made(

@@ -18,7 +18,7 @@ from tests.e2e.consuming import (
     owner_of,
     subscribe,
 )
-from tests.e2e.daemon import UNANSWERED, running, wait_until
+from tests.e2e.daemon import UNANSWERED, Daemon, running, wait_until
 from tests.e2e.processes import alive, stopped, succession
 
 
@@ -26,31 +26,33 @@ def seqs(messages: list[dict[str, Any]]) -> list[int]:
     return [each["seq"] for each in messages]
 
 
-def test_a_consumer_at_any_shard_gets_messages_and_acknowledges_at_any_shard(data: Path) -> None:
-    with running(data, shards=2) as daemon:
-        path = subscribe(daemon, "t", "s", mode="shared")
-        owner = owner_of(daemon, path)
-        other = 1 - owner
-        with ShardLine(daemon, other) as far, ShardLine(daemon, owner) as near:
-            with ConsumerStream(daemon, other, path, "far") as stream:
-                daemon.produce("t", *range(4))
-                got = stream.messages(4)
-                assert seqs(got) == [1, 2, 3, 4]
-                for line, part in ((far, got[:2]), (near, got[2:])):
-                    answer = line.ask("POST", f"{path}/ack", acknowledgment("far", part))
-                    assert (answer.status, answer.json["accepted"]) == (200, 2)
-                daemon.produce("t", 5)
-                kept = stream.messages(1)
-                # The stream ends with what the owner says when the consumer comes a second time.
-                with ConsumerStream(daemon, owner, path, "far") as newer:
-                    assert [each["event"] for each in stream.rest()] == ["error"]
-                    assert seqs(newer.messages(1)) == seqs(kept)
-            poll = f"{path}/consume?consumer=poller&max=10"
-            assert far.ask("POST", f"{path}/leave", {"consumer": "far"}).json["returned"] == 1
-            polled = far.ask("GET", poll).json
-            assert seqs(polled["messages"]) == seqs(kept)
-            refused = far.ask("POST", f"{path}/retry", {"key": "none"})
-            assert (refused.status, refused.code) == (404, "not_blocked")
+def test_a_consumer_at_any_shard_gets_messages_and_acknowledges_at_any_shard(
+    shared_daemon: Daemon,
+) -> None:
+    daemon = shared_daemon
+    path = subscribe(daemon, "t", "s", mode="shared")
+    owner = owner_of(daemon, path)
+    other = 1 - owner
+    with ShardLine(daemon, other) as far, ShardLine(daemon, owner) as near:
+        with ConsumerStream(daemon, other, path, "far") as stream:
+            daemon.produce("t", *range(4))
+            got = stream.messages(4)
+            assert seqs(got) == [1, 2, 3, 4]
+            for line, part in ((far, got[:2]), (near, got[2:])):
+                answer = line.ask("POST", f"{path}/ack", acknowledgment("far", part))
+                assert (answer.status, answer.json["accepted"]) == (200, 2)
+            daemon.produce("t", 5)
+            kept = stream.messages(1)
+            # The stream ends with what the owner says when the consumer comes a second time.
+            with ConsumerStream(daemon, owner, path, "far") as newer:
+                assert [each["event"] for each in stream.rest()] == ["error"]
+                assert seqs(newer.messages(1)) == seqs(kept)
+        poll = f"{path}/consume?consumer=poller&max=10"
+        assert far.ask("POST", f"{path}/leave", {"consumer": "far"}).json["returned"] == 1
+        polled = far.ask("GET", poll).json
+        assert seqs(polled["messages"]) == seqs(kept)
+        refused = far.ask("POST", f"{path}/retry", {"key": "none"})
+        assert (refused.status, refused.code) == (404, "not_blocked")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from shards.locks import LockFile
 from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import Daemon, running
 from tests.e2e.schema import check, resolve
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon of two shards; one of them plans what the other has committed."""
-    with running(tmp_path_factory.mktemp("data"), shards=2) as daemon:
-        yield daemon
 
 
 def produced(daemon: Daemon, topic: str, requests: int, partitions: int = 2) -> None:

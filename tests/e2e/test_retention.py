@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.orphans import Place
-from tests.e2e.wire import Wire, request, wire_of_each_shard
+from tests.e2e.wire import wire_of_each_shard
 
 SOON = {"retention_interval_ms": 100}
 
@@ -148,29 +148,15 @@ def test_time_to_live_makes_room_in_a_full_topic(daemon: Daemon, topic: str) -> 
     assert state(daemon, topic)["lost_reason"] == "ttl"
 
 
-def test_what_is_in_flight_takes_room_too(data: Path) -> None:
-    window = {"commit_window_min_ms": 500, "commit_window_max_ms": 500}
-    with running(data, settings=window) as daemon, Wire(daemon.port) as wire:
-        daemon.json("PUT", "/v0/topics/t", {"cap_records": 7, "discard": "reject"})
-        assert daemon.produce("t", 0).status == 200
-        sent = [request("POST", "/v0/topics/t", b"[1,2]")] * 5
-        wire.send(b"".join(sent))
-        answers = [answer for _ in sent if (answer := wire.answer())]
-        assert [answer.status for answer in answers] == [200, 200, 200, 422, 422]
-        assert answers[-1].json["error"]["detail"]["held"] == 7
-        assert state(daemon, "t")["count"] == 7
-
-
-def test_two_shards_know_of_each_others_commits(data: Path) -> None:
-    with running(data, shards=2) as daemon:
-        daemon.json("PUT", "/v0/topics/t", {"cap_records": 3, "discard": "reject"})
-        with wire_of_each_shard(daemon, "other") as wires:
-            body = {"records": [{"data": 1}]}
-            answers = [
-                wire.json("POST", "/v0/topics/t", body).status for _ in range(3) for wire in wires
-            ]
-        assert answers == [200, 200, 200, 422, 422, 422]
-        assert state(daemon, "t")["count"] == 3
+def test_two_shards_know_of_each_others_commits(shared_daemon: Daemon) -> None:
+    shared_daemon.json("PUT", "/v0/topics/t", {"cap_records": 3, "discard": "reject"})
+    with wire_of_each_shard(shared_daemon, "other") as wires:
+        body = {"records": [{"data": 1}]}
+        answers = [
+            wire.json("POST", "/v0/topics/t", body).status for _ in range(3) for wire in wires
+        ]
+    assert answers == [200, 200, 200, 422, 422, 422]
+    assert state(shared_daemon, "t")["count"] == 3
 
 
 def test_a_trim_from_the_command_line(daemon: Daemon, topic: str) -> None:

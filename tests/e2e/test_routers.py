@@ -125,21 +125,21 @@ def test_partitions_that_are_added_to_either_side_are_copied_too(shared_daemon: 
     assert_copied(shared_daemon, "rg.src", "rg.dst")
 
 
-def test_a_full_destination_holds_the_router_until_there_is_room(data: Path) -> None:
-    with running(data) as daemon:
-        daemon.json("PUT", "/v0/topics/src", {})
-        daemon.json("PUT", "/v0/topics/dst", {"cap_records": 7, "discard": "reject"})
-        add_router(daemon, "r", "src", "dst")
-        produce(daemon, "src", records(0, 10))
-        held = wait_until(
-            lambda: (found := router(daemon, "r"))["state"] == "held" and found, "the hold"
-        )
-        assert "partition 0 of topic 'dst' has 7 records of cap_records = 7" in held["reason"]
-        assert len(daemon.read_all("dst")) == 7
-        daemon.json("PUT", "/v0/topics/dst", {"cap_records": 100})
-        wait_routed(daemon, "r")
-        assert_copied(daemon, "src", "dst")
-        assert router(daemon, "r")["state"] == "running"
+def test_a_full_destination_holds_the_router_until_there_is_room(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    daemon.json("PUT", "/v0/topics/rfull.src", {})
+    daemon.json("PUT", "/v0/topics/rfull.dst", {"cap_records": 7, "discard": "reject"})
+    add_router(daemon, "rfull", "rfull.src", "rfull.dst")
+    produce(daemon, "rfull.src", records(0, 10))
+    held = wait_until(
+        lambda: (found := router(daemon, "rfull"))["state"] == "held" and found, "the hold"
+    )
+    assert "partition 0 of topic 'rfull.dst' has 7 records of cap_records = 7" in held["reason"]
+    assert len(daemon.read_all("rfull.dst")) == 7
+    daemon.json("PUT", "/v0/topics/rfull.dst", {"cap_records": 100})
+    wait_routed(daemon, "rfull")
+    assert_copied(daemon, "rfull.src", "rfull.dst")
+    assert router(daemon, "rfull")["state"] == "running"
 
 
 def test_a_router_without_its_topic_stops_and_says_so(shared_daemon: Daemon) -> None:

@@ -91,7 +91,7 @@ def test_while_the_store_is_down_producers_are_refused_with_retry_after_and_noth
     assert rejected == len(run.refused)
 
 
-def test_an_upload_that_finishes_early_waits_for_the_one_before_it(
+def test_nothing_is_acknowledged_before_it_and_what_is_before_it_is_stored(
     data: Path, bucket: Bucket
 ) -> None:
     def only_the_second(request: Request) -> Fault:
@@ -112,22 +112,17 @@ def test_an_upload_that_finishes_early_waits_for_the_one_before_it(
             assert daemon.diff("t")["head_seq"] == 1
             proxy.release()
             answers = [line.answer(), line.answer()]
+            assert [each.json["first_seq"] for each in answers if each is not None] == [2, 3]
 
-    assert [answer.json["first_seq"] for answer in answers if answer is not None] == [2, 3]
-
-
-def test_nothing_is_acknowledged_before_its_object_is_stored(data: Path, bucket: Bucket) -> None:
-    with store_proxy(bucket.endpoint_url) as proxy:
-        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
-        with running(data, shards=1, **options) as daemon, Line(daemon) as line:
-            line.produce("t", 0)
+            wait_until(lambda: daemon.status()["totals"]["requests_acked"] == 3, "the counts")
+            failures = put_failures(daemon)
             proxy.decide = object_puts(Fault.SLOW_DOWN)
-            line.send("t", 1)
-            wait_until(lambda: put_failures(daemon) >= 3, "the PUT to fail again and again")
-            assert daemon.status()["totals"]["requests_acked"] == 1
-            assert daemon.diff("t")["head_seq"] == 1
-            assert len(_objects(bucket)) == 1
+            line.send("t", "last")
+            wait_until(lambda: put_failures(daemon) >= failures + 3, "the PUT to fail repeatedly")
+            assert daemon.status()["totals"]["requests_acked"] == 3
+            assert daemon.diff("t")["head_seq"] == 3
+            assert len(_objects(bucket)) == 3
             proxy.release()
             answer = line.answer()
-            assert answer is not None and answer.json["first_seq"] == 2
-            assert len(_objects(bucket)) == 2
+            assert answer is not None and answer.json["first_seq"] == 4
+            assert len(_objects(bucket)) == 4

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.load import check_stored, load
-from tests.e2e.processes import Line, connect_to, kill_shards, shard_pids
+from tests.e2e.processes import Line, connect_to, kill_shards, serving, shard_pids
 from tests.e2e.proxy import store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
@@ -170,16 +170,15 @@ def test_a_port_that_is_taken_is_refused_with_a_sentence(crowded: Daemon, data: 
     assert crowded.get("/readyz").status == 200
 
 
-def test_a_shard_that_ends_by_itself_is_started_again_and_counted(data: Path) -> None:
-    with running(data, shards=2) as daemon:
-        before = shard_pids(daemon)
-        kill_shards(daemon, 0)
-        shards = daemon.status()["shards"]
-        assert [shard["restarts"] for shard in shards] == [1, 0]
-        assert shards[0]["pid"] not in (None, before[0])
-        assert shards[1]["pid"] == before[1]
-        assert psutil.Process(shards[0]["pid"]).cpu_affinity() == [shards[0]["cpu"]]
-    assert daemon.text.count("ready on http://") == 1
+def test_a_shard_that_ends_by_itself_is_started_again_and_counted(shared_daemon: Daemon) -> None:
+    before = serving(shared_daemon)
+    kill_shards(shared_daemon, 0)
+    first, second = shared_daemon.status()["shards"]
+    assert first["restarts"] == before[0]["restarts"] + 1
+    assert first["pid"] not in (None, before[0]["pid"])
+    assert psutil.Process(first["pid"]).cpu_affinity() == [first["cpu"]]
+    assert all(second[name] == before[1][name] for name in ("pid", "restarts"))
+    assert shared_daemon.text.count("ready on http://") == 1
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def manager() -> Iterator[Manager]:
         yield found
 
 
-def test_ready_is_announced_when_readyz_is_200_and_not_before(
+def test_start_reload_and_stop_are_announced_and_no_shard_inherits_the_way_to_the_manager(
     data: Path, manager: Manager, listen: str
 ) -> None:
     daemon = Daemon(data, shards=3, listen=listen, environ=manager.environ)
@@ -85,7 +85,23 @@ def test_ready_is_announced_when_readyz_is_200_and_not_before(
             "READY=1", f"STATUS=ready on http://{listen} with 3 shards", "WATCHDOG_USEC=1000000",
         ]  # fmt: skip
         assert not any(s.startswith("WATCHDOG") for s in manager.seen[:ready])
+        for pid in shard_pids(daemon):
+            inherited = psutil.Process(pid).environ()
+            assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & inherited.keys()
+
+        before_usec = monotonic_ns() // 1_000
+        daemon.process.send_signal(signal.SIGHUP)
+        begin = manager.index("RELOADING=1", ready)
+        told = re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=(\d+)", manager.seen[begin])
+        assert told and before_usec <= int(told[1]) <= monotonic_ns() // 1_000
+        again = manager.index("READY=1", begin)
+        wait_until(lambda: "configuration reloaded" in daemon.text, "the reload to be said")
+
         assert daemon.stop() == 0
+        stopping = manager.index("STOPPING=1", again)
+        assert manager.seen[stopping].splitlines()[1:] == [
+            "STATUS=draining", "EXTEND_TIMEOUT_USEC=20000000",
+        ]  # fmt: skip
     finally:
         daemon.kill_everything()
 
@@ -108,18 +124,6 @@ def test_the_watchdog_is_fed_while_all_loops_turn_and_not_while_one_is_stuck(
         assert [shard["restarts"] for shard in daemon.status()["shards"]] == [0, 1]
 
 
-def test_a_reload_is_announced_from_start_to_end(data: Path, manager: Manager) -> None:
-    with running(data, environ=manager.environ) as daemon:
-        first = manager.index("READY=1")
-        before_usec = monotonic_ns() // 1_000
-        daemon.process.send_signal(signal.SIGHUP)
-        begin = manager.index("RELOADING=1", first)
-        told = re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=(\d+)", manager.seen[begin])
-        assert told and before_usec <= int(told[1]) <= monotonic_ns() // 1_000
-        manager.index("READY=1", begin)
-        wait_until(lambda: "configuration reloaded" in daemon.text, "the reload to be said")
-
-
 def test_a_take_over_has_more_time_than_the_watchdog_gives(
     data: Path, manager: Manager, bucket: Bucket
 ) -> None:
@@ -131,23 +135,6 @@ def test_a_take_over_has_more_time_than_the_watchdog_gives(
         assert manager.seen[takes].endswith("\nWATCHDOG_USEC=3600000000")
         serves = manager.index("READY=1\nSTATUS=ready on", takes)
         assert manager.seen[serves].endswith("\nWATCHDOG_USEC=1000000")
-
-
-def test_a_stop_is_announced_with_the_time_that_it_may_take(data: Path, manager: Manager) -> None:
-    with running(data, environ=manager.environ) as daemon:
-        ready = manager.index("READY=1")
-        assert daemon.stop() == 0
-        stopping = manager.index("STOPPING=1", ready)
-    assert manager.seen[stopping].splitlines()[1:] == [
-        "STATUS=draining", "EXTEND_TIMEOUT_USEC=20000000",
-    ]  # fmt: skip
-
-
-def test_no_shard_inherits_the_way_to_the_service_manager(data: Path, manager: Manager) -> None:
-    with running(data, environ=manager.environ) as daemon:
-        for pid in shard_pids(daemon):
-            inherited = psutil.Process(pid).environ()
-            assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & inherited.keys()
 
 
 @pytest.mark.slow

@@ -379,7 +379,7 @@ def test_the_old_records_of_a_recreated_topic_do_not_reappear_after_a_restart(da
         assert daemon.produce("again", "newer").json["first_seq"] == 2
 
 
-def test_what_was_accepted_and_not_committed_when_its_topic_went_is_refused(data: Path) -> None:
+def test_what_is_not_committed_yet_goes_with_its_topic_and_takes_room(data: Path) -> None:
     """With a long window; where a commit is quicker than the DELETE all the same, once more."""
     settings = {"commit_window_min_ms": 1000, "commit_window_max_ms": 1000}
     with running(data, settings=settings) as daemon, Wire(daemon.port) as wire:
@@ -397,6 +397,15 @@ def test_what_was_accepted_and_not_committed_when_its_topic_went_is_refused(data
                 break
         assert [(a.status, a.code) for a in answers] == [(404, "topic_deleted")] * 7
         assert daemon.status()["totals"]["requests_acked"] == turn + 1 + 7 * turn
+
+        daemon.json("PUT", "/v0/topics/capped", {"cap_records": 7, "discard": "reject"})
+        assert daemon.produce("capped", 0).status == 200
+        sent = [request("POST", "/v0/topics/capped", b"[1,2]")] * 5
+        wire.send(b"".join(sent))
+        answers = [answer for _ in sent if (answer := wire.answer())]
+        assert [answer.status for answer in answers] == [200, 200, 200, 422, 422]
+        assert answers[-1].json["error"]["detail"]["held"] == 7
+        assert daemon.get("/v0/topics/capped").json["partitions"][0]["count"] == 7
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c:d-e", "x" * 255, "a..b", "a%2Eb"])

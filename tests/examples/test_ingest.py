@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.agents import EVENTS, VECTOR_COMPRESSIONS, fluent_bit, lines_of, vector
-from tests.e2e.daemon import ROOT, Daemon, running
+from tests.e2e.daemon import ROOT, Daemon
 from tests.e2e.wire import Wire
 
 INGEST = ROOT / "examples" / "ingest"
@@ -31,10 +30,9 @@ DAEMON = "http://127.0.0.1:7440"
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def daemon(shared_daemon: Daemon) -> Daemon:
     """A daemon for all examples; each writes to topics of its own."""
-    with running(tmp_path_factory.mktemp("data")) as daemon:
-        yield daemon
+    return shared_daemon
 
 
 def run(*command: str, **environ: str) -> str:

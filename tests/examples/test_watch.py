@@ -11,25 +11,21 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from commands.client.events import EventParser, StreamEvent
 from delivery.streams import events
-from tests.e2e.daemon import ROOT, Daemon, running, stream, wait_until
+from tests.e2e.daemon import PAGE_ORIGIN, ROOT, Daemon, stream, wait_until
 
 PAGE = (ROOT / "examples" / "watch" / "index.html").read_text()
-ORIGIN = "http://pages.example"
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    data = tmp_path_factory.mktemp("watch") / "headgate-data"
-    with running(data, settings={"cors_origins": ORIGIN}) as daemon:
-        daemon.json("PUT", "/v0/topics/orders", {"partitions": 2})
-        yield daemon
+def daemon(shared_daemon: Daemon) -> Daemon:
+    shared_daemon.json("PUT", "/v0/topics/orders", {"partitions": 2})
+    return shared_daemon
 
 
 class EventSource:
@@ -44,7 +40,11 @@ class EventSource:
         self.connect()
 
     def connect(self) -> None:
-        headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache", "Origin": ORIGIN}
+        headers = {
+            "Accept": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "Origin": PAGE_ORIGIN,
+        }
         if self.last_event_id:
             headers["Last-Event-ID"] = self.last_event_id
         self._opened = contextlib.ExitStack()
@@ -95,7 +95,7 @@ def test_a_page_of_another_origin_gets_records_and_resumes(daemon: Daemon) -> No
     source = EventSource(daemon, "/v0/topics/orders/watch?key=customer-*")
     assert source.answer.status == 200
     assert source.answer.getheader("Content-Type") == "text/event-stream"
-    assert source.answer.getheader("Access-Control-Allow-Origin") == ORIGIN
+    assert source.answer.getheader("Access-Control-Allow-Origin") == PAGE_ORIGIN
     source.until("caught-up")
     assert source.retry_ms == 1_000
 

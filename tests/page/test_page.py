@@ -10,7 +10,7 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.daemon import HANG_S, Daemon, wait_until
+from tests.e2e.daemon import HANG_S, Daemon, ask, wait_until
 from tests.e2e.subscribing import Subscription
 from tests.page.conftest import Locked, Look
 
@@ -95,7 +95,20 @@ def ready_at(page: Page, daemon: Daemon) -> Page:
     return ready(page)
 
 
-def test_a_token_is_asked_for_and_kept_by_the_tab_alone(locked: Locked, look: Look) -> None:
+def test_the_page_is_open_and_allows_nothing_but_itself(locked: Locked) -> None:
+    answer = ask(locked.daemon.port, "GET", "/")
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert ask(locked.daemon.port, "GET", "/v0/status/watch").status == 401
+    assert ask(locked.daemon.port, "POST", "/").status == 405
+
+
+def test_a_token_is_asked_for_and_kept_by_the_tab_alone_and_shows_its_topics(
+    locked: Locked, look: Look
+) -> None:
     page = look(locked.daemon, refused=(401,))
     box = page.locator("#ask-token")
     expect(box).to_be_focused()
@@ -115,11 +128,7 @@ def test_a_token_is_asked_for_and_kept_by_the_tab_alone(locked: Locked, look: Lo
     page.get_by_role("button", name="Forget").click()
     expect(page.locator("#ask")).to_be_visible()
     assert page.evaluate("sessionStorage.length") == 0
-
-
-def test_a_token_of_some_topics_shows_these(locked: Locked, look: Look) -> None:
-    page = look(locked.daemon, refused=(401,))
-    page.locator("#ask-token").fill(locked.limited)
+    box.fill(locked.limited)
     page.keyboard.press("Enter")
     expect(row(ready(page), "topics", "seen-a")).to_have_count(1)
     expect(row(page, "topics", "hidden-b")).to_have_count(0)

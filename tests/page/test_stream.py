@@ -1,4 +1,4 @@
-"""What the page is served as, and the stream that feeds it: who gets it, how many, and its end."""
+"""The stream that feeds the page: who gets it, how many, and its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from daemon.api.overviews import VIEWERS_MAX
 from tests.e2e.daemon import Daemon, running, stream
-from tests.page.conftest import Locked
 
 WATCH = "/v0/status/watch"
 
@@ -22,36 +21,15 @@ def overview(answer: HTTPResponse) -> Any:
     return json.loads(line[6:])
 
 
-def test_the_page_is_open_and_allows_nothing_but_itself(locked: Locked) -> None:
-    locked.daemon.token, owner = "", locked.daemon.token
-    try:
-        answer = locked.daemon.get("/")
-        assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
-        policy = answer.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'sha256-")
-        assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert locked.daemon.get(WATCH).status == 401
-        assert locked.daemon.json("POST", "/", {}).status == 405
-    finally:
-        locked.daemon.token = owner
-
-
-def test_pages_of_other_origins_get_no_figures(daemon: Daemon) -> None:
+def test_pages_of_other_origins_get_no_figures(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
     assert daemon.ask("GET", WATCH, origin="http://elsewhere.example").status == 403
     assert daemon.ask("GET", WATCH, sec_fetch_site="cross-site").code == "foreign_page"
     assert daemon.ask("GET", "/", host="elsewhere.example").status == 421
 
 
-def test_a_token_of_some_topics_streams_what_belongs_to_them(locked: Locked) -> None:
-    for token, names in ((locked.limited, {"seen-a"}), (locked.owner, {"seen-a", "hidden-b"})):
-        headers = {"Authorization": f"Bearer {token}"}
-        with stream(locked.daemon.port, WATCH, headers=headers) as answer:
-            assert {each["topic"] for each in overview(answer)["topics"]} == names
-
-
-def test_rates_of_the_first_event_are_those_since_the_start(daemon: Daemon) -> None:
-    with stream(daemon.port, WATCH) as answer:
+def test_rates_of_the_first_event_are_those_since_the_start(shared_daemon: Daemon) -> None:
+    with stream(shared_daemon.port, WATCH) as answer:
         assert overview(answer)["rates"]["since_start"]
         assert not overview(answer)["rates"]["since_start"]
 

@@ -77,12 +77,16 @@ def redrive(server: Scripted, *options: str, code: int) -> tuple[Any, Result]:
 
 
 @pytest.mark.parametrize(
-    ("status", "error"),
-    [(429, "throttled"), (503, "not_ready"), (403, "forbidden"), (500, "internal")],
+    ("refused", "status", "error"),
+    [
+        ("a", 429, "throttled"),
+        (("a", 1), 503, "not_ready"),
+        ("a", 403, "forbidden"),
+        (("a", 1), 500, "internal"),
+    ],
 )
-@pytest.mark.parametrize("refused", ["a", ("a", 1)])
 def test_an_origin_that_refuses_is_left_with_the_reason_and_the_others_are_redriven(
-    status: int, error: str, refused: Any
+    refused: Any, status: int, error: str
 ) -> None:
     letters = Letters("a", "b", "a", "c")
     letters.refuses[refused] = refusal(status, error, "not now")
