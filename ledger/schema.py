@@ -3,7 +3,8 @@
 Vocabulary and writers. Every write happens under the ledger lock; any process reads.
 
 - ``state``: one row. ``incarnation``, ``epoch`` and ``epoch_floor`` are written by the supervisor,
-  ``commit_number`` by commits, ``catalog_version`` and ``last_topic_id`` by changes of topics.
+  ``commit_number`` by commits, ``catalog_version``, ``last_topic_id`` and ``partitions``
+  (how many there are that are not deleted) by changes of topics.
 - ``meta``: notes, texts by name.
 - ``incarnations``: every start of a daemon on this ledger. Rows stay.
 - ``topics``: one row for each topic that ever existed. ``deleted_ms`` is null while it lives; no
@@ -404,6 +405,10 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (topic_id, partition, producer_id)
         ) WITHOUT ROWID""",
         "CREATE INDEX producers_changed ON producers (changed)",
+    ),
+    (
+        "ALTER TABLE state ADD COLUMN partitions BIGINT NOT NULL DEFAULT 0",
+        "UPDATE state SET partitions = (SELECT count(*) FROM partitions WHERE deleted = 0)",
     ),
 )
 

@@ -105,7 +105,7 @@ def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic
     if senders:
         raise TopicHoldsDeadLetters(name, senders)
     tx.execute("UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id))
-    tx.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (present.topic_id,))
+    _delete_partitions(tx, present.topic_id)
     progress.end_all(tx, present.topic_id, now_ms)
     touch(tx, present.topic_id)
     return msgspec.structs.replace(present, deleted_ms=now_ms)
@@ -130,7 +130,7 @@ def restore(tx: WriteTx, topic_id: int, name: str, config: TopicConfig, created_
     tx.execute("UPDATE state SET last_topic_id = max(last_topic_id, ?) WHERE id = 1", (topic_id,))
     _add_partitions(tx, topic_id, 0, config.partitions)
     if deleted_ms is not None:
-        tx.execute("UPDATE partitions SET deleted = 1 WHERE topic_id = ?", (topic_id,))
+        _delete_partitions(tx, topic_id)
     else:
         _take_dead_letters(tx, topic_id, name)
     touch(tx, topic_id)
@@ -246,8 +246,7 @@ def _check_partitions(name: str, present: int, wanted: int) -> None:
 def _check_all_partitions(tx: ReadTx, name: str, more: int, maximum: int | None) -> None:
     if maximum is None or not more:
         return
-    # Reads as many rows as there are partitions: 2 ms for 20,000, when a topic is created.
-    (present,) = tx.execute("SELECT count(*) FROM partitions WHERE deleted = 0").fetchone()
+    (present,) = tx.execute("SELECT partitions FROM state WHERE id = 1").fetchone()
     if present + more > maximum:
         raise PartitionsFull(name, present, more, maximum)
 
@@ -259,6 +258,19 @@ def _add_partitions(tx: WriteTx, topic_id: int, start: int, stop: int) -> None:
         " VALUES (?, ?, 1, 1, 0, 0, ?, 0)",
         [(topic_id, partition, TIMESTAMP_MIN_MS) for partition in range(start, stop)],
     )
+    _count(tx, stop - start)
+
+
+def _delete_partitions(tx: WriteTx, topic_id: int) -> None:
+    gone = tx.execute(
+        "UPDATE partitions SET deleted = 1 WHERE topic_id = ? AND deleted = 0", (topic_id,)
+    )
+    _count(tx, -gone.rowcount)
+
+
+def _count(tx: WriteTx, more: int) -> None:
+    """Counting the rows would take 10 ms with 100,000."""
+    tx.execute("UPDATE state SET partitions = partitions + ? WHERE id = 1", (more,))
 
 
 def _note_growth(tx: WriteTx, topic_id: int, first: int) -> None:

@@ -48,6 +48,12 @@ def check(tx: ReadTx) -> None:
     _check_subscriptions(tx)
     require_none(
         tx,
+        "the number of partitions is that of the rows",
+        "SELECT partitions FROM state"
+        " WHERE partitions != (SELECT count(*) FROM partitions WHERE deleted = 0)",
+    )
+    require_none(
+        tx,
         "no two live topics have one table",
         "SELECT table_name, count(*) FROM topics WHERE deleted_ms IS NULL"
         " AND table_name IS NOT NULL GROUP BY table_name HAVING count(*) > 1",

@@ -281,6 +281,10 @@ def apply(tx: WriteTx, changes: Changes) -> None:
         f"UPDATE state SET {', '.join(f'{name} = max({name}, ?)' for name in _STATE)} WHERE id = 1",
         [state.get(name, 0) for name in _STATE],  # an older entry lacks the last ones
     )
+    if changes.rows.get("partitions"):
+        tx.execute(
+            "UPDATE state SET partitions = (SELECT count(*) FROM partitions WHERE deleted = 0)"
+        )
 
 
 def forget_named(tx: WriteTx) -> None:
