@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,25 @@ from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 from tools.receiver.process import ReceiverProcess
 
+BEGIN = "commit_window_min_ms = 3\ncommit_window_max_ms = 3\n"
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A configuration file."""
     path = tmp_path / "headgate.toml"
-    path.write_text("commit_window_min_ms = 3\ncommit_window_max_ms = 3\n")
+    path.write_text(BEGIN)
     return path
+
+
+@pytest.fixture(scope="module")
+def reloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon and its configuration file."""
+    folder = tmp_path_factory.mktemp("reloading")
+    file = folder / "headgate.toml"
+    file.write_text(BEGIN)
+    with running(folder / "data", shards=2, config_file=file) as daemon:
+        yield daemon, file
 
 
 def reload(daemon: Daemon, file: Path, text: str, sentence: str) -> None:
@@ -42,34 +55,35 @@ def wait_window(daemon: Daemon, window_ms: float) -> None:
 
 
 def test_sighup_takes_what_is_reloadable_and_names_what_needs_a_restart(
-    data: Path, file: Path
+    reloading: tuple[Daemon, Path],
 ) -> None:
-    with running(data, shards=1, config_file=file) as daemon:
-        wait_window(daemon, 3)
-        pids = [daemon.process.pid, *shard_pids(daemon)]
+    daemon, file = reloading
+    reload(daemon, file, BEGIN, "configuration reloaded")
+    wait_window(daemon, 3)
+    pids = [daemon.process.pid, *shard_pids(daemon)]
 
-        text = "commit_window_min_ms = 7\ncommit_window_max_ms = 7\nrecords_max = 5\n"
-        reload(daemon, file, text, "these keys need a restart: records_max")
-        wait_window(daemon, 7)
-        assert "changed: commit_window_min_ms, commit_window_max_ms" in daemon.text
-        assert daemon.produce("t", *range(6)).status == 200
+    text = "commit_window_min_ms = 7\ncommit_window_max_ms = 7\nrecords_max = 5\n"
+    reload(daemon, file, text, "these keys need a restart: records_max")
+    wait_window(daemon, 7)
+    assert "changed: commit_window_min_ms, commit_window_max_ms" in daemon.text
+    assert daemon.produce("t", *range(6)).status == 200
 
-        for broken, problem in (
-            (
-                "commit_window_min_ms = 'long'\n",
-                "commit_window_min_ms must be a number, got 'long'",
-            ),
-            ("commit_window_min = 9\n", "did you mean commit_window_min_ms?"),
-            ("commit_window_min_ms = \n", "is not valid TOML"),
-        ):
-            reload(daemon, file, broken, problem)
-            assert "configuration is not reloaded: " in daemon.text
-            assert daemon.status()["window_ms"] == 7
+    for broken, problem in (
+        (
+            "commit_window_min_ms = 'long'\n",
+            "commit_window_min_ms must be a number, got 'long'",
+        ),
+        ("commit_window_min = 9\n", "did you mean commit_window_min_ms?"),
+        ("commit_window_min_ms = \n", "is not valid TOML"),
+    ):
+        reload(daemon, file, broken, problem)
+        assert "configuration is not reloaded: " in daemon.text
+        assert daemon.status()["window_ms"] == 7
 
-        reload(daemon, file, 'log_level = "debug"\n', "log_level")
-        wait_window(daemon, 0.5)  # without the keys, the default again
-        assert [daemon.process.pid, *shard_pids(daemon)] == pids
-        assert daemon.get("/readyz").status == 200
+    reload(daemon, file, 'log_level = "debug"\n', "log_level")
+    wait_window(daemon, 0.5)  # without the keys, the default again
+    assert [daemon.process.pid, *shard_pids(daemon)] == pids
+    assert daemon.get("/readyz").status == 200
 
 
 @pytest.mark.slow
@@ -122,28 +136,32 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     assert values["uploads_in_flight_max"] == {"value": 4, "origin": "default"}
 
 
-def test_whom_push_may_call_changes_with_a_reload_at_each_shard(data: Path, file: Path) -> None:
+def test_whom_push_may_call_changes_with_a_reload_at_each_shard(
+    reloading: tuple[Daemon, Path],
+) -> None:
     """Also for a shard that starts later, and for connections that are open."""
-    with ReceiverProcess() as receiver, running(data, shards=2, config_file=file) as daemon:
-        assert daemon.json("PUT", "/v0/topics/t", {}).status == 201
+    daemon, file = reloading
+    reload(daemon, file, BEGIN, "configuration reloaded")
+    with ReceiverProcess() as receiver:
+        assert daemon.json("PUT", "/v0/topics/called", {}).status == 201
         push = {"push": {"endpoint": receiver.url("hook"), "rate_max": 1_000}}
 
         def answers() -> set[int]:
             """Of as many connections as reach both shards."""
             return {
-                daemon.json("PUT", f"/v0/topics/t/subscriptions/s{number}", push).status
+                daemon.json("PUT", f"/v0/topics/called/subscriptions/s{number}", push).status
                 for number in range(20)
             }
 
         assert answers() == {400}
         reload(daemon, file, 'push_allow = ["127.0.0.1"]\n', "push_allow")
         wait_until(lambda: answers() <= {200, 201}, "both shards to call 127.0.0.1")
-        assert daemon.produce("t", 1).status == 200
+        assert daemon.produce("called", 1).status == 200
         wait_until(lambda: receiver.counts("hook").posts >= 20, "POSTs of all subscriptions")
         reload(daemon, file, 'push_allow = ["public"]\n', "changed: push_allow")
         wait_until(lambda: answers() == {400}, "neither shard to call 127.0.0.1")
-        assert daemon.produce("t", 2).status == 200
-        path = "/v0/topics/t/subscriptions/s0"
+        assert daemon.produce("called", 2).status == 200
+        path = "/v0/topics/called/subscriptions/s0"
         wait_until(
             lambda: daemon.get(path).json["push"]["outcomes"].get("forbidden"), "it to be forbidden"
         )

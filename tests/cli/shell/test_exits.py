@@ -47,6 +47,7 @@ def test_another_program_at_the_address_is_exit_code_1() -> None:
         ["config", "show", "--set", "shard=1"],
         ["serve", "--shards", "none"],
         ["serve", "--config", "no-such-file.toml"],
+        ["serve", "--chaos", "busy=3s/1s"],
         ["objects", "ls", "--store", "nonsense"],
     ],
 )
