@@ -31,8 +31,3 @@ def assert_stands(status: Status, topic: str, name: str, *words: str) -> str:
     for word in words:
         assert word in why, why
     return why
-
-
-def unexplained(status: Status) -> list[str]:
-    """What stands still without a known reason: there must never be any."""
-    return [why for why in standing(status).values() if "waits for nothing that is known" in why]

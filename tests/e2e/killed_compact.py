@@ -18,7 +18,6 @@ from cli import headgate
 from compaction.access.via_daemon import ViaDaemon
 from compaction.run.run import Run
 from ledger.lake import catalog, lake_tables, runs
-from ledger.ledger import Ledger
 
 
 def die(*_: Any, **__: Any) -> Any:
@@ -34,19 +33,6 @@ def behind(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
         result = function(*arguments, **named)
         left[0] -= 1
         if not left[0]:
-            die()
-        return result
-
-    return called
-
-
-def behind_write(of: Callable[..., Any]) -> Callable[..., Any]:
-    """``Ledger.write``, and then the end, when it was ``of`` that wrote: after the transaction."""
-    write = Ledger.write
-
-    def called(ledger: Ledger, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        result = write(ledger, function, *arguments, **named)
-        if function is of:
             die()
         return result
 
