@@ -21,7 +21,7 @@ from msgspec import Struct
 from ledger import changes
 from ledger.decide import Answer, DedupeKey, ProducerKey, ProducerNow, StoredBatch
 from ledger.tx import ReadTx, WriteTx
-from ledger.types import Condition
+from ledger.types import Condition, ProducerBatch
 
 # Entries that one commit removes in addition to twice what it adds, so that pruning gains.
 PRUNE_STEP = 64
@@ -134,14 +134,27 @@ def producers(
         if each.producer is not None and each.parts
     }:
         key = (topic_id, partition, producer_id)
-        row = tx.execute(
-            "SELECT epoch, recent FROM producers"
-            " WHERE topic_id = ? AND partition = ? AND producer_id = ? AND used_ms >= ?",
-            (*key, now_ms - PRODUCER_KEPT_MS),
-        ).fetchone()
-        if row is not None:
-            found[key] = ProducerNow(row[0], _recent_decoder.decode(row[1]))
+        known = _producer(tx, key, now_ms)
+        if known is not None:
+            found[key] = known
     return found
+
+
+def knows_batch(
+    tx: ReadTx, topic_id: int, partition: int, batch: ProducerBatch, now_ms: int
+) -> bool:
+    """Whether a producer's batch was stored and is remembered."""
+    known = _producer(tx, (topic_id, partition, batch.producer_id), now_ms)
+    return known is not None and isinstance(known.judge(batch, accepts_gaps=False), StoredBatch)
+
+
+def _producer(tx: ReadTx, key: ProducerKey, now_ms: int) -> ProducerNow | None:
+    row = tx.execute(
+        "SELECT epoch, recent FROM producers"
+        " WHERE topic_id = ? AND partition = ? AND producer_id = ? AND used_ms >= ?",
+        (*key, now_ms - PRODUCER_KEPT_MS),
+    ).fetchone()
+    return None if row is None else ProducerNow(row[0], _recent_decoder.decode(row[1]))
 
 
 def keep_producers(tx: WriteTx, known: Mapping[ProducerKey, ProducerNow], now_ms: int) -> None:

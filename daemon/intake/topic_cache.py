@@ -32,7 +32,7 @@ from ledger.errors import (
 )
 from ledger.ledger import Ledger
 from ledger.space import retention
-from ledger.types import PartitionState, Topic, TopicConfig
+from ledger.types import PartitionState, ProducerBatch, Topic, TopicConfig
 from shards import layout as at
 from shards.boards.namecounts import TopicTally
 from shards.clock import boottime_ms, wall_ms
@@ -167,6 +167,11 @@ class TopicCache:
         """Whether a request with this idempotency key was stored and is still remembered."""
         limits = self._ledger.ledger.dedupe_limits
         return await self._ledger.read(dedupe.knows, topic_id, key, self.age_ms(), limits)
+
+    async def has_batch(self, topic_id: int, partition: int, batch: ProducerBatch) -> bool:
+        """Whether an idempotent producer's batch was stored and is still remembered."""
+        now_ms = self.age_ms()
+        return await self._ledger.read(dedupe.knows_batch, topic_id, partition, batch, now_ms)
 
     async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
         """The topic of this name, created if there is none, and whether it was created.

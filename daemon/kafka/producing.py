@@ -37,7 +37,7 @@ from daemon.kafka.wire import KafkaRequest
 from daemon.schemas.decoding import NESTING_MAX
 from daemon.schemas.errors import ApiError
 from ledger.errors import LedgerError
-from ledger.types import Verdict
+from ledger.types import ProducerBatch, Verdict
 from shards.clock import monotonic_ns, wall_ms
 from shards.frame import Part, encode_producer
 from shards.ring import RingFull, RingWriter
@@ -179,9 +179,9 @@ class KafkaProducer:
     @asynccontextmanager
     async def _part(
         self, topic: TopicEntry, partition: int, batch: bytes
-    ) -> AsyncIterator[tuple[Part, bytes]]:
-        """A batch as it is stored, and its conditions; a long one has its share of memory until the
-        block ends. Raises BatchError."""
+    ) -> AsyncIterator[tuple[Part, ProducerBatch | None]]:
+        """A batch as it is stored, and as its producer numbers it; a long one has its share of
+        memory until the block ends. Raises BatchError."""
         head = read_head(batch, self._limits)
         payload = _short_payload(head, batch)
         share = 0
@@ -212,9 +212,8 @@ class KafkaProducer:
                 earliest = latest = wall_ms()
             payload = records.encode(made.rows)
             del made, some, times
-            conditions = b"" if head.producer is None else encode_producer(head.producer)
             part = Part(topic.topic_id, partition, head.records, payload, earliest, latest)
-            yield part, conditions
+            yield part, head.producer
         finally:
             self._decoded.give_back(share)
 
@@ -224,8 +223,8 @@ class KafkaProducer:
         return self._limits.batch_bytes
 
     async def _publish(
-        self, topic: TopicEntry, part: Part, conditions: bytes, arrival_ns: int, timeout_ns: int,
-        refusals: Refusals,
+        self, topic: TopicEntry, part: Part, batch: ProducerBatch | None, arrival_ns: int,
+        timeout_ns: int, refusals: Refusals,
     ) -> Waits:  # fmt: skip
         """Waits for room in the ring, nothing else."""
         size = len(part.payload)
@@ -235,6 +234,7 @@ class KafkaProducer:
                 message=f"the batch takes {size} bytes, the limit is"
                 f" {self._ring.capacity // 4 - FRAME_BYTES}; lower batch.size",
             )
+        is_repeat = False  # then it takes no room in its topic: the commit answers it
         while True:
             tracker = topic.tracker
             if tracker is not None:
@@ -242,7 +242,16 @@ class KafkaProducer:
                 trackers = self._topics.trackers
                 if trackers.is_stale(tracker) or now_ns - tracker.loaded_ns > RELOAD_NS:
                     await self._topics.load_tracker(tracker, now_ns)
-                tracker.check([part[1:6]])
+                try:
+                    if not is_repeat:
+                        tracker.check([part[1:6]])
+                except TopicFull:
+                    is_repeat = batch is not None and await self._topics.has_batch(
+                        part.topic_id, part.partition, batch
+                    )
+                    if not is_repeat:
+                        raise
+                    continue
             # No await from here on until the frame is published.
             refused = refusals.get((topic.name, part.partition))
             if refused is not None:
@@ -253,7 +262,7 @@ class KafkaProducer:
             admission, needed = self._admission, size + FRAME_BYTES
             if admission.promise(needed) or admission.promise_of_credit(needed):
                 try:
-                    return self._append(topic, part, conditions, arrival_ns, timeout_ns, refusals)
+                    return self._append(topic, part, batch, arrival_ns, timeout_ns, refusals)
                 except RingFull:
                     pass  # of a pad
                 finally:
@@ -266,10 +275,11 @@ class KafkaProducer:
             await asyncio.sleep(RING_LOOK_S)
 
     def _append(
-        self, topic: TopicEntry, part: Part, conditions: bytes, arrival_ns: int, timeout_ns: int,
-        refusals: Refusals,
+        self, topic: TopicEntry, part: Part, batch: ProducerBatch | None, arrival_ns: int,
+        timeout_ns: int, refusals: Refusals,
     ) -> asyncio.Future[ProducedBatch]:  # fmt: skip
         """Publishes what has room. Raises RingFull."""
+        conditions = b"" if batch is None else encode_producer(batch)
         position = self._ring.append(arrival_ns, wall_ms(), conditions, (part,))
         if topic.tracker is not None:
             topic.tracker.published(position, [part[1:6]])

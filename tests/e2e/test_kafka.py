@@ -344,6 +344,18 @@ def test_a_newer_api_versions_is_told_the_versions_in_the_oldest_form(wire: Wire
     assert len(answer) == 6 + 6 * 6
 
 
+def test_a_repeat_to_a_full_topic_has_its_first_answer(daemon: Daemon) -> None:
+    daemon.json("PUT", "/v0/topics/fills", {"cap_records": 1, "discard": "reject"})
+    made = Wire(daemon, "fills")
+    with contextlib.closing(made.socket), contextlib.closing(made.stream):
+        sent = [
+            (made.produce("fills", seal(0, 0, 0, (5, 5), (7, 0, n), 1, GOOD[61:])), made.offset)
+            for n in (0, 1, 0)
+        ]
+    assert [code for code, _ in sent] == [0, 44, 0] and sent[2] == (0, 0)
+    assert [each["seq"] for each in daemon.read_all("fills")] == [1]
+
+
 def test_a_deleted_topic_and_one_that_refuses_say_so(daemon: Daemon, topic: str) -> None:
     daemon.json("PUT", "/v0/topics/full", {"cap_records": 2, "discard": "reject"})
     sender = Sender(daemon)
