@@ -41,7 +41,8 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   ``changed`` is the change number of a row's last change: ``state.change_number`` counts changes of
   delivery and never touches ``catalog_version``. ``last_cursor_id``: ids are never used twice.
   ``source``, ``source_topic_id`` and ``source_bytes``: what a client told of what its cursor
-  follows, at ``told_ms``; null if it told nothing, and of deleted cursors.
+  follows, at ``told_ms``; null if it told nothing, and of deleted cursors. ``metadata``: a text
+  that a group of Kafka's consumers has committed with a position (``group_commits.py``).
 - ``routers``: which topics are copied into which (``routers.py``). ``config`` is the filter,
   ``slot`` the router's place in the shared segment. ``token`` is the TokenName, as JSON, with which
   it was set up last; null: without one. Rows stay.
@@ -410,6 +411,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         "ALTER TABLE state ADD COLUMN partitions BIGINT NOT NULL DEFAULT 0",
         "UPDATE state SET partitions = (SELECT count(*) FROM partitions WHERE deleted = 0)",
     ),
+    ("ALTER TABLE cursor_positions ADD COLUMN metadata TEXT",),
 )
 
 

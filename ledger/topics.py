@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ledger import changes, table_names
-from ledger.delivery import progress
+from ledger.delivery import group_commits, progress
 from ledger.errors import (
     ColumnsRefused,
     PartitionsFull,
@@ -93,8 +93,9 @@ def alter(tx: WriteTx, name: str, config: TopicConfig, partitions_max: int | Non
 
 
 def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic:
-    """The deleted topic. Extents that are committed later are void. Its subscriptions are deleted
-    with it. Its rows go later (``space/leftovers.py``).
+    """The deleted topic. Extents that are committed later are void. Its subscriptions, and what
+    groups of Kafka have committed of it, are deleted with it. Its rows go later
+    (``space/leftovers.py``).
 
     Raises TopicMissing and, unless it is forced, TopicHoldsDeadLetters.
     """
@@ -107,6 +108,7 @@ def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic
     tx.execute("UPDATE topics SET deleted_ms = ? WHERE topic_id = ?", (now_ms, present.topic_id))
     _delete_partitions(tx, present.topic_id)
     progress.end_all(tx, present.topic_id, now_ms)
+    group_commits.end_all(tx, present.topic_id, now_ms)
     touch(tx, present.topic_id)
     return msgspec.structs.replace(present, deleted_ms=now_ms)
 

@@ -230,7 +230,7 @@ class Commit(Struct, frozen=True):
     published_ns: int = 0
 
 
-CursorKind = Literal["client", "router", "subscription"]
+CursorKind = Literal["client", "router", "subscription", "kafka"]
 
 
 class Cursor(Struct, frozen=True):

@@ -35,6 +35,8 @@ from typing import Any, TypeVar
 from daemon.kafka import messages
 from daemon.kafka.budget import ITEMS_OF_A_TURN, SharedBytes, aside
 from daemon.kafka.fetching import FETCHED_BYTES_MAX, PLACE_BYTES_MAX, KafkaReads
+from daemon.kafka.groups import coordinator
+from daemon.kafka.groups.coordinator import Coordinator
 from daemon.kafka.producing import (
     SHORT_BATCH_BYTES,
     KafkaProducer,
@@ -62,6 +64,7 @@ IDLE_S = 600.0  # as Kafka's brokers have it; clients connect again
 FRAME_S = 60.0
 WRITE_S = 30.0  # for a client to take an answer
 CLOSE_S = 3.0  # for it to take what is written when its connection ends
+WAIT_FOR_OTHERS = (Key.JOIN_GROUP, Key.SYNC_GROUP)  # for minutes; what they hold is counted
 ANSWERS_FLUSH_S = 3.0  # at a stop, for clients to take what became of their batches
 FRAME_BYTES_MAX = 256 << 10  # of a request other than Produce
 FRAMES_BYTES_MAX = 8 << 20  # of all these, with what they were read as
@@ -89,7 +92,7 @@ def bytes_max(body_bytes_max: int) -> int:
     return (
         CONNECTIONS_MAX * CONNECTION_BYTES + 2 * (body_bytes_max + FRAME_HEADS_BYTES)
         + 4 * body_bytes_max + FETCHED_BYTES_MAX + 4 * PLACE_BYTES_MAX + 5 * FRAMES_BYTES_MAX
-        + 2 * ANSWERS_BYTES_MAX
+        + 2 * ANSWERS_BYTES_MAX + coordinator.BYTES_MAX
     )  # fmt: skip
 
 
@@ -101,12 +104,14 @@ class KafkaServer:
         topics: KafkaTopics,
         producer: KafkaProducer,
         reads: KafkaReads,
+        coordinator: Coordinator,
         host: str | None,
         frame_bytes_max: int,
     ) -> None:
         self._topics = topics
         self._producer = producer
         self._reads = reads
+        self._coordinator = coordinator
         self._host = host
         self._frame_bytes_max = frame_bytes_max + FRAME_HEADS_BYTES
         # The largest frame always has room, if it is alone.
@@ -127,9 +132,10 @@ class KafkaServer:
             )
 
     def drain(self) -> None:
-        """Accepts no more connections."""
+        """Accepts no more connections, and no members of groups."""
         for server in self._servers:
             server.close()
+        self._coordinator.close()
 
     async def close(self) -> None:
         """Ends all connections, after the answers to batches."""
@@ -190,12 +196,14 @@ class KafkaServer:
                 with connection.beginning():
                     await self._begin(connection, frame)
                 del frame
-                if counted and key != Key.PRODUCE:
+                if counted and key not in (Key.PRODUCE, *WAIT_FOR_OTHERS):
                     # Its values are there until it has had its turn.
                     await connection.has_room(all_written=True)
             finally:
                 share.give_back(counted)
-            await connection.has_room(all_written=bool(connection.refusals))
+            await connection.has_room(
+                all_written=bool(connection.refusals) or key in WAIT_FOR_OTHERS
+            )
 
     async def _begin(self, connection: _Connection, frame: bytes) -> None:
         """Begins a request; its answer is written in its turn. Raises Malformed."""
@@ -226,8 +234,15 @@ class KafkaServer:
                 error = TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             # By chance, so that none is given twice, whatever a recovery has lost.
             connection.answer(messages.init_producer_id(asked, error, secrets.randbits(63)))
-        else:
+        elif asked.key == Key.API_VERSIONS:
             connection.answer(messages.api_versions(asked))
+        else:
+            values = await _read(frame, coordinator.READERS[asked.key])
+            # As brokers do: a member has committed before it joins again.
+            await connection.has_room(all_written=True)
+            host = self._host or connection.host
+            turn = self._coordinator.begin(head, values, host, str(connection.peer[0]))
+            connection.answer(partial(self._coordinated, connection, turn))
 
     async def _fetch(
         self, connection: _Connection, asked: KafkaRequest, wanted: messages.FetchAsked
@@ -235,6 +250,11 @@ class KafkaServer:
         async with self._reads.fetch(wanted) as (error, read):
             items = sum(1 + len(some) for _, some in read)
             await connection.write(await aside(items, messages.fetched, asked, error, read))
+
+    async def _coordinated(self, connection: _Connection, turn: coordinator.Turn) -> None:
+        said = await turn()
+        async with self._long_answer(said.size):
+            await connection.write(await aside(said.items, said.make))
 
     async def _list_offsets(
         self, connection: _Connection, asked: KafkaRequest, wanted: messages.OffsetsAsked

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from secrets import token_hex
 
 from daemon.config import Config
 from daemon.intake.admission import Admission
 from daemon.intake.pending import PendingRequests
 from daemon.intake.topic_cache import TopicCache
 from daemon.kafka.fetching import KafkaReads
+from daemon.kafka.groups.commits import GroupCommits, Write
+from daemon.kafka.groups.coordinator import Coordinator
 from daemon.kafka.producing import KafkaProducer
 from daemon.kafka.server import KafkaServer
 from daemon.kafka.topics import KafkaTopics
+from delivery.ledger_thread import LedgerThread
 from delivery.reading.partition import PartitionReader
 from delivery.reading.waiters import Waiters
+from shards.clock import monotonic_ns, wall_ms
 from shards.ring import RingWriter
 from uploader.l0.kafka import BatchLimits
 
@@ -30,6 +35,8 @@ def kafka_server(
     waiters: Waiters,
     published: Callable[[], None],
     short_of_time: Callable[[int, int], None],
+    ledger: LedgerThread,
+    write: Write,
 ) -> KafkaServer:
     """What serves Kafka's clients of one shard, when it is started. ``ports`` are those of all
     shards; ``published`` and ``short_of_time`` are as the producer by HTTP has them."""
@@ -40,4 +47,8 @@ def kafka_server(
         config.ack_timeout_ms,
     )  # fmt: skip
     reads = KafkaReads(names, partitions, waiters)
-    return KafkaServer(names, producer, reads, config.kafka_advertised, config.body_bytes_max)
+    commits = GroupCommits(write, ledger, wall_ms, monotonic_ns)
+    coordinator = Coordinator(shard, names, commits, lambda: token_hex(16), monotonic_ns)
+    return KafkaServer(
+        names, producer, reads, coordinator, config.kafka_advertised, config.body_bytes_max
+    )

@@ -50,6 +50,11 @@ class KafkaTopics:
         """The shards, at the host by which they are reached."""
         return [Broker(shard, host, port) for shard, port in enumerate(self._ports)]
 
+    @property
+    def shards(self) -> int:
+        """How many brokers there are."""
+        return len(self._ports)
+
     def leader(self, topic_id: int, partition: int) -> int:
         """The shard that takes records of a partition in."""
         return (topic_id + partition) % len(self._ports)

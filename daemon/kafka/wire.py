@@ -23,8 +23,18 @@ class Key:
     FETCH: Final = 1
     LIST_OFFSETS: Final = 2
     METADATA: Final = 3
+    OFFSET_COMMIT: Final = 8
+    OFFSET_FETCH: Final = 9
+    FIND_COORDINATOR: Final = 10
+    JOIN_GROUP: Final = 11
+    HEARTBEAT: Final = 12
+    LEAVE_GROUP: Final = 13
+    SYNC_GROUP: Final = 14
+    DESCRIBE_GROUPS: Final = 15
+    LIST_GROUPS: Final = 16
     API_VERSIONS: Final = 18
     INIT_PRODUCER_ID: Final = 22
+    DELETE_GROUPS: Final = 42
 
 
 class ServedVersions(NamedTuple):
@@ -45,8 +55,18 @@ SERVED: dict[int, ServedVersions] = {
     Key.FETCH: ServedVersions(4, 4, 17, 12),
     Key.LIST_OFFSETS: ServedVersions(1, 1, 9, 6),
     Key.METADATA: ServedVersions(0, 0, 13, 9),
+    Key.OFFSET_COMMIT: ServedVersions(2, 2, 9, 8),
+    Key.OFFSET_FETCH: ServedVersions(1, 1, 9, 6),
+    Key.FIND_COORDINATOR: ServedVersions(0, 0, 6, 3),
+    Key.JOIN_GROUP: ServedVersions(0, 0, 9, 6),
+    Key.HEARTBEAT: ServedVersions(0, 0, 4, 4),
+    Key.LEAVE_GROUP: ServedVersions(0, 0, 5, 4),
+    Key.SYNC_GROUP: ServedVersions(0, 0, 5, 4),
+    Key.DESCRIBE_GROUPS: ServedVersions(0, 0, 6, 5),
+    Key.LIST_GROUPS: ServedVersions(0, 0, 5, 3),
     Key.API_VERSIONS: ServedVersions(0, 0, 4, 3),
     Key.INIT_PRODUCER_ID: ServedVersions(0, 0, 5, 2),
+    Key.DELETE_GROUPS: ServedVersions(0, 0, 2, 2),
 }
 
 
@@ -220,6 +240,7 @@ class KafkaRequest(NamedTuple):
     version: int
     correlation: int
     body: WireReader
+    client_id: str | None = None
 
     def is_served(self) -> bool:
         """Whether its version is one that is answered."""
@@ -246,11 +267,12 @@ def read_request(frame: bytes, items_max: int = ITEMS_MAX) -> KafkaRequest:
     reader = WireReader(frame, items_max=items_max)
     key, version, correlation = reader.int16(), reader.int16(), reader.int32()
     served = SERVED.get(key)
+    client_id = None
     if served is not None and served.served_from <= version <= served.to:
-        reader.string()  # the client's id, which is never compact
+        client_id = reader.string()  # which is never compact
         reader.flexible = version >= served.flexible_from
         reader.tags()
-    return KafkaRequest(key, version, correlation, reader)
+    return KafkaRequest(key, version, correlation, reader, client_id)
 
 
 def _text(data: bytes) -> str:

@@ -522,7 +522,8 @@ class CursorState(Struct, frozen=True):
     cursor: str
     cursor_id: Annotated[int, Meta(description="never used twice; a recreated cursor has another")]
     kind: Annotated[
-        CursorKind, Meta(description="who moves it: clients, a router, or a subscription")
+        CursorKind,
+        Meta(description="who moves it: clients, a router, a subscription, or a group of Kafka"),
     ]
     positions: Annotated[
         list[CursorPosition], Meta(description="where it has been moved; 0 in other partitions")

@@ -75,6 +75,13 @@ def _check_cursors(tx: ReadTx) -> None:
         " OR p.changed > change_number OR p.changed < 1 OR p.set_change > p.changed"
         " OR p.seq < 0 OR p.partition < 0",
     )
+    require_none(
+        tx,
+        "a group of Kafka has committed only of living topics",
+        "SELECT name FROM cursors WHERE kind = 'kafka' AND deleted_ms IS NULL AND NOT EXISTS"
+        " (SELECT 1 FROM topics WHERE topic_id = CAST(substr(cursors.name, 7) AS INTEGER)"
+        " AND topics.deleted_ms IS NULL)",
+    )
 
 
 def _check_routers(tx: ReadTx) -> None:

@@ -99,7 +99,7 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
         1,
     ),
     "cursor_positions": (
-        ("cursor_id", "partition", "seq", "set_change", "set_seq", "changed"),
+        ("cursor_id", "partition", "seq", "set_change", "set_seq", "changed", "metadata"),
         2,
     ),
     "routers": (

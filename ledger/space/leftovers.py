@@ -4,7 +4,7 @@ Vocabulary: a *leftover* is the row of something that was deleted. The owner's l
 learn of the deletion from it, so it stays until both have *heard*: an accepted entry has the row as
 deleted, and every shard has read it. Then it goes, once nothing names it:
 
-- a cursor of a router or of a subscription;
+- a cursor of a router, of a subscription or of a group of Kafka;
 - a router, a subscription;
 - a topic and its partitions: no extent, hole, table or file of the lake is of it, and no row of a
   router or of a subscription has its id. Records that come later are void (``commits.py``).

@@ -48,6 +48,7 @@ class Outbox:
 
     def __init__(self, ledger: LedgerThread, dest: Topic) -> None:
         self.dest = dest
+        self.ledger = ledger
         self.segment = Segment.create(Layout(1, RING_BYTES))
         self.ring = RingWriter(self.segment, 0)
         self.topics = TopicCache(self.segment, ledger, nullcontext())

@@ -67,7 +67,7 @@ def framed(key: int, version: int, entity: Any) -> bytes:
     return buffer.getvalue()
 
 
-def asked(key: int, version: int, **values: Any) -> KafkaRequest:
+def asked(key: int, version: int, /, **values: Any) -> KafkaRequest:
     request = read_request(framed(key, version, made(load_request_schema(key, version), **values)))
     assert (request.key, request.version, request.correlation) == (key, version, 9)
     assert request.is_served()

@@ -8,17 +8,21 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
 
 from daemon.kafka import budget, messages, server
 from daemon.kafka.fetching import KafkaReads
+from daemon.kafka.groups.commits import GroupCommits
+from daemon.kafka.groups.coordinator import Coordinator
 from daemon.kafka.server import KafkaServer
 from daemon.kafka.topics import KafkaTopics
 from daemon.kafka.wire import Key
 from daemon.schemas.errors import ApiError
 from delivery.reading.waiters import Waiters
+from shards.clock import monotonic_ns, wall_ms
 from tests.daemon.intake.test_copies import Outbox, outbox_in
 from tests.daemon.kafka.test_producing import error_of, produce_frame, producer
 
@@ -42,7 +46,9 @@ def serve(
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        served = KafkaServer(names, producer(made), reads, None, BODY_BYTES_MAX)
+        commits = GroupCommits(made.ledger.write, made.ledger, wall_ms, monotonic_ns)
+        groups = Coordinator(0, names, commits, lambda: token_hex(8), monotonic_ns)
+        served = KafkaServer(names, producer(made), reads, groups, None, BODY_BYTES_MAX)
         await served.start([listener.detach()])
         try:
             await test(made, served, lambda: asyncio.open_connection("127.0.0.1", port))
@@ -299,5 +305,33 @@ def test_a_thread_reads_a_long_request(
         assert len(threads) == 2
         assert [each == here for each in threads] == [names == 10] * 2
         writer.close()
+
+    serve(tmp_path, test)
+
+
+def test_members_who_wait_for_others_hold_nothing_that_the_others_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FRAMES_BYTES_MAX", 6_000)
+
+    def join() -> bytes:
+        def text(value: bytes) -> bytes:
+            return len(value).to_bytes(2, "big") + value
+
+        metadata = bytes(9_000)
+        return (
+            Key.JOIN_GROUP.to_bytes(2, "big") + b"\0\0\0\0\0\7\xff\xff" + text(b"g")
+            + (10_000).to_bytes(4, "big") + text(b"") + text(b"consumer")
+            + (1).to_bytes(4, "big") + text(b"range") + len(metadata).to_bytes(4, "big") + metadata
+        )  # fmt: skip
+
+    async def test(made: Outbox, served: KafkaServer, connect: Any) -> None:
+        members = [await connect() for _ in range(3)]
+        for _, writer in members:
+            writer.write(sized(join()))
+        for reader, writer in members:
+            answer = await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+            assert answer[4:10] == b"\0\0\0\0\0\1", "all are in the first generation"
+            writer.close()
 
     serve(tmp_path, test)

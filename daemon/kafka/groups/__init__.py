@@ -1,0 +1,1 @@
+"""Consumer groups of Kafka's protocol (the classic one): who reads which partitions, how far."""
