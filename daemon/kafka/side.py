@@ -37,6 +37,7 @@ def kafka_server(
     short_of_time: Callable[[int, int], None],
     ledger: LedgerThread,
     write: Write,
+    is_owned: Callable[[], bool],
 ) -> KafkaServer:
     """What serves Kafka's clients of one shard, when it is started. ``ports`` are those of all
     shards; ``published`` and ``short_of_time`` are as the producer by HTTP has them."""
@@ -47,7 +48,7 @@ def kafka_server(
         config.ack_timeout_ms,
     )  # fmt: skip
     reads = KafkaReads(names, partitions, waiters)
-    commits = GroupCommits(write, ledger, wall_ms, monotonic_ns)
+    commits = GroupCommits(write, ledger, is_owned, wall_ms, monotonic_ns)
     coordinator = Coordinator(shard, names, commits, lambda: token_hex(16), monotonic_ns)
     return KafkaServer(
         names, producer, reads, coordinator, config.kafka_advertised, config.body_bytes_max

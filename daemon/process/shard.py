@@ -132,6 +132,7 @@ class Shard:
                 opened.config, self.shard, kafka.ports, write.topics, self._ring, self._pending,
                 write.admission, self._delivery.partitions, self._delivery.reader.waiters,
                 self._published, self._short_of_time, opened.ledger, self._delivery.flush.write,
+                write.may_deliver,
             )  # fmt: skip
         self._sensors = ShardSensors(
             self.segment, self.shard, self._delivery.dispatcher, write.leases,

@@ -3,6 +3,9 @@
 Commits that come while others are written wait for the next transaction. Of those of one partition
 the last counts, and all are answered with it. As with the flush, a shard keeps the ledger lock for
 a twentieth of the time; it may be BURST_NS ahead of that, so few commits do not wait.
+
+A daemon that may have lost its prefix to another one acknowledges nothing: the other one would not
+know of it. Whoever asks whether it owns it also asks for an entry of the owner's log.
 """
 
 from __future__ import annotations
@@ -15,14 +18,28 @@ from delivery.cursors.flush import MOVES_MAX, SHARE
 from delivery.ledger_thread import LedgerReads
 from ledger.delivery import group_commits
 from ledger.delivery.group_commits import GroupCommit, RefusedCommits
+from ledger.errors import LedgerError
 
 _Waiting = tuple[Sequence[GroupCommit], asyncio.Future[RefusedCommits]]
 
 
 BURST_NS = 1_000_000_000  # transactions that take 50 ms together
 
+OWNED_WAIT_NS = 5_000_000_000  # an entry takes two requests to the store
+OWNED_LOOK_S = 0.02
+
 # What its first argument, a function of a transaction, returns; in a thread. Raises LedgerError.
 Write = Callable[..., Awaitable[Any]]
+
+
+class NotOwned(LedgerError):
+    """Another daemon may own the prefix."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"no entry of the owner's log was accepted within {OWNED_WAIT_NS // 10**9} s: the store"
+            " does not answer, or another daemon has taken the prefix over; nothing was committed"
+        )
 
 
 class GroupCommits:
@@ -32,12 +49,14 @@ class GroupCommits:
         self,
         write: Write,
         reads: LedgerReads,
+        is_owned: Callable[[], bool],
         wall_ms: Callable[[], int],
         monotonic_ns: Callable[[], int],
         sleep_s: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._write_now = write
         self._reads = reads
+        self._is_owned = is_owned
         self._wall_ms = wall_ms
         self._monotonic_ns = monotonic_ns
         self._sleep_s = sleep_s
@@ -93,7 +112,12 @@ class GroupCommits:
             early_ns = self._due_ns - BURST_NS - began_ns
             if early_ns > 0:
                 await self._sleep_s(early_ns / 1e9)
-                began_ns = self._monotonic_ns()
+                began_ns += early_ns
+            while not self._is_owned():
+                if self._monotonic_ns() - began_ns > OWNED_WAIT_NS:
+                    raise NotOwned
+                await self._sleep_s(OWNED_LOOK_S)
+            began_ns = self._monotonic_ns()
             some: RefusedCommits = await self._write_now(
                 group_commits.put, rows[at : at + MOVES_MAX], self._wall_ms()
             )

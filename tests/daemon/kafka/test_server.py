@@ -46,7 +46,7 @@ def serve(
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        commits = GroupCommits(made.ledger.write, made.ledger, wall_ms, monotonic_ns)
+        commits = GroupCommits(made.ledger.write, made.ledger, lambda: True, wall_ms, monotonic_ns)
         groups = Coordinator(0, names, commits, lambda: token_hex(8), monotonic_ns)
         served = KafkaServer(names, producer(made), reads, groups, None, BODY_BYTES_MAX)
         await served.start([listener.detach()])

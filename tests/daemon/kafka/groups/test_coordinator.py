@@ -50,7 +50,7 @@ class Talk:
         self.made = made
         names = KafkaTopics(made.topics, tuple(range(shards)), "file:///s", auto_create=True)
         self.commits = commits or GroupCommits(
-            made.ledger.write, made.ledger, wall_ms, monotonic_ns
+            made.ledger.write, made.ledger, lambda: True, wall_ms, monotonic_ns
         )
         ids = iter(range(10_000))
         self.coordinator = Coordinator(
@@ -255,7 +255,9 @@ def with_gate(directory: Path, test: Callable[[Talk, Gate], Coroutine[Any, Any, 
         async def at_once(_: float) -> None:
             await asyncio.sleep(0)
 
-        commits = GroupCommits(gate.write, made.ledger, wall_ms, monotonic_ns, at_once)
+        commits = GroupCommits(
+            gate.write, made.ledger, lambda: True, wall_ms, monotonic_ns, at_once
+        )
         await test(Talk(made, commits=commits), gate)
 
     with outbox_in(directory) as made:
@@ -291,6 +293,28 @@ def test_a_commit_that_could_not_be_written_is_not_answered_as_if_it_were(tmp_pa
     with_gate(tmp_path, test)
 
 
+def test_a_daemon_that_may_have_lost_its_prefix_acknowledges_nothing(tmp_path: Path) -> None:
+    async def run(made: Outbox) -> None:
+        now_ns, owned_from_ns = 0, 6_000_000_000
+
+        async def sleep_s(length_s: float) -> None:
+            nonlocal now_ns
+            now_ns += int(length_s * 1e9)
+
+        commits = GroupCommits(
+            made.ledger.write, made.ledger, lambda: now_ns >= owned_from_ns, wall_ms,
+            lambda: now_ns, sleep_s,
+        )  # fmt: skip
+        to = Talk(made, commits=commits)
+        assert await to.commit([(0, 1)]) == [module.COORDINATOR_NOT_AVAILABLE]
+        assert await to.committed() == (-1, 0)
+        assert await to.commit([(0, 1)]) == [0], "an entry has come"
+        assert now_ns >= owned_from_ns
+
+    with outbox_in(tmp_path) as made:
+        asyncio.run(run(made))
+
+
 def test_many_places_are_more_than_one_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +347,7 @@ def test_commits_keep_the_ledger_for_a_twentieth_of_the_time(tmp_path: Path) -> 
             now_ns += int(length_s * 1e9)
             slept_s += length_s
 
-        commits = GroupCommits(write, made.ledger, wall_ms, lambda: now_ns, sleep_s)
+        commits = GroupCommits(write, made.ledger, lambda: True, wall_ms, lambda: now_ns, sleep_s)
         for each in range(100):
             await commits.put([GroupCommit("g", made.dest.topic_id, 0, each, "")])
             if each == 5:
