@@ -43,7 +43,7 @@ from daemon.kafka.producing import (
     OutcomeUnknown,
     Refusals,
 )
-from daemon.kafka.topics import KafkaTopics
+from daemon.kafka.topics import TRANSACTIONAL_ID_AUTHORIZATION_FAILED, KafkaTopics
 from daemon.kafka.wire import (
     KafkaRequest,
     Key,
@@ -56,7 +56,6 @@ from uploader.l0.kafka import snappy_codec
 from uploader.stores.base import StoreError
 
 UNSUPPORTED_VERSION = 35
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53  # after which no client tries again
 CONNECTIONS_MAX = 512
 ANSWERS_MAX = 8  # of one connection; clients have 5 under way
 SMALL_FRAME_BYTES = 4 << 10

@@ -41,7 +41,12 @@ from daemon.kafka.groups.messages import (
     GroupShown,
     MemberShown,
 )
-from daemon.kafka.topics import POLICY_VIOLATION, UNKNOWN_TOPIC_OR_PARTITION, KafkaTopics
+from daemon.kafka.topics import (
+    POLICY_VIOLATION,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    KafkaTopics,
+)
 from daemon.kafka.wire import KafkaRequest, Key
 from daemon.schemas.errors import ApiError
 from ledger.delivery.group_commits import GroupCommit, RefusedCommits
@@ -299,8 +304,10 @@ class Coordinator:
 
         def one(key: str) -> CoordinatorSaid:
             if asked.kind != messages.CONSUMERS:
+                is_producer = asked.kind == messages.TRANSACTIONS
+                error = TRANSACTIONAL_ID_AUTHORIZATION_FAILED if is_producer else INVALID_REQUEST
                 return CoordinatorSaid(
-                    key, INVALID_REQUEST, message="only consumer groups have coordinators here"
+                    key, error, message="only consumer groups have coordinators here"
                 )
             if not _is_group_id(key):
                 return CoordinatorSaid(key, INVALID_GROUP_ID, message="not the id of a group")

@@ -12,7 +12,7 @@ from daemon.kafka.groups.group import Joined, Joining, MemberSaid, Protocols, Sy
 from daemon.kafka.messages import NO_OPERATIONS, Broker
 from daemon.kafka.wire import KafkaRequest, WireReader, WireWriter
 
-CONSUMERS = 0  # of what a coordinator is asked for; others are transactions and shares
+CONSUMERS, TRANSACTIONS = 0, 1  # of what a coordinator is asked for
 
 
 def _throttled(asked: KafkaRequest, from_version: int) -> WireWriter:

@@ -157,6 +157,15 @@ def test_only_the_shard_of_a_group_coordinates_it(tmp_path: Path) -> None:
     talk(tmp_path, test, shards=2)
 
 
+@pytest.mark.parametrize(("kind", "code"), [(0, 0), (1, 53), (2, 42), (-1, 42)])
+def test_only_groups_have_coordinators(tmp_path: Path, kind: int, code: int) -> None:
+    async def test(to: Talk) -> None:
+        answer = await to.ask(Key.FIND_COORDINATOR, 1, text("g"), struct.pack(">b", kind))
+        assert int16(answer, 4) == code
+
+    talk(tmp_path, test)
+
+
 def test_a_member_commits_and_what_it_cannot_commit_has_a_code(tmp_path: Path) -> None:
     async def test(to: Talk) -> None:
         member = await to.member()
