@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -90,7 +91,8 @@ def test_a_client_keeps_its_order_through_refusals(
         port = listener.getsockname()[1]
         names = KafkaTopics(made.topics, (port,), "file:///store", auto_create=True)
         reads = KafkaReads(names, None, Waiters())  # type: ignore[arg-type]  # nothing is read
-        served = KafkaServer(names, producer(made), reads, None, 100_000)
+        groups: Any = None  # nobody asks for one
+        served = KafkaServer(names, producer(made), reads, groups, None, 100_000)
         await served.start([listener.detach()])
         reader, done, stored = RingReader(made.segment, 0), 0, list[int]()
         client = Client(port)
