@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -25,6 +24,7 @@ from shards.frame import BATCH_BYTES
 from shards.ring import RingReader
 from tests.daemon.intake.test_copies import Outbox, outbox_in
 from tests.daemon.kafka.test_producing import producer
+from tests.daemon.kafka.test_server import coordinator
 from uploader.l0 import records
 
 RECORDS = 120  # at least
@@ -91,7 +91,7 @@ def test_a_client_keeps_its_order_through_refusals(
         port = listener.getsockname()[1]
         names = KafkaTopics(made.topics, (port,), "file:///store", auto_create=True)
         reads = KafkaReads(names, None, Waiters())  # type: ignore[arg-type]  # nothing is read
-        groups: Any = None  # nobody asks for one
+        groups = coordinator(made, names)
         served = KafkaServer(names, producer(made), reads, groups, None, 100_000)
         await served.start([listener.detach()])
         reader, done, stored = RingReader(made.segment, 0), 0, list[int]()

@@ -35,6 +35,12 @@ def sized(frame: bytes) -> bytes:
     return len(frame).to_bytes(4, "big") + frame
 
 
+def coordinator(made: Outbox, names: KafkaTopics) -> Coordinator:
+    """A shard's, without a group."""
+    commits = GroupCommits(made.ledger.write, made.ledger, lambda: True, wall_ms, monotonic_ns)
+    return Coordinator(0, names, commits, lambda: token_hex(8), monotonic_ns)
+
+
 def serve(
     directory: Path,
     test: Callable[[Outbox, KafkaServer, Callable[[], Coroutine[Any, Any, Streams]]],
@@ -46,8 +52,7 @@ def serve(
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        commits = GroupCommits(made.ledger.write, made.ledger, lambda: True, wall_ms, monotonic_ns)
-        groups = Coordinator(0, names, commits, lambda: token_hex(8), monotonic_ns)
+        groups = coordinator(made, names)
         served = KafkaServer(names, producer(made), reads, groups, None, BODY_BYTES_MAX)
         await served.start([listener.detach()])
         try:
