@@ -9,21 +9,22 @@ import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from confluent_kafka import Producer
 
 from ledger.log.entry import VERSION, entry_key
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, wait_until
+from tests.e2e.kafka import bootstrap
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.standbys import STANDBY, Standby, handover, started, wait_known
 from tests.minio import Bucket
-from tools.ports import kept_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3]
 
@@ -120,20 +121,24 @@ def refused(*arguments: str, environ: dict[str, str] | None = None) -> str:
 def test_a_client_of_kafka_that_meets_a_standby_goes_on_to_the_owner(
     data: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
-    with ExitStack() as ports:
-        listen = [f"127.0.0.1:{ports.enter_context(kept_port())}" for _ in range(2)]
     first, second = (
-        Standby(each, bucket, kafka_listen=address)
-        for each, address in zip((data, tmp_path / "second"), listen, strict=True)
+        Standby(each, bucket, kafka_listen="127.0.0.1:0") for each in (data, tmp_path / "second")
     )
     with started(first):
         first.wait_owner()
         with started(second):
             second.wait_standby()
-            host, port = listen[1].split(":")
-            with closing(socket.create_connection((host, int(port)), timeout=HANG_S)) as client:
-                assert client.recv(1) == b""
-            producer = Producer({"bootstrap.servers": f"{listen[1]},{listen[0]}"})
+            ports = {
+                each.laddr.port
+                for each in psutil.Process(second.process.pid).net_connections("tcp")
+                if each.status == psutil.CONN_LISTEN and each.laddr.port != second.port
+            }
+            assert len(ports) > 1, "the common one and a broker's"
+            for port in ports:
+                with closing(socket.create_connection(("127.0.0.1", port), HANG_S)) as client:
+                    assert client.recv(1) == b""
+            addresses = [*(f"127.0.0.1:{port}" for port in ports), bootstrap(first)]
+            producer = Producer({"bootstrap.servers": ",".join(addresses)})
             producer.produce("t", b"1")
             assert producer.flush(HANG_S) == 0
             assert len(first.read_all("t")) == 1
