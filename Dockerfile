@@ -18,7 +18,7 @@ RUN useradd --system --uid 7440 --home-dir /var/lib/headgate --create-home \
 COPY constraints.txt tools/install.sh dist/headgate-*.whl /opt/wheel/
 RUN python -m venv /opt/headgate \
     && PIP_NO_CACHE_DIR=1 sh /opt/wheel/install.sh /opt/headgate /opt/wheel/constraints.txt \
-        /opt/wheel/headgate-*.whl keda \
+        /opt/wheel/headgate-*.whl grpc \
     && rm -r /opt/wheel
 
 ENV PATH=/opt/headgate/bin:/usr/local/bin:/usr/bin:/bin \

@@ -13,7 +13,7 @@ SLOW_WORKERS := $(shell echo $$(( $(CPUS) + 1 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo screenshot run test slow sim lint format typecheck verify-units bench chaos fuzz minio spark-archive constraints dist client sbom release-check clean
+.PHONY: help setup demo screenshot run test slow sim lint format typecheck verify-units bench chaos fuzz minio check-store spark-archive constraints dist client sbom release-check first-record kafka-suite clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -64,10 +64,17 @@ fuzz: setup ## Send a daemon what no client should, and check what it does (SECO
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(FUZZ)
 
 chaos: setup ## Kill and fault a daemon under load, and check the history (SECONDS=60 SEED=1)
-	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(CHAOS)
+	PYTHONPATH=clients/python $(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(CHAOS)
 
 minio: setup ## Start a MinIO with a bucket, and print how to serve on it
 	@exec $(BIN)/python -m tools.minio
+
+check-store: setup ## Run tests of the store, and a daemon that is killed, against STORE=URL of any S3 server (docs/stores.md)
+	HEADGATE_TEST_STORE=$(STORE) $(PYTEST) -q tests/uploader/stores/test_s3.py
+	HEADGATE_TEST_STORE=$(STORE) $(PYTEST) -q tests/e2e/test_recovery.py -m s3
+
+kafka-suite: setup ## Run SUITE=librdkafka|franz-go, whose source is in SOURCE=DIR, against a daemon (docs/kafka.md)
+	$(BIN)/python -m tests.suites $(SUITE) $(SOURCE)
 
 spark-archive: setup ## Make dist/headgate-spark.zip, for spark-submit --py-files
 	@$(BIN)/python -m compaction.archive dist
@@ -86,6 +93,9 @@ sbom: dist ## Make dist/headgate.cdx.json: what an installation of the wheel con
 
 release-check: dist client spark-archive sbom ## Build all that a release has into dist/, with checksums
 	@sh tools/release.sh dist
+
+first-record: dist ## Show how long it takes from the wheel to the first record read back
+	@sh tools/first_record.sh $(BIN)/python dist
 
 clean: ## Remove .venv, caches and build outputs, but not ./headgate-data
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -25,7 +25,10 @@ COMMANDS = {
     "cursors": ("managed", "List, show, create, set and delete cursors."),
     "tokens": ("managed", "Create, list and revoke the tokens that clients need."),
     "produce": ("records", "Send records to a topic and wait until they are durable."),
-    "import": ("records", "Import files and objects into a topic, each record exactly once."),
+    "import": (
+        "records",
+        "Import files, objects and topics of Kafka into a topic, each record exactly once.",
+    ),
     "read": ("records", "Print the records of a topic as NDJSON."),
     "watch": ("records", "Print the records of topics as they are committed, as NDJSON."),
     "consume": (
@@ -39,6 +42,7 @@ COMMANDS = {
     "quarantine": ("stored", "List, retry or give up records that a compaction could not read."),
     "recover": ("stored", "Rebuild the ledger from the store."),
     "scaler": ("running", "Answer KEDA: how many consumers a subscription is worth."),
+    "otlp": ("running", "Take OTLP's logs over gRPC, and append them to TOPIC."),
     "config": ("running", "Show the configuration, or print its documentation."),
     "simulate": ("running", "Compute what uploads of a load would cost, by three strategies."),
     "bench": ("running", "Measure this machine (needs the source checkout)."),

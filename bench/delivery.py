@@ -283,7 +283,7 @@ class DeliveryBench:
 
     def _flooded(self, daemon: Daemon, watchers: int) -> FloodResult:
         path = f"/v0/topics/{TOPIC}/watch?tail=true"
-        asker = StampedAsker(daemon.port, _request(TOPIC, SIZE).encoded(f":{daemon.port}"))
+        asker = StampedAsker(daemon.port, _request(TOPIC, SIZE).encoded(f"127.0.0.1:{daemon.port}"))
         with self._load(daemon, OTHER_TOPIC, Pace(SIZE.connections, ALONE_S)) as load:
             alone_per_s = load()
         daemon.wait_until_quiet()

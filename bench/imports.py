@@ -20,8 +20,8 @@ from click.testing import CliRunner
 import cli
 from bench.governor_results import ImportResult, ImportSide
 from bench.processes import ROOT, ServerError, pinned, plain_environment
+from commands.importing.budget_leases import InFlightBudget
 from commands.importing.byte_budget import ByteBudget
-from commands.importing.leases import InFlightBudget
 from commands.records import import_ as command
 
 GOVERNED, ALL_IN = "budget", "all-in"

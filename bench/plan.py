@@ -6,8 +6,8 @@ with the shards, ``delivery/WHAT`` what comes after the commit, ``subscriptions/
 consumers share, ``push/WHAT`` what is POSTed, ``governor/WHAT`` what pressure does, ``access/SIZE``
 what tokens and TLS cost, ``neighbor`` what a limit spares others, ``standby`` how long nobody
 acknowledges when an owner dies or hands over, ``hot/SIZE`` a known request by step in one process,
-and ``compaction/SHAPE`` the Spark job and plain pyarrow. Cases that are compared run one after the
-other, because machines drift.
+``kafka`` what batches of Kafka's clients cost, and ``compaction/SHAPE`` the Spark job and plain
+pyarrow. Cases that are compared run one after the other, because machines drift.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ STANDBY = "standby"
 STANDBY_S = 160
 HOT = "hot"
 HOT_S = 20
+KAFKA = "kafka"
+KAFKA_S = 25
 SCALE = "scale"
 SCALE_S = 25
 COMPACTION_S = 75  # for 1 GiB of L0: 15 s to make it, a session, three turns of three
@@ -161,6 +163,8 @@ class Case(NamedTuple):
             return SCALE_S
         if self.kind == HOT:
             return HOT_S
+        if self.kind == KAFKA:
+            return KAFKA_S
         if self.kind == NEIGHBOR:
             return NEIGHBOR_S
         if self.kind == STANDBY:
@@ -198,7 +202,8 @@ def full() -> list[Case]:
         for body_format in FORMATS
     ]
     cases += [Case(kind, size_named(name)) for kind in (ACCESS, HOT) for name in PEER_SIZES]
-    kinds = [NEIGHBOR, STANDBY, SCALE, *DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
+    kinds = [NEIGHBOR, STANDBY, SCALE, KAFKA]
+    kinds += [*DELIVERIES, *SUBSCRIBED, *PUSHED, *GOVERNED, *COMPACTIONS]
     return [*cases, *(Case(kind) for kind in kinds)]
 
 

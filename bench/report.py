@@ -9,6 +9,7 @@ from bench import (
     delivery_report,
     governor_report,
     hot,
+    kafka,
     neighbor,
     push_report,
     standby,
@@ -79,6 +80,12 @@ def text(results: Results) -> str:
                 *hot.table(results.hot, results.hot_before),
             )
         )
+    if results.kafka:
+        sections.append(
+            _section(
+                "Kafka's protocol, one shard on the embedded store", *kafka.table(results.kafka)
+            )
+        )
     for title, (heads, rows) in delivery_report.sections(results.delivery):
         sections.append(_section(title, heads, rows))
     for title, (heads, rows) in subscription_report.sections(results.subscriptions):
@@ -115,6 +122,7 @@ def targets(results: Results) -> list[Target]:
         *access.targets(results.access),
         *neighbor.targets(results.neighbor),
         *standby.targets(results.standby),
+        *kafka.targets(results.kafka),
         *delivery_report.targets(results.delivery),
         *subscription_report.targets(results.subscriptions),
         *push_report.targets(results.push),

@@ -8,6 +8,7 @@ from bench.access import AccessResult
 from bench.delivery_results import DeliveryResults
 from bench.governor_results import GovernorResults
 from bench.hot import HotResult
+from bench.kafka import KafkaResult
 from bench.load import Load
 from bench.neighbor import NeighborResult
 from bench.push_results import PushResults
@@ -137,6 +138,7 @@ class Results(msgspec.Struct):
     neighbor: list[NeighborResult] = []
     standby: PairResult | None = None
     hot: list[HotResult] = []
+    kafka: list[KafkaResult] = []
     hot_before: list[HotResult] = []  # of the last run that was kept
     delivery: DeliveryResults = msgspec.field(default_factory=DeliveryResults)
     subscriptions: SubscriptionResults = msgspec.field(default_factory=SubscriptionResults)

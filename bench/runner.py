@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench import access, bodies, hot, neighbor, plan, put_cost, scale, standby
+from bench import access, bodies, hot, kafka, neighbor, plan, put_cost, scale, standby
 from bench.delivery import DeliveryBench
 from bench.figures import pause_ms, share_cpus
 from bench.governor import GovernorBench
@@ -128,6 +128,9 @@ class Runner:
         elif case.kind == plan.HOT:
             assert case.size is not None
             self._results.hot += hot.measure(case.size, self._work)
+        elif case.kind == plan.KAFKA:
+            daemon_cpus, cpus, _ = share_cpus(self._cpus, 1)
+            self._results.kafka = kafka.measure(self._work, daemon_cpus, cpus)
         elif case.kind == plan.SCALE:
             self._results.scale = scale.measure(self._work)
         else:

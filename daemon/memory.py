@@ -29,10 +29,10 @@ from delivery.reading import followed
 from delivery.reading import lake as lake_reader
 from delivery.reading import tail as tail_reader
 from delivery.reading.objects import CACHE_BYTES_MAX
-from delivery.routers import runtime as routers
+from delivery.routers import shard_routers as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
-from delivery.subscriptions import blocks, budget
+from delivery.subscriptions import attempts, blocks, budget
 from delivery.subscriptions import runtime as subscriptions
 from delivery.subscriptions.window import hash_ring
 from delivery.watch import hub, tail_encoder
@@ -201,11 +201,13 @@ def bounds(config: Config) -> dict[str, int]:
         + SUBSCRIPTIONS_MAX * (budget.LITTLE_BYTES + budget.LITTLE_SENT_BYTES),
         "consumers": shards * budget.MEMBERS_BYTES_MAX,
         # Records that are kept, or one, of characters of four bytes; pages that are loaded; and
-        # one of them, or one from the rings, is decoded and encoded for what is sent.
+        # one of them, or one from the rings, is decoded and encoded for what is sent. One at a time
+        # is compared with a filter, here or of a router.
         "blocks": shards
         * (
             max(blocks.BLOCKS_BYTES, 4 * config.record_bytes_max)
             + blocks.RING_HEADS_BYTES
+            + filters.FIELDS_BYTES * config.record_bytes_max
             + (subscriptions.LOADS_AT_ONCE + 2)
             * (6 * max(blocks.LOAD_BYTES, config.record_bytes_max) + blocks.LOAD_HEADS_BYTES)
         ),
@@ -220,6 +222,7 @@ def bounds(config: Config) -> dict[str, int]:
             push_client.LIBRARY_BYTES
             + push_client.CONNECTIONS_MAX * push_client.POST_BYTES
             + push_sender.QUEUED_BYTES_MAX
+            + attempts.SHARD_ATTEMPTS_MAX * attempts.ATTEMPT_BYTES
         ),
         "pipes": shards * _pipes_bytes(config) if shards > 1 else 0,
         # An answer exists before it is counted, and twice while its head is put before it.
@@ -234,13 +237,15 @@ def bounds(config: Config) -> dict[str, int]:
         "image": 2 * PART_BYTES,
         "processes": (shards + 1) * PROCESS_BYTES,
     }
-    if config.tls_listen is not None:
+    if config.tls_certificate is not None:
         # Each connection keeps what its handshake agreed on, and a record that has not come whole.
         parts["tls"] = shards * _tls_bytes(limits)
     if config.kafka_listen is not None:
-        from daemon.kafka.server import bytes_max  # no other daemon loads it
+        from daemon.kafka.server import bytes_max, tls_bytes_max  # no other daemon loads it
 
         parts["kafka"] = shards * bytes_max(config.body_bytes_max)
+        if config.tls_certificate is not None:
+            parts["tls"] += shards * tls_bytes_max()
     return parts
 
 

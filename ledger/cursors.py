@@ -39,8 +39,10 @@ _LOOKED_UP_TOGETHER = 1_024
 # What a client told of a source's size is not relied on for longer. An import tells it every ten
 # minutes, unless it has ended; then the source may have grown.
 SOURCE_KNOWN_MS = 3_600_000
-# Imports are counted for each question about scaling: at most this many, the last told.
+# Imports are counted for each question about them: at most this many, the last told.
 _IMPORTS_MAX = 10_000
+# Positions in sources whose names begin so count records, all others bytes.
+RECORDS_SCHEME = "kafka://"
 
 _COLUMNS = (
     "cursor_id, name, kind, created_ms, deleted_ms, source, source_topic_id, source_bytes, told_ms"
@@ -81,6 +83,7 @@ class ImportLag(NamedTuple):
     sources: int
     unknown: int
     lag_bytes: int
+    lag_records: int
     oldest_ms: int | None
 
 
@@ -167,17 +170,18 @@ def tell(tx: WriteTx, name: str, kind: CursorKind, told: SourceTold, now_ms: int
 def imports(tx: ReadTx, now_ms: int) -> list[ImportLag]:
     """How far imports are behind, by topic."""
     rows = tx.execute(
-        "SELECT name, COUNT(*), SUM(1 - known), SUM(known * (source_bytes - seq)),"
+        "SELECT name, COUNT(*), SUM(1 - known), SUM(known * (1 - records) * (source_bytes - seq)),"
+        " SUM(known * records * (source_bytes - seq)),"
         " MIN(CASE WHEN known = 1 THEN told_ms END) FROM ("
         " SELECT t.name, c.told_ms, COALESCE(c.source_bytes, 0) AS source_bytes,"
-        " COALESCE(p.seq, 0) AS seq,"
+        " COALESCE(p.seq, 0) AS seq, CASE WHEN c.source LIKE ? THEN 1 ELSE 0 END AS records,"
         " CASE WHEN c.source_bytes IS NOT NULL AND c.told_ms >= ? THEN 1 ELSE 0 END AS known"
         " FROM (SELECT * FROM cursors WHERE told_ms IS NOT NULL ORDER BY told_ms DESC LIMIT ?) AS c"
         " JOIN topics AS t ON t.topic_id = c.source_topic_id AND t.deleted_ms IS NULL"
         " LEFT JOIN cursor_positions AS p ON p.cursor_id = c.cursor_id AND p.partition = 0"
         " WHERE c.source_bytes IS NULL OR c.source_bytes > COALESCE(p.seq, 0)"
         ") AS unfinished GROUP BY name ORDER BY name",
-        (now_ms - SOURCE_KNOWN_MS, _IMPORTS_MAX),
+        (f"{RECORDS_SCHEME}%", now_ms - SOURCE_KNOWN_MS, _IMPORTS_MAX),
     )
     return [ImportLag(*row) for row in rows]
 

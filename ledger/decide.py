@@ -6,7 +6,8 @@ before it. The records of an extent are in pull order too, so the head that an e
 
 The order of checks is fixed: deleted topic, idempotency key, producer, cursor, expected_seq. A void
 request never records its key, so a request with a sequence mismatch can be tried again with the
-same key. Nor does it move its cursor or settle its offset; a stored one always does.
+same key. Nor does it move its cursor or settle its offset; a stored one always does. Other records
+under a known key are not a repeat: they are void as *key_reused*.
 
 A *producer* is idempotent, as Kafka's are: its batches in a partition have sequence numbers without
 gaps, and a batch that is sent again has its first answer, if it is one of the last RECENT_MAX. What
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ledger.errors import DraftInvalid
 from ledger.types import (
@@ -53,10 +55,19 @@ class PartitionNow(NamedTuple):
 
 
 class Answer(Struct, frozen=True, array_like=True):
-    """What a stored request was answered; ``head_seq`` is of the first part's partition."""
+    """What a stored request was answered; ``head_seq`` is of the first part's partition.
+
+    ``fingerprint`` is of its records; None if it is not known, as of a former version.
+    """
 
     parts: tuple[AnswerPart, ...]
     head_seq: int
+    fingerprint: int | None = None
+
+    def is_of(self, condition: Condition) -> bool:
+        """Whether the request may be the one that was answered, as far as is known."""
+        known = (self.fingerprint, condition.fingerprint)
+        return None in known or known[0] == known[1]
 
 
 RECENT_MAX = 5  # batches of a producer in a partition; no client has more under way
@@ -139,7 +150,7 @@ def decide(
     if not draft.conditions:
         return NOTHING_TO_DECIDE
     lease = _Lease(draft, partitions)
-    stored: dict[DedupeKey, tuple[AnswerPart, ...]] = {}
+    stored: dict[DedupeKey, Answer] = {}
     verdicts: list[Verdict] = []
     repeats: list[tuple[int, DedupeKey]] = []
     steps = _Steps(cursors, finished)
@@ -148,6 +159,7 @@ def decide(
         lease.check(condition)
         topic_id, first = condition.topic_id, condition.parts[0]
         key = None if condition.idempotency_key is None else (topic_id, condition.idempotency_key)
+        earlier = None if key is None else answers.get(key) or stored.get(key)
         where = (condition.shard, condition.position)
         advance = condition.advance
         at = None if advance is None else steps.position(advance)
@@ -161,12 +173,13 @@ def decide(
                 judged = known.judge(batch, accepts_gaps=condition.accepts_gaps)
         if lease.deleted(topic_id, first.partition):
             verdicts.append(Verdict(*where, "topic_deleted"))
-        elif key is not None and key in answers:
-            verdicts.append(Verdict(*where, "deduped", answers[key].parts, answers[key].head_seq))
+        elif earlier is not None and not earlier.is_of(condition):
+            verdicts.append(Verdict(*where, "key_reused", earlier.parts))
             lease.make_void(condition)
-        elif key is not None and key in stored:
-            repeats.append((len(verdicts), key))
-            verdicts.append(Verdict(*where, "deduped", stored[key]))
+        elif earlier is not None:
+            if key is not None and key in stored:
+                repeats.append((len(verdicts), key))
+            verdicts.append(Verdict(*where, "deduped", earlier.parts, earlier.head_seq))
             lease.make_void(condition)
         elif isinstance(judged, StoredBatch):
             head = judged.first_seq + first.record_count - 1
@@ -190,7 +203,7 @@ def decide(
             lease.make_void(condition)
         else:
             if key is not None:
-                stored[key] = lease.offsets(condition)
+                stored[key] = Answer(lease.offsets(condition), 0, condition.fingerprint)
             if advance is not None:
                 steps.make(advance)
             if batch is not None:
@@ -198,14 +211,11 @@ def decide(
                 sequences[producer] = known.and_then(batch, lease.head_before(topic_id, first) + 1)
     # Heads after the commit are known only now.
     given = {
-        key: Answer(parts, lease.head_after(key[0], parts[0].partition))
-        for key, parts in stored.items()
+        key: replace(answer, head_seq=lease.head_after(key[0], answer.parts[0].partition))
+        for key, answer in stored.items()
     }
     for at, key in repeats:
-        first_try = verdicts[at]
-        verdicts[at] = Verdict(
-            first_try.shard, first_try.position, "deduped", first_try.parts, given[key].head_seq
-        )
+        verdicts[at] = replace(verdicts[at], head_seq=given[key].head_seq)
     return CommitDecision(
         lease.voids, tuple(verdicts), given, steps.moves, steps.settled, sequences
     )

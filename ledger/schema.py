@@ -42,7 +42,8 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
   delivery and never touches ``catalog_version``. ``last_cursor_id``: ids are never used twice.
   ``source``, ``source_topic_id`` and ``source_bytes``: what a client told of what its cursor
   follows, at ``told_ms``; null if it told nothing, and of deleted cursors. ``metadata``: a text
-  that a group of Kafka's consumers has committed with a position (``group_commits.py``).
+  that a group of Kafka's consumers has committed with a position (``group_commits.py``), and
+  ``used_ms``: when such a group has last committed, or had members, by the clock of ages.
 - ``routers``: which topics are copied into which (``routers.py``). ``config`` is the filter,
   ``slot`` the router's place in the shared segment. ``token`` is the TokenName, as JSON, with which
   it was set up last; null: without one. Rows stay.
@@ -54,7 +55,8 @@ Vocabulary and writers. Every write happens under the ledger lock; any process r
 - ``push_rates``: what senders of push subscriptions have learned (``push_rates.py``).
 - ``dedupe``: answers of requests with an idempotency key. ``id`` rises with time and is never used
   twice, so the oldest are at the front; the owner's log knows by it what is new (as by a deletion's
-  id). ``answer`` is msgpack of [[[partition, first, last], ...], head].
+  id). ``answer`` is msgpack of [[[partition, first, last], ...], head,
+  fingerprint of the records]; a former version had no fingerprint.
 - ``producers``: idempotent producers in each partition that they write to, with their newest epoch.
   ``recent`` is msgpack of [[first, last, first offset], ...], the sequence numbers of their last
   batches. ``changed`` is as of ``cursors``.
@@ -412,6 +414,9 @@ MIGRATIONS: tuple[Migration, ...] = (
         "UPDATE state SET partitions = (SELECT count(*) FROM partitions WHERE deleted = 0)",
     ),
     ("ALTER TABLE cursor_positions ADD COLUMN metadata TEXT",),
+    # Results of commits may have the verdict key_reused, which a former version cannot read.
+    (),
+    ("ALTER TABLE cursors ADD COLUMN used_ms BIGINT",),
 )
 
 

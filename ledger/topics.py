@@ -92,15 +92,17 @@ def alter(tx: WriteTx, name: str, config: TopicConfig, partitions_max: int | Non
     return msgspec.structs.replace(present, config=config)
 
 
-def delete(tx: WriteTx, name: str, now_ms: int, *, force: bool = False) -> Topic:
+def delete(
+    tx: WriteTx, name: str, now_ms: int, *, force: bool = False, topic_id: int | None = None
+) -> Topic:
     """The deleted topic. Extents that are committed later are void. Its subscriptions, and what
     groups of Kafka have committed of it, are deleted with it. Its rows go later
-    (``space/leftovers.py``).
+    (``space/leftovers.py``). ``topic_id``: of the topic that is meant, if that is known.
 
     Raises TopicMissing and, unless it is forced, TopicHoldsDeadLetters.
     """
     present = find(tx, name)
-    if present is None:
+    if present is None or topic_id not in (None, present.topic_id):
         raise TopicMissing(name)
     senders = [] if force else _senders_of_dead_letters(tx, present.topic_id)
     if senders:
@@ -170,10 +172,10 @@ def decide_tables(tx: WriteTx) -> None:
         touch(tx, topic_id)
 
 
-def grow(tx: WriteTx, present: Topic, partitions: int) -> Topic:
-    """A live topic with more partitions, its other settings as they are."""
+def grow(tx: WriteTx, present: Topic, partitions: int, partitions_max: int | None = None) -> Topic:
+    """A live topic with more partitions, its other settings as they are. Raises as ``alter``."""
     config = msgspec.structs.replace(present.config, partitions=partitions)
-    return alter(tx, present.name, config)
+    return alter(tx, present.name, config, partitions_max)
 
 
 def find(tx: ReadTx, name: str) -> Topic | None:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 VerdictKind = Literal[
     "deduped", "sequence_mismatch", "topic_deleted", "cursor_moved", "cursor_unknown",
-    "out_of_order", "producer_fenced",
+    "out_of_order", "producer_fenced", "key_reused",
 ]  # fmt: skip
 
 
@@ -126,7 +126,8 @@ class Condition(Struct, frozen=True):
     ring.
 
     With ``expected_seq`` or ``producer`` there is exactly one part. ``accepts_gaps``: batches
-    between those of the producer that are known here may be lost.
+    between those of the producer that are known here may be lost. ``fingerprint`` is of the records
+    that came with the idempotency key; None: it is not known, and repeats are not compared.
     """
 
     shard: int
@@ -138,6 +139,7 @@ class Condition(Struct, frozen=True):
     advance: Advance | None = None
     producer: ProducerBatch | None = None
     accepts_gaps: bool = False
+    fingerprint: int | None = None
 
 
 class CommitDraft(Struct, frozen=True):
@@ -197,9 +199,9 @@ class AnswerPart(Struct, frozen=True, array_like=True):
 class Verdict(Struct, frozen=True):
     """Why the request at (shard, position) is void, and what its producer is answered.
 
-    ``parts`` is the first answer (deduped only, also of a producer's batch). ``head_seq`` is the
-    partition's head that an expectation met (sequence_mismatch), or the head after the first answer
-    (deduped; of a producer's batch, its last offset).
+    ``parts`` is the first answer (deduped, also of a producer's batch, and key_reused).
+    ``head_seq`` is the partition's head that an expectation met (sequence_mismatch), or the head
+    after the first answer (deduped; of a producer's batch, its last offset).
     ``cursor_seq`` is where the cursor is (cursor_moved).
     """
 
@@ -321,6 +323,7 @@ INTEGER_MAX = (1 << 63) - 1
 Dedupe = Literal["none", "body"]
 HookScheme = Literal["github", "stripe", "standard", "hmac"]
 KafkaValue = Literal["bytes", "json"]
+KafkaCleanupPolicy = Literal["delete", "compact", "compact,delete"]
 Discard = Literal["old", "reject"]
 Offset = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
@@ -379,7 +382,7 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=-INTEGER_MAX,
                 le=INTEGER_MAX,
-                description="how urgent pushes are, clamped to -1000 to 1000; null: by"
+                description="how urgent deliveries are, clamped to -1000 to 1000; null: by"
                 " `auto_priority`",
             ),
         ]
@@ -432,6 +435,13 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
             " else is refused"
         ),
     ] = "bytes"
+    kafka_cleanup_policy: Annotated[
+        KafkaCleanupPolicy,
+        Meta(
+            description="what Kafka's clients asked for as `cleanup.policy`, and are told; nothing"
+            " is ever compacted by key"
+        ),
+    ] = "delete"
 
 
 class TokenName(Struct, frozen=True):

@@ -18,8 +18,8 @@ A request in a ring is contiguous, starts and ends on a multiple of 8 bytes, and
 
 The header's CRC32C covers bytes 8 to 32 and starts from position + length, so that neither a torn
 header nor one from an earlier lap of the ring passes. Batches are copied unchanged into an extent
-of an L0 object, so an extent is a sequence of batches. Codec 1 is a msgpack array of records
-(``uploader/l0/records.py``); other numbers are reserved.
+of an L0 object, so an extent is a sequence of batches. Codec 1 is a msgpack array of records, 2 a
+batch of Kafka (``uploader/l0/payloads.py``); other numbers are reserved.
 
 The parts of a partition in one ring are a *chain*: ``previous`` is the ring position of its part
 before this one, 0 if the writer does not know it (position 0 is a header), and ``start`` is how
@@ -59,12 +59,15 @@ PART_COUNT = struct.Struct("<QIIQQ16xII")
 SINGLE_COUNT = struct.Struct("<IIQQHHI" + "QIIQQ16x" + "II")
 # What a reader of a chain needs of a part and its batch.
 CHAIN_LINK = struct.Struct("<QII16xQI4xII")
+_CODEC = struct.Struct("<20xH")
 
 HEADER_BYTES = HEADER.size
 PART_BYTES = PART.size
 BATCH_BYTES = BATCH.size
 
+CODEC_MIXED = 0  # of an extent: its batches have several
 CODEC_RECORDS = 1
+CODEC_KAFKA = 2
 VOID = 0xFFFFFFFF  # a void run's checksum is the complement of the right one
 VOID_BYTES_MAX = 1 << 31  # of one run: a length is 32 bits
 FLAG_PAD = 1
@@ -97,6 +100,7 @@ class Conditions(msgspec.Struct, frozen=True, array_like=True):
     expected_seq: int | None = None
     advance: Advance | None = None
     producer: ProducerBatch | None = None
+    fingerprint: int | None = None
 
 
 class RecordBatchHead(NamedTuple):
@@ -123,11 +127,16 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_conditions(
-    idempotency_key: str | None, expected_seq: int | None, advance: Advance | None = None
+    idempotency_key: str | None,
+    expected_seq: int | None,
+    advance: Advance | None = None,
+    fingerprint: int | None = None,
 ) -> bytes:
     """The bytes of a request's conditions; empty if there are none."""
     if idempotency_key is None and expected_seq is None and advance is None:
         return b""
+    if fingerprint is not None:
+        return _encoder.encode((idempotency_key, expected_seq, advance, None, fingerprint))
     if advance is None:
         return _encoder.encode((idempotency_key, expected_seq))  # Conditions, cut off
     return _encoder.encode((idempotency_key, expected_seq, advance))
@@ -150,6 +159,11 @@ def encode_batch(record_count: int, arrival_ms: int, payload: bytes, codec: int)
     """A batch: its head and its payload."""
     head = BATCH.pack(len(payload), record_count, arrival_ms, crc32c(payload), codec, 0)
     return head + payload
+
+
+def codec_of(data: Buffer, offset: int) -> int:
+    """The codec of the batch at ``offset``."""
+    return int(_CODEC.unpack_from(data, offset)[0])
 
 
 def request_length(conditions: bytes, parts: Sequence[Part]) -> int:

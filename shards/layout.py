@@ -17,16 +17,16 @@ number, superseded,
 backed up, standbys
 global: age offset,    supervisor
 ticked
-global: clock, records supervisor's retention thread
-evicted
+global: clock, records supervisor's upkeep thread
+evicted, unplaced
+groups
 global: window,        supervisor (its governor)
 object target, pressure
 and its sensors, bodies,
 bill
 global: commits,       the holder of the ledger lock
-commits reserved, and
-the commit log
-global: topics,        the holder of the ledger lock
+commits reserved, the
+commit log, topics,
 cursors, routers,
 evicted
 shard: reserved, head  that shard
@@ -38,12 +38,11 @@ counters, cpu, seen,
 heard
 shard: latencies       that shard; of PUT and COMMITTED, its uploads under their mutex
 shard: what it senses, that shard
-handover wanted
-shard: lease counter,  that shard
-epoch, owns, routers'
-gate, lagged
+handover wanted, lease
+counter, epoch, owns,
+gate, lagged, audited,
+of Kafka's protocol
 shard: pid, restarts   supervisor
-shard: audited         that shard
 shard: journal head,   that shard
 tail, waits, and the
 journal's bytes
@@ -52,9 +51,9 @@ lease: state           its present holder; the supervisor, after ``waitpid``, fo
 lease: deaths, due     supervisor, before it makes the lease an orphan
 lease: all others      the slot's own shard, while the state is free; the adopter its holder word
 alarm: all words       the process of the row (shards/alarms.py)
-router: all words      the shard that owns the router (shards/boards/rowboard.py)
-subscription: all      the shard that owns the subscription (shards/boards/rowboard.py)
-words
+router, subscription:  the shard that owns it (shards/boards/rowboard.py)
+all words
+Kafka group: all words supervisor's upkeep thread (daemon/upkeep/group_lags.py)
 push offer: all words  the shard that owns the subscription (shards/boards/pushboard.py)
 push share: granted    supervisor (its balancer)
 push share: joins, in  the shard of the row; the supervisor, after ``waitpid``, for a dead one
@@ -127,6 +126,8 @@ G_COMMITS_RESERVED = 9 * LINE_WORDS  # of the commit log's bytes (shards/commitl
 G_CLOCK_STOPPED = 10 * LINE_WORDS  # 0, or 1: the wall clock jumped ahead, 2: back
 G_CLOCK_JUMP_MS, G_RECORDS_EVICTED = G_CLOCK_STOPPED + 1, G_CLOCK_STOPPED + 2
 G_AGE_OFFSET_MS = G_CLOCK_STOPPED + 3  # age time less the time since the boot (ledger/ages.py)
+G_GROUPS_UNPLACED = G_CLOCK_STOPPED + 4  # groups of Kafka in topics, without a row; their lag
+G_GROUPS_UNPLACED_LAG = G_CLOCK_STOPPED + 5
 # A gate (daemon/governor/board.py): why it is closed, or 0; since when; how often it has closed.
 GATE_WHY = 0
 GATE_SINCE_NS = 1
@@ -226,7 +227,9 @@ S_JOURNAL_WAITS = S_JOURNAL_HEAD + 2  # a count: acknowledgments that waited for
 S_GATE = S_JOURNAL_HEAD + 3  # of the shard's routers
 S_LAGGED = S_GATE + GATE_WORDS  # as of its heartbeat: watchers that have lagged
 S_LAGS = S_LAGGED + 1  # a count: how often watchers have
-SHARD_WORDS = 13 * LINE_WORDS
+S_KAFKA_CONNECTIONS = 13 * LINE_WORDS  # at heartbeats, as are groups with members, and these
+S_KAFKA_GROUPS, S_KAFKA_MEMBERS, S_KAFKA_FAILURES = range(13 * LINE_WORDS + 1, 13 * LINE_WORDS + 4)
+SHARD_WORDS = 14 * LINE_WORDS
 
 # Lines of a group slot. The size has its own line: every shard reads it to find its group.
 P_SIZE = 0 * LINE_WORDS
@@ -264,9 +267,8 @@ ALARM_WORDS = 4 * LINE_WORDS
 A_TEXT_BYTES = (ALARM_WORDS - A_TEXT) * WORD_BYTES
 ALARM_KINDS_MAX = 16
 
-# A row of a board (shards/boards/rowboard.py): of routers and of subscriptions, one per slot. The
-# version is odd while it is written. The texts follow each other; all but the last have at most 255
-# bytes.
+# A row of a board (shards/boards/rowboard.py), one per slot. The version is odd while it is
+# written. The texts follow each other; all but the last have at most 255 bytes.
 B_VERSION = 0
 B_ID = 1  # 0: free
 B_NUMBERS = 2
@@ -278,6 +280,7 @@ BOARD_ROW_WORDS = 24 * LINE_WORDS
 B_TEXT_BYTES = (BOARD_ROW_WORDS - B_TEXT) * WORD_BYTES
 ROUTER_SLOTS = ROUTERS_MAX  # 1.5 MiB
 SUBSCRIPTION_SLOTS = SUBSCRIPTIONS_MAX  # 1.5 MiB
+KAFKA_GROUP_SLOTS = 512  # of groups of Kafka in topics; 0.75 MiB
 
 # What the owner of a push subscription offers to its senders: one per slot, as above. 64 KiB.
 O_SUBSCRIPTION = 0  # 0: there is no push subscription. Stored last, and taken back first
@@ -448,13 +451,9 @@ class Layout(Struct, frozen=True):
         """Where an alarm's row begins; the supervisor is process ``shards``."""
         return _regions(self)["alarms"] + (process * ALARM_KINDS_MAX + kind) * ALARM_WORDS
 
-    def router(self, slot: int) -> int:
-        """Where a router's row begins."""
-        return _regions(self)["routers"] + slot * BOARD_ROW_WORDS
-
-    def subscription(self, slot: int) -> int:
-        """Where a subscription's row begins."""
-        return _regions(self)["subscriptions"] + slot * BOARD_ROW_WORDS
+    def board(self, kind: str) -> int:
+        """Where the rows of a board begin: ``routers``, ``subscriptions`` or ``kafka groups``."""
+        return _regions(self)[kind]
 
     def offer(self, slot: int) -> int:
         """Where what a push subscription offers begins."""
@@ -570,6 +569,7 @@ def _regions(layout: Layout) -> dict[str, int]:
             "alarms": (shards + 1) * ALARM_KINDS_MAX * ALARM_WORDS,
             "routers": ROUTER_SLOTS * BOARD_ROW_WORDS,
             "subscriptions": SUBSCRIPTION_SLOTS * BOARD_ROW_WORDS,
+            "kafka groups": KAFKA_GROUP_SLOTS * BOARD_ROW_WORDS,
             "offers": SUBSCRIPTION_SLOTS * OFFER_WORDS,
             "latencies": shards * LATENCY_STAGES_MAX * LATENCY_WORDS,
             "recency": RECENCY_WORDS,

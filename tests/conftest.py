@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
-from urllib.parse import quote
 
 import hypothesis
 import pytest
 
-from tests.e2e.daemon import PAGE_ORIGIN, Daemon, running
+from tests.e2e.daemon import PAGE_ORIGIN, Daemon, empty, running
 from tests.e2e.pushing import TIMES
 from tests.leaks import LeakCheck
 from tests.long import LONG, examples
@@ -50,12 +49,7 @@ def shared_daemon(worker_daemon: Daemon) -> Iterator[Daemon]:
     """The daemon of all modules that only add topics, routers and cursors: names are theirs until
     the module ends. What the daemon has counted is not."""
     yield worker_daemon
-    for kind, name in (("routers", "router"), ("topics", "topic"), ("cursors", "cursor")):
-        while found := worker_daemon.get(f"/v0/{kind}?limit=1000").json[kind]:
-            for each in found:
-                path = f"/v0/{kind}/{quote(each[name], safe='')}"
-                deleted = worker_daemon.ask("DELETE", path + "?force=true" * (kind == "topics"))
-                assert deleted.status == 200, deleted
+    empty(worker_daemon)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,10 +5,14 @@ when all its users have ended: each holds a lock on the file with the address.
 
 A machine without MinIO builds it once (``tools.minio``). If that fails, the tests fail and say how
 to get it. They are never skipped.
+
+``HEADGATE_TEST_STORE=URL`` is another server, which ``make check-store`` judges: tests make buckets
+there, with the credentials ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, and delete them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import itertools
@@ -20,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import botocore.session
 import pytest
+from botocore.exceptions import ClientError
 
 from tools.buckets import client
 from tools.minio import (
@@ -77,8 +82,19 @@ class Bucket:
         }
 
 
+def other_store() -> Minio | None:
+    """The server that the environment names, if it does."""
+    url = os.environ.get("HEADGATE_TEST_STORE")
+    if not url:
+        return None
+    access_key, secret_key = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    return Minio(url, 0, access_key, secret_key, os.environ.get("AWS_DEFAULT_REGION", REGION))
+
+
 def find_binary(config: pytest.Config) -> None:
     """Finds or builds MinIO; keeps where it is, or why there is none."""
+    if other_store() is not None:
+        return
     try:
         config.stash[_binary] = find_or_build()
     except MinioError as error:
@@ -87,7 +103,10 @@ def find_binary(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Minio]:
-    """A MinIO on a free loopback port, its data below pytest's temporary folder."""
+    """A MinIO on a free loopback port, its data in pytest's temporary folder; or another store."""
+    if (other := other_store()) is not None:
+        yield other
+        return
     binary = pytestconfig.stash[_binary]
     if isinstance(binary, MinioError):
         pytest.fail(str(binary), pytrace=False)
@@ -128,9 +147,24 @@ def bucket(minio: Minio) -> Iterator[Bucket]:
     """A new, empty bucket."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "one")
     name = f"bucket-{worker}-{next(_bucket_numbers):06}"
-    s3 = client(minio.endpoint_url)
+    if not minio.pid:  # of a server that others may use, too
+        name = f"headgate-{os.getpid()}-{name}"
+    access = minio.access_key, minio.secret_key, minio.region
+    s3 = client(minio.endpoint_url, *access)
     try:
         s3.create_bucket(Bucket=name)
-        yield Bucket(minio.endpoint_url, name, f"s3://{name}/prefix", s3)
+        yield Bucket(minio.endpoint_url, name, f"s3://{name}/prefix", s3, "prefix", *access)
     finally:
+        if not minio.pid:
+            with contextlib.suppress(ClientError):  # what it cannot do, tests have shown
+                _remove(s3, name)
         s3.close()
+
+
+def _remove(s3: S3Client, bucket: str) -> None:
+    for upload in s3.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
+        s3.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+        for found in page.get("Contents", []):
+            s3.delete_object(Bucket=bucket, Key=found["Key"])
+    s3.delete_bucket(Bucket=bucket)

@@ -147,6 +147,7 @@ def state(topic: str = "orders", partitions: int = 1, **config: Any) -> dict[str
         "partitions": partitions, "columns": {}, "priority": None, "auto_priority": True,
         "lossy": False, "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
         "dedupe": "none", "retain_for_subscriptions": None, "hook": None, "kafka_value": "bytes",
+        "kafka_cleanup_policy": "delete",
     }  # fmt: skip
     rows = [
         {"partition": n, "head_seq": 10, "earliest_seq": 1, "next_seq": 11, "count": 10,

@@ -218,6 +218,17 @@ def test_the_wheel_in_a_new_environment_is_a_working_command(
     assert version == wheel.name.split("-")[1]
 
 
+@pytest.mark.slow
+def test_a_stranger_reads_a_record_back_from_the_wheel_alone(wheel: Path) -> None:
+    done = subprocess.run(
+        ["sh", "tools/first_record.sh", sys.executable, str(wheel.parent)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"(?m)^ *[\d.]+ s  (.*)$", done.stdout)
+    assert len(steps) == 6 and steps[-1] == "from the wheel to the first record read back"
+
+
 def installed(venv: Path, constraints: Path, wheel: Path) -> subprocess.CompletedProcess[str]:
     """The end of ``tools/install.sh``."""
     return subprocess.run(

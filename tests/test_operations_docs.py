@@ -124,3 +124,13 @@ def test_the_threat_model_names_only_tests_that_are_there() -> None:
         for name in re.findall(r"(?m)^(?:async )?def (test_\w+)", path.read_text())
     }
     assert len(named) > 10 and named <= defined, named - defined
+
+
+def test_each_alarm_and_each_failure_has_an_anchor_and_what_the_code_prints_is_one() -> None:
+    anchors = set(re.findall(r'<a id="([^"]+)"></a>', PAGE))
+    assert anchors >= ALARMS
+    rows = [line for line in section("Failures").splitlines() if line.startswith("| ")][1:]
+    assert [row for row in rows if not row.startswith('| <a id="')] == []
+    text = "\n".join(path.read_text() for each in PRODUCT for path in (ROOT / each).rglob("*.py"))
+    printed = set(re.findall(r"docs/operations\.md#([\w-]+)", text))
+    assert printed and printed <= anchors

@@ -65,6 +65,17 @@ def test_every_file_that_a_document_names_is_there() -> None:
     assert not found, "\n".join(found)
 
 
+def test_every_decision_that_a_text_names_is_there() -> None:
+    numbers = {note.name[:4] for note in (ROOT / "docs" / "decisions").iterdir()}
+    found = [
+        sentence
+        for path, text in repository_texts().items()
+        if path != "tests/test_tidy.py"
+        for sentence in tidy.missing_decisions(path, text, numbers)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_a_class_name_stands_for_one_class() -> None:
     found = tidy.repeated_classes(repository_texts())
     assert not found, "\n".join(found)
@@ -164,6 +175,14 @@ def test_a_file_that_a_document_names_and_that_is_gone_is_found() -> None:
     text = "`shards/ring.py` `shards/gone.py` `daemon/` `l0/` `ledger/INCARNATION/NUMBER`\n"
     there = {"shards/ring.py", "daemon"}.__contains__
     assert tidy.missing_files("docs/x.md", text, there) == ["docs/x.md: there is no shards/gone.py"]
+
+
+def test_a_decision_that_a_text_names_and_that_is_gone_is_found() -> None:
+    text = "# docs/decisions/0001, docs/decisions/0002-x.md (decision 0003); decision 0001.\n"
+    assert tidy.missing_decisions("ledger/a.py", text, {"0001"}) == [
+        "ledger/a.py: there is no decision 0002",
+        "ledger/a.py: there is no decision 0003",
+    ]
 
 
 def test_a_dead_link_is_found_and_a_live_one_and_an_address_are_not() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 
 from tests import retired
@@ -257,6 +257,12 @@ def decision_numbers(names: Iterable[str]) -> list[str]:
         else:
             taken[number[1]] = name
     return found
+
+
+def missing_decisions(path: str, text: str, numbers: Collection[str]) -> list[str]:
+    """Decision notes that a text names by their number and that are not there."""
+    named = re.findall(r"(?:[Dd]ecision |decisions/)(\d{4})\b", text)
+    return [f"{path}: there is no decision {number}" for number in named if number not in numbers]
 
 
 def repeated_classes(texts: Mapping[str, str]) -> list[str]:

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
-def client(endpoint_url: str) -> S3Client:
-    """A plain S3 client with the server's root credentials. Close it after use."""
+def client(
+    endpoint_url: str,
+    access_key: str = ACCESS_KEY,
+    secret_key: str = SECRET_KEY,
+    region: str = REGION,
+) -> S3Client:
+    """A plain S3 client, by default with the credentials of MinIO's root. Close it after use."""
     return boto3.client(
         "s3",
         endpoint_url=endpoint_url,
-        region_name=REGION,
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY,
+        region_name=region,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
         config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
     )

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from shards.clock import monotonic_ns
@@ -137,6 +137,20 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_ports(count: int) -> int:
+    """The first of several consecutive loopback ports that are free at this moment, and that the
+    kernel gives to nobody who asks for any."""
+    for first in range(20_000 + os.getpid() % 1_000 * 10, 32_000, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(closing(socket.create_server(("127.0.0.1", port))))
+            except OSError:
+                continue
+        return first
+    raise AssertionError(f"there are no {count} free ports in a row")
 
 
 @contextmanager

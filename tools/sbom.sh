@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes FOLDER/headgate.cdx.json: the distributions that the wheel in FOLDER brings, with the extra `keda`,
+# Writes FOLDER/headgate.cdx.json: the distributions that the wheel in FOLDER brings, with the extra `grpc`,
 # as in the image. Usage: tools/sbom.sh BIN FOLDER, in the root of the repository; BIN has python and
 # cyclonedx-py.
 set -eu
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$bin/python" -m venv "$work/venv"
-sh tools/install.sh "$work/venv" constraints.txt "$(echo "$folder"/headgate-*.whl)" keda
+sh tools/install.sh "$work/venv" constraints.txt "$(echo "$folder"/headgate-*.whl)" grpc
 # What only installs is not part of it.
 "$work/venv/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check setuptools pip
 "$bin/cyclonedx-py" environment --of JSON --output-reproducible --pyproject pyproject.toml \

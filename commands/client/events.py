@@ -33,12 +33,12 @@ class EventTooLarge(ValueError):
 
 
 class EventParser:
-    """Parses one connection. ``last_event_id`` and ``retry_ms`` hold between connections: a new
-    parser begins with those of the one before."""
+    """Parses one connection. ``last_event_id`` holds between connections: a new parser begins with
+    that of the one before."""
 
-    def __init__(self, last_event_id: str = "", retry_ms: int | None = None) -> None:
+    def __init__(self, last_event_id: str = "") -> None:
         self.last_event_id = last_event_id  # of the last block that ended
-        self.retry_ms = retry_ms
+        self.retry_ms: int | None = None  # what the server asked for
         self._id = last_event_id
         self._begun: list[bytes] = []  # the pieces of a line that has not ended
         self._begun_bytes = 0

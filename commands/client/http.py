@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import http.client
 import math
+import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -107,7 +108,7 @@ def topic_path(topic: str, *rest: str) -> str:
 
 class Client:
     """Calls the daemon at ``url``. ``sleep_ms`` waits between attempts; ``say`` is told what the
-    call waits for, from another thread."""
+    call waits for, from another thread. ``environ`` has the token and the authorities."""
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class Client:
         now_ms: Callable[[], float] = lambda: monotonic_ns() / 1e6,
         notice_ms: float = NOTICE_MS,
         say: Callable[[str], None] = lambda text: None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         try:
             parts = urlsplit(url)
@@ -127,7 +129,8 @@ class Client:
         if scheme not in ("http", "https") or not host:
             raise ValueError(f"{url!r} is not the URL of a daemon, like http://127.0.0.1:7440")
         self.url = url
-        self._address = DaemonAddress.of(url)
+        self._environ = environ
+        self.address = DaemonAddress.of(url, environ=environ)
         self.retries = 0
         self.reached = False  # whether any answer ever came
         self._timeout_s = timeout_s
@@ -135,7 +138,11 @@ class Client:
         self.now_ms = now_ms
         self._notice_ms = notice_ms
         self.say = say
-        self._connection = DaemonConnection(self._address)
+        self._connection = DaemonConnection(self.address)
+
+    def another(self, timeout_s: float = 30.0) -> Client:
+        """A client of the same daemon, for another thread or with another timeout."""
+        return Client(self.url, timeout_s=timeout_s, environ=self._environ)
 
     def close(self) -> None:
         self._connection.close()
@@ -168,7 +175,7 @@ class Client:
         target = path + (f"?{urlencode(query)}" if query else "")
         attempt = partial(self._attempt, method, target, body)
         return self._repeated(
-            f"{method} {self._address.base}{target}",
+            f"{method} {self.address.base}{target}",
             attempt,
             timeout_s or self._timeout_s,
             patience_ms,
@@ -188,7 +195,7 @@ class Client:
         opened: list[OpenAnswer] = []
 
         def attempt(timeout_s: Callable[[], float]) -> DaemonAnswer:
-            connection = DaemonConnection(self._address)
+            connection = DaemonConnection(self.address)
             try:
                 answer = connection.open(target, headers, timeout_s, SILENCE_S)
             except FAILURES as error:
@@ -200,9 +207,7 @@ class Client:
                 connection.close()
             return answer
 
-        self._repeated(
-            f"GET {self._address.base}{target}", attempt, self._timeout_s, patience_ms, 0
-        )
+        self._repeated(f"GET {self.address.base}{target}", attempt, self._timeout_s, patience_ms, 0)
         return opened[0]
 
     def _repeated(

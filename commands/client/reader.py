@@ -1,9 +1,10 @@
 """Reads a topic by repeated ``diff`` requests.
 
-It begins at an offset, a time or the last N records. Several partitions are read one after the
-other, each up to the head it had when its turn came; ``follow`` then continues with a stream of all
-of them (stream.py). More partitions than a stream can have are polled in turn, and an empty one
-delays the others by POLL_SHARED_MS in all.
+It begins at an offset, a time or the last N records. Several partitions are merged by the times of
+their records, each in its own order, up to the head that it had at the beginning; a page of each is
+in memory. ``follow`` then continues with a stream of all of them (stream.py), in the order of the
+commits. More partitions than a stream can have are polled in turn, and an empty one delays the
+others by POLL_SHARED_MS in all.
 
 A tail reads the last N offsets of every partition and keeps the N newest records by timestamp.
 The Reader prints nothing: the lines of a page go to ``emit``, warnings of gaps to ``warn``.
@@ -18,7 +19,6 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec import UNSET, Struct
-from msgspec.structs import asdict
 
 from commands.client.http import Client, decoded, topic_path
 from commands.client.records import iso_ms
@@ -26,12 +26,14 @@ from commands.client.stream import RECREATED, WatchStream
 from commands.client.topics import state_of
 from commands.quantities import duration_ms
 from delivery.filters import Filter, compiled
-from delivery.schemas import DiffAnswer, DiffRecord, DiffRequest
+from delivery.schemas import BYTES_MAX, DiffAnswer, DiffRecord, DiffRequest
 from delivery.streams.events import WatchRecord, WatchTombstone
 from delivery.watch.token import PLACES_MAX
 
 PAGE_RECORDS = 1_000  # the most records of one answer
 POLL_SHARED_MS = 500
+MERGED_BYTES = 64 << 20  # of the pages that are merged; a single larger record comes alone
+MERGED_PAGE_BYTES_MIN = 64 << 10
 EVERYTHING = Filter()
 
 
@@ -119,8 +121,10 @@ class TopicReader:
         self._warn = warn
         self._with_meta = with_meta
         self._as_text = as_text
-        self._only = only
+        named = {"tag": only.tag, "node": only.node, "key": only.key}
+        self._patterns = {name: text for name, text in named.items() if text is not None}
         self._left = records_max
+        self._unprinted: list[bytes] = []
         self._patience_ms = patience_ms
         self._reach_ms = reach_ms
         self._is_whole = partition is None
@@ -153,16 +157,20 @@ class TopicReader:
         return ReadResume(newest, starts)
 
     def read(self) -> None:
-        """Emits the records that are there, partition by partition."""
+        """Emits the records that are there."""
         if self._tail is not None:
             self._read_tail(self._tail)
             self._tail = None
             return
-        for partition in list(self._next):
-            for page in self._pages(partition, self._limit()):
-                self._print(self._lines(partition, page.records))
-                if self.done():
+        page_bytes = max(MERGED_PAGE_BYTES_MIN, min(BYTES_MAX, MERGED_BYTES // len(self._next)))
+        lanes = [self._lane(partition, page_bytes) for partition in self._next]
+        try:
+            for *_, line in heapq.merge(*lanes):
+                self._unprinted.append(line)
+                if len(self._unprinted) == self._left:
                     return
+        finally:
+            self._flush()
 
     def follow(self) -> None:
         """Emits records as they are committed, until ``done`` or an exception."""
@@ -177,7 +185,7 @@ class TopicReader:
             for partition, start in self._next.items()
         }
         only = {} if self._is_whole else {"partition": str(next(iter(self._next)))}
-        only |= {name: text for name, text in asdict(self._only).items() if text is not None}
+        only |= self._patterns
         stream = WatchStream(
             self._client, topic_path(self._topic, "watch"), only, {self._topic: None}, position,
             patience_ms=self._patience_ms, reach_ms=self._reach_ms,
@@ -218,8 +226,23 @@ class TopicReader:
                     keep(newest, item)
         self._print([line for *_, line in sorted(newest)])
 
+    def _lane(self, partition: int, page_bytes: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """The records of a partition as (time, partition, offset, line). What it has given counts
+        as read when it is asked for more, and is printed before the next page is asked for."""
+        for page in self._pages(partition, self._limit(), page_bytes):
+            after = self._next[partition]
+            for record in filter(self._is_wanted, page.records):
+                self._next[partition] = Start(from_seq=record.seq - 1)
+                yield record.ts, partition, record.seq, self._line(partition, record)
+            self._next[partition] = after
+            self._flush()
+
+    def _flush(self) -> None:
+        lines, self._unprinted = self._unprinted, []
+        self._print(lines)
+
     def _limit(self) -> int:
-        if self._left is None or self._only:
+        if self._left is None or self._patterns:
             return PAGE_RECORDS
         return max(1, min(PAGE_RECORDS, self._left))
 
@@ -230,27 +253,29 @@ class TopicReader:
     def _waits_ms(self) -> float:
         return self._patience_ms if self._client.reached else self._reach_ms
 
-    def _pages(self, partition: int, limit: int) -> Iterator[DiffAnswer]:
+    def _pages(
+        self, partition: int, limit: int, page_bytes: int = BYTES_MAX
+    ) -> Iterator[DiffAnswer]:
         """Pages up to the head that the first page names: a writer may be faster than we are."""
         head_seq: int | None = None
         while True:
-            page = self._diff(partition, limit, 0)
+            page = self._diff(partition, limit, 0, page_bytes)
             yield page
             head_seq = page.head_seq if head_seq is None or _is_recreated(page) else head_seq
             if page.caught_up or page.next_from_seq >= head_seq:
                 return
 
-    def _diff(self, partition: int, limit: int, wait_ms: int) -> DiffAnswer:
+    def _diff(
+        self, partition: int, limit: int, wait_ms: int, page_bytes: int = BYTES_MAX
+    ) -> DiffAnswer:
         start = self._next[partition]
-        if start.from_ts is None:
-            ask = DiffRequest(
-                from_seq=start.from_seq or 0, topic_id=self._topic_ids.get(partition, UNSET),
-                partition=partition, limit=limit, wait_ms=wait_ms,
-            )  # fmt: skip
-        else:
-            ask = DiffRequest(
-                from_ts=start.from_ts, partition=partition, limit=limit, wait_ms=wait_ms
-            )
+        by_time = start.from_ts is not None
+        ask = DiffRequest(
+            from_seq=UNSET if by_time else start.from_seq or 0,
+            from_ts=start.from_ts if start.from_ts is not None else UNSET,
+            topic_id=UNSET if by_time else self._topic_ids.get(partition, UNSET),
+            partition=partition, limit=limit, max_bytes=page_bytes, wait_ms=wait_ms,
+        )  # fmt: skip
         body = self._client.call(
             "POST", topic_path(self._topic, "diff"), msgspec.json.encode(ask),
             patience_ms=self._waits_ms(), silent_ms=wait_ms,
@@ -286,12 +311,9 @@ class TopicReader:
         return [self._line(partition, each) for each in records if self._is_wanted(each)]
 
     def _is_wanted(self, record: DiffRecord) -> bool:
-        if not self._only:
-            return True
         return all(
-            pattern is None
-            or ((text := getattr(record, name)) is not UNSET and compiled(pattern)(text))
-            for name, pattern in asdict(self._only).items()
+            (text := getattr(record, name)) is not UNSET and compiled(pattern)(text)
+            for name, pattern in self._patterns.items()
         )
 
     def _line(self, partition: int, record: DiffRecord) -> bytes:

@@ -13,6 +13,7 @@ from commands.output import (
     time_text,
 )
 from commands.pushing.texts import push_lines, senders_text
+from commands.shell.filters import filter_text
 from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
 from delivery.subscriptions.schemas import (
     BlockedKey,
@@ -59,6 +60,8 @@ def show_text(state: SubscriptionStatus) -> str:
         rules.append(f"after {config.redeliveries_max} redeliveries {config.poison}{letters}")
         rules.append(f"time-out {duration_text(config.ack_timeout_ms)}")
     lines = [f"subscription {state.subscription} of {state.topic}", f"  {', '.join(rules)}"]
+    if config.filter is not None:
+        lines.append(f"  only {filter_text(config.filter)}")
     if config.paused_because:
         lines.append(f"  paused by the daemon: {config.paused_because}")
     if state.held:

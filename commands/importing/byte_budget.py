@@ -2,8 +2,8 @@
 
 Pure: sizes, latencies and ``now`` in, a number of bytes out. It reads no clock and sends nothing.
 
-Vocabulary: bytes are *in flight* while they are leased (leases.py); those of a refused request
-stay so, since it is sent again. A *lap* is the time in which a budget's worth of bytes,
+Vocabulary: bytes are *in flight* while they are leased (budget_leases.py); those of a refused
+request stay so, since it is sent again. A *lap* is the time in which a budget's worth of bytes,
 sent after the budget was set, is acknowledged. The *rate* of a lap is ``budget / mean latency``
 (Little's law); unlike bytes over time it does not depend on where the bursts of acknowledgments
 fall, which come once per commit. A lap counts only if the budget was *used*: a source that is

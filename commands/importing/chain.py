@@ -68,6 +68,7 @@ class Chain:
         self._sent: deque[ImportStep] = deque()
         self._returned: list[SubBlockRows] = []
         self._tail = position
+        self._lost_to = position  # up to here rows were sent that had no answer
 
     def add(self, load: SubBlockRows) -> None:
         """Queues rows that end after all before them; what is stored already is dropped."""
@@ -117,6 +118,8 @@ class Chain:
     def lost(self, until: float) -> None:
         """Everything in flight stays without an answer: whether it is stored is not known."""
         self.not_before = max(self.not_before, until)
+        if self._sent:
+            self._lost_to = self._sent[-1].next
         self._returned.extend(step.load for step in self._sent)
         self._sent.clear()
         self._begin_anew()
@@ -136,6 +139,11 @@ class Chain:
     def in_flight(self) -> int:
         """How many steps are not answered yet."""
         return len(self._sent)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether rows after the position were sent and had no answer."""
+        return self._lost_to > self.position
 
     @property
     def refused(self) -> SubBlockRows:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from commands.importing.budget_leases import Leases
 from commands.importing.chain import Chain, ImportStep, SubBlockRows
-from commands.importing.leases import Leases
 from commands.importing.reading.blocks import SourceBlock, SubBlock
 
 # A setting is a transaction, after which all shards read their cursors again: hence not often.

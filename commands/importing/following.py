@@ -1,7 +1,7 @@
-"""Following files that grow and rotate: which files there are now, and which of them are read.
+"""Sources that stay: files that grow and rotate, and prefixes in S3 where objects appear.
 
-The arguments are looked at again and again, so files that appear later are imported too. A file is
-known by its device and inode:
+The arguments are looked at again and again, so what appears later is imported too. A file is known
+by its device and inode:
 
 - Rename and create: the renamed file is read on until it has not grown for ROTATED_QUIET_S, the new
   one from its start; if the renamed file matches an argument too, it is simply followed.
@@ -10,26 +10,45 @@ known by its device and inode:
 - Deleted: what is written to it before it is closed is read, as after a rename.
 - What does not grow is read once. It is looked at again if its inode has changed since it was
   opened: a new file may have got the inode of a deleted one.
+
+An object is known by its URL and ETag. Each look lists all of a prefix and takes what it has not
+seen before. So none is missed, whatever their keys and times and the order in which they appear.
+One that was replaced or deleted since it was listed is passed over. A listing takes a request for
+each 1,000 objects. Looks are LIST_S apart, or one second for each request of a listing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from commands.client.http import Unreachable
 from commands.importing.importer import Importer
-from commands.importing.reading.finding import FoundSource, matching
+from commands.importing.names import CursorNames, source_told
+from commands.importing.reading.buckets import Buckets, S3Object
+from commands.importing.reading.finding import (
+    SOURCES_MAX,
+    FoundSource,
+    NotFound,
+    found_object,
+    matching,
+    too_many,
+)
 from commands.importing.reading.problems import SourceProblem
 from commands.importing.reading.raw import LocalFile, shown
 from commands.importing.source import SourceImport
 
 LOOK_S = 0.5
+# $0.43 a month for a prefix of up to 1,000 objects; $13 for larger ones.
+LIST_S = 30.0
+LISTED_TOGETHER = 1_000
 # Each is looked at four times a second, which takes about 50 us.
 FOLLOWED_MAX = 256
 Inode = tuple[int, int]
@@ -128,3 +147,90 @@ class Following:
                 if stat.S_ISREG(status.st_mode):
                     found[status.st_dev, status.st_ino] = _Here(path, status.st_ctime_ns)
         return found
+
+
+class FollowingObjects:
+    """Imports the objects that ``urls`` name, until the importer is stopped. ``wait_s``: how long
+    the store may be away, once it was there."""
+
+    def __init__(
+        self,
+        importer: Importer,
+        buckets: Buckets,
+        urls: Sequence[str],
+        parallel: int,
+        wait_s: float,
+        now: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._importer = importer
+        self._buckets = buckets
+        self._urls = urls
+        self._parallel = parallel
+        self._wait_s = wait_s
+        self._now = now
+        self._say = say
+        self._seen: dict[str, CursorNames] = {}  # by identity
+
+    async def run(self) -> None:
+        """Follows. Raises NotFound if the first look is refused."""
+        importer = self._importer
+        listed_at: float | None = None
+        with importer.threads(1) as threads:
+            loop = asyncio.get_running_loop()
+            while not importer.stops:
+                wait_s = LIST_S
+                try:
+                    here = await loop.run_in_executor(threads, self._here)
+                except NotFound as error:
+                    if listed_at is None:
+                        raise
+                    self._say(str(error))
+                    if self._now() - listed_at > self._wait_s:
+                        importer.refuse(*error.problems[0])
+                else:
+                    listed_at = self._now()
+                    wait_s = max(LIST_S, len(here) / LISTED_TOGETHER)
+                    try:
+                        new = await loop.run_in_executor(threads, self._new, here)
+                    except Unreachable:
+                        if importer.stopped.is_set():
+                            return
+                        raise
+                    await importer.run(new)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(importer.stopped.wait(), wait_s)
+
+    def _here(self) -> dict[str, S3Object]:
+        """All objects, by identity. Raises NotFound."""
+        found: dict[str, S3Object] = {}
+        for url in self._urls:
+            try:
+                for each in self._buckets.sources(url):
+                    found[str(each.identity)] = each
+                    if len(found) > SOURCES_MAX:
+                        raise too_many()
+            except SourceProblem as error:
+                raise NotFound([(url, error)]) from error
+        return found
+
+    def _new(self, here: dict[str, S3Object]) -> list[FoundSource]:
+        """Objects that were not seen before. The cursors of those that are gone go too: otherwise
+        a prefix that stays would fill the daemon with them."""
+        cursors, topic_id = self._importer.cursors, self._importer.plan.target.topic_id
+        for identity in self._seen.keys() - here.keys():
+            for cursor in self._seen.pop(identity):
+                cursors.forget(cursor)
+        restarts = self._importer.plan.restarts
+        new: list[FoundSource] = []
+        for identity, each in here.items():
+            if identity in self._seen:
+                continue
+            names = self._seen[identity] = CursorNames.of_object(topic_id, identity, each.name)
+            source = source_told(each.name, topic_id, each.size())
+            if not restarts and cursors.ended_at(names, source) is not None:
+                continue  # by an earlier run
+            if len(new) >= self._parallel:
+                cursors.tell(names, source)  # what has to wait counts in the lag already
+            new.append(found_object(each))
+        return new

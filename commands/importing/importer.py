@@ -1,7 +1,7 @@
 """An import: its sources, several at a time, over one byte budget.
 
-A source that fails does not stop the others; a daemon that refuses, or does not answer, does:
-the others would fare no better. What had been read is stored then, and the rest is not begun.
+A source that fails does not stop the others. A daemon that refuses or does not answer does stop
+them, because they would fare no better: what was read is stored, and the rest is not begun.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from commands.importing.leases import Leases
+from commands.importing.budget_leases import Leases
+from commands.importing.chain_sender import ImportDaemon
+from commands.importing.governed import (
+    GovernedImport,
+    ImportParts,
+    ImportPlan,
+    SourceReport,
+    problem_of,
+)
 from commands.importing.names import SourceCursors
 from commands.importing.reading.finding import FoundSource
 from commands.importing.reading.problems import SourceProblem
-from commands.importing.sender import ImportDaemon
-from commands.importing.source import ImportPlan, SourceImport, SourceReport, problem_of
+from commands.importing.source import SourceImport
 
 REPORTS_MAX = 10_000  # of sources that are named; the totals count all
 
@@ -35,6 +42,7 @@ class ImportTotals(Struct):
     filtered: int = 0
     invalid: int = 0
     dead_letters: int = 0
+    absent: int = 0
     requests: int = 0
     retries: int = 0
     read_bytes: int = 0
@@ -55,13 +63,18 @@ class Importer:
         self._reports: list[tuple[int, SourceReport]] = []
         self._begun = 0
         self.plan = plan
-        self.stops = False
+        self.stopped = asyncio.Event()
         self._daemon = daemon
-        self._cursors = cursors
+        self.cursors = cursors
         self._parallel = parallel
         self._went_on = went_on
         self._leases = Leases(daemon.budget)
-        self._running: set[SourceImport] = set()
+        self._running: set[GovernedImport] = set()
+
+    @property
+    def stops(self) -> bool:
+        """Whether nothing more is read."""
+        return self.stopped.is_set()
 
     @property
     def reports(self) -> list[SourceReport]:
@@ -70,8 +83,8 @@ class Importer:
 
     def stop(self) -> None:
         """Reads nothing more; what was read is stored, if the daemon takes it within seconds."""
-        self.stops = True
-        self._cursors.give_up()
+        self.stopped.set()
+        self.cursors.give_up()
         for each in self._running:
             each.stop()
 
@@ -97,36 +110,38 @@ class Importer:
         begun: Callable[[SourceImport], None] = lambda source: None,
     ) -> SourceImport | None:
         """Imports one source. None if it cannot be opened."""
-        self._begun += 1
-        number = self._begun
         try:
             raw = found.open()
         except SourceProblem as error:
             self.refuse(found.name, error)
             return None
-        source = SourceImport(
-            raw,
-            plan,
-            self._daemon,
-            self._cursors,
-            self._leases,
-            threads,
-            self._leases_changed,
-            self._went_on,
+        source = SourceImport(raw, plan, self.shared(threads))
+        begun(source)
+        await self.run_one(source)
+        return source
+
+    def shared(self, threads: ThreadPoolExecutor) -> ImportParts:
+        """What a source needs of the import."""
+        return ImportParts(
+            self._daemon, self.cursors, self._leases, threads, self._leases_changed, self._went_on
         )
+
+    async def run_one(self, source: GovernedImport) -> None:
+        """Runs the import of a source, and counts what became of it."""
+        self._begun += 1
+        number = self._begun
         self._running.add(source)
         if self.stops:
             source.stop()
-        begun(source)
         try:
             await source.run()
         finally:
             self._running.discard(source)
         self._count(number, source.report, source.failure)
-        return source
 
     def refuse(self, name: str, error: SourceProblem) -> None:
         """A source that cannot be opened."""
+        self._begun += 1
         self._count(self._begun, SourceReport(name, "failed", error=problem_of(error)), error)
 
     async def _work(self, waiting: Iterator[FoundSource], threads: ThreadPoolExecutor) -> None:
@@ -142,7 +157,7 @@ class Importer:
         totals.sources += 1
         totals.failed += report.state == "failed"
         totals.stopped += report.state == "stopped"
-        for name in ("records", "already_stored", "filtered", "invalid", "dead_letters",
+        for name in ("records", "already_stored", "filtered", "invalid", "dead_letters", "absent",
                      "requests", "retries", "read_bytes"):  # fmt: skip
             setattr(totals, name, getattr(totals, name) + getattr(report, name))
         if len(self._reports) < REPORTS_MAX or report.error is not None:

@@ -2,22 +2,22 @@
 
 A cursor is named after the topic and the source's identity: device, inode and first line of a file
 (the first KiB of a JSON document, which does not grow), or key and ETag of an object. What a file
-begins with is in the name, because inodes are used again. It is the first line only, because
-a file may have less than a KiB when it is imported first. So the cursor also notes length and
-checksum of the first KiB, in partitions that no request moves.
+begins with is in the name, because inodes are used again. It is the first line only, because a file
+may have less than a KiB when it is imported first. So the cursor also notes length and checksum of
+the first KiB, in partitions that no request moves.
 
-An object with this ETag stays as it is. So another such partition notes where its text ends, plus
-one, once all of it is imported, and nothing of the object is read any more while the cursor is
-there. The same is noted of a file whose text has to be read from its start, because it is packed or
-one document, with the file's *version*: its size and when it was modified. While it has that
+An object with this ETag never changes. So when all of it is imported, another such partition notes
+the end of its text, plus one, and while the cursor is there nothing of the object is read again.
+The same is noted of a file that can only be read from its start, because it is packed or one
+document, with the *version* of the file: its size and when it was modified. While it has that
 version, no more than its beginning is read.
 
 A cursor also tells what its source is called and how long its text is, for people who look at the
-cursor (``CursorSource``). Nothing is found by that: a renamed file keeps its cursor, which tells
-its new name. A file that is told as it already was, and imported to there, is not told again.
+cursor (``CursorSource``). Nothing is found by that: a renamed file keeps its cursor, which then
+tells the new name. Nothing is written if the cursor tells that already.
 
-The position is in partition 0. Dead letters have a cursor of their own, which exists from the
-first of them on.
+The position is in partition 0. Dead letters have a cursor of their own, which exists from the first
+of them on.
 """
 
 from __future__ import annotations
@@ -220,11 +220,13 @@ class SourceCursors:
 
 
 def source_told(location: str, topic_id: int, size_bytes: int | None) -> CursorSource:
-    """What a cursor tells of its source. Of a long path or URL, that is its end."""
-    long = len(location) > SOURCE_NAME_MAX
-    return CursorSource(
-        f"\u2026{location[1 - SOURCE_NAME_MAX :]}" if long else location, topic_id, size_bytes
-    )
+    """What a cursor tells of its source. Of a long path or URL, that is its end; what a position
+    counts follows from the scheme."""
+    if len(location) > SOURCE_NAME_MAX:
+        scheme, mark, _ = location.partition("://")
+        begin = f"{scheme}{mark}\u2026" if mark else "\u2026"
+        location = begin + location[len(begin) - SOURCE_NAME_MAX :]
+    return CursorSource(location, topic_id, size_bytes)
 
 
 def _is_told(state: CursorState, source: CursorSource) -> bool:

@@ -8,7 +8,7 @@
 So a daemon that is restarted never costs a consumer. A stream tells whether consumers are to run
 when that changes; it outlives a daemon that does not answer for a time.
 
-Needs the extra ``keda``.
+Needs the extra ``grpc``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from commands.keda.trigger import (
     TriggerRefused,
     trigger_of,
 )
+from commands.shell.grpc_service import GrpcService
 from daemon.schemas.api import SubscriptionScaling
 
 STREAM_EVERY_S = 1.0
@@ -37,35 +38,23 @@ REQUEST_BYTES_MAX = 64 << 10  # metadata of a ScaledObject is a few hundred byte
 DRAIN_S = 1.0
 
 
-class ScalerServer:
+class ScalerServer(GrpcService):
     """The server; ``stream_every_s`` is how often a stream looks."""
 
     def __init__(self, signals: Signals, *, stream_every_s: float = STREAM_EVERY_S) -> None:
         self._signals = signals
         self._stream_every_s = stream_every_s
-        self._server = grpc.aio.server(
+        server = grpc.aio.server(
             maximum_concurrent_rpcs=CALLS_MAX,
             options=[
                 ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
                 ("grpc.so_reuseport", 0),  # two scalers at one port is a mistake
             ],
         )
-        self._server.add_generic_rpc_handlers(
+        super().__init__(server, DRAIN_S)
+        server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(contract.SERVICE, self._methods()),)
         )
-
-    async def start(self, address: str) -> int:
-        """Listens; returns the port. Raises OSError."""
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
-        await self._server.start()
-        return int(port)
-
-    async def stop(self) -> None:
-        """Ends all calls."""
-        await self._server.stop(DRAIN_S)
 
     def _methods(self) -> dict[str, Any]:
         reference, unary = contract.ScaledObjectRef, grpc.unary_unary_rpc_method_handler

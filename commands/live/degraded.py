@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from commands.output import duration_text
+from daemon.schemas.kafka import KafkaGroupFigures
 from daemon.schemas.status import (
     GateStatus,
     PushFigures,
@@ -15,7 +16,8 @@ from daemon.schemas.status import (
 
 
 def needs_a_look(each: Struct) -> bool:
-    """Whether a subscription, a receiver, a router or a gate is not as it should be."""
+    """Whether a subscription, a receiver, a router or a gate is not as it should be, or a group of
+    Kafka has lag."""
     match each:
         case SubscriptionFigures():
             return bool(each.reason or each.blocked_keys)
@@ -25,13 +27,15 @@ def needs_a_look(each: Struct) -> bool:
             return each.state in ("held", "stopped")
         case GateStatus():
             return each.pauses > 0
+        case KafkaGroupFigures():
+            return each.lag > 0
     return False
 
 
 def troubles(status: Status) -> list[str]:
     """Why a daemon is degraded, one sentence for each reason; empty if it is not."""
     found = [] if status.ready else ["the daemon is not ready"]
-    found += [alarm.message for alarm in status.alarms]
+    found += [f"{alarm.message} (docs/operations.md#{alarm.alarm})" for alarm in status.alarms]
     found += [f"shard {shard.shard} has no process" for shard in status.shards if not shard.pid]
     jump_ms = status.retention.clock_jump_ms
     if jump_ms is not None:

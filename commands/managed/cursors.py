@@ -14,7 +14,7 @@ import click
 
 from commands.client.cursors import all_cursors, cursor_of, cursor_path, put_cursor
 from commands.client.http import Client, Refused
-from commands.output import bytes_text, show, table, time_text
+from commands.output import bytes_text, counted_text, show, table, time_text
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, yes_option
 from daemon.schemas.api import CursorSetting, CursorState
@@ -157,6 +157,8 @@ def _source_cells(state: CursorState) -> tuple[str, str]:
     source = state.source
     if source is None:
         return "-", "-"
+    if source.lag_records is not None:
+        return source.name, counted_text(source.lag_records, "record")
     return source.name, "?" if source.lag_bytes is None else bytes_text(source.lag_bytes)
 
 

@@ -11,11 +11,12 @@ import msgspec
 from commands.client.http import Client, decoded
 from commands.client.subscriptions import all_subscriptions, subscription_path
 from commands.output import show
-from commands.pushing.texts import exchange_text, list_text, resumed_text
+from commands.pushing.texts import attempts_text, exchange_text, list_text, resumed_text
 from commands.shell.exits import FAILED
 from commands.shell.options import client_option, output_option, topic_argument
 from daemon.schemas.push import PushResumed
-from delivery.subscriptions.schemas import PushExchange
+from delivery.subscriptions.attempts import ATTEMPTS_MAX
+from delivery.subscriptions.schemas import PushAttempts, PushExchange
 
 TEST_TIMEOUT_S = 60.0  # the daemon waits for 5 s for its turn, and for 30 s for the receiver
 
@@ -28,6 +29,7 @@ def push() -> None:
     Examples:
       headgate push ls
       headgate push test orders hook
+      headgate push attempts orders hook
       headgate push resume orders hook
     """
 
@@ -78,6 +80,49 @@ def push_test(
     show(exchange, as_json, exchange_text)
     if exchange.outcome != "success":
         raise click.exceptions.Exit(FAILED)
+
+
+@push.command("attempts")
+@topic_argument
+@click.argument("subscription")
+@click.argument("seq", type=click.IntRange(1), required=False)
+@click.option(
+    "--partition",
+    type=click.IntRange(0, 999),
+    metavar="P",
+    help="The partition of SEQ, by default 0; without SEQ, of all its messages.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, ATTEMPTS_MAX),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Most attempts to list.",
+)
+@client_option
+@output_option
+def push_attempts(
+    topic: str, subscription: str, seq: int | None, partition: int | None, limit: int,
+    client: Client, as_json: bool,
+) -> None:  # fmt: skip
+    """List the last POSTs, or those of the message with the offset SEQ, the last one first.
+
+    The daemon keeps the last 1,000 of a subscription in memory, mostly of messages that failed.
+
+    \b
+    Examples:
+      headgate push attempts orders hook
+      headgate push attempts orders hook 57 --partition 3
+    """
+    query = {"limit": str(limit)}
+    if seq is not None:
+        query["seq"] = str(seq)
+    if partition is not None or seq is not None:
+        query["partition"] = str(partition or 0)
+    path = subscription_path(topic, subscription, "push", "attempts")
+    answer = client.call("GET", path, query=query)
+    show(decoded(client, answer, PushAttempts), as_json, attempts_text)
 
 
 @push.command("resume")

@@ -13,15 +13,16 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from msgspec.structs import asdict
 
 from commands.client.http import Client, Refused, decoded
 from commands.client.pages import pages
 from commands.figures import figure_lines
 from commands.output import count_text, show, table
 from commands.shell.exits import CommandFailed
+from commands.shell.filters import filter_options, filter_text, take_filter
 from commands.shell.options import client_option, output_option, yes_option
 from delivery.routers.schemas import RouterPage, RouterStatus
+from ledger.delivery.record_filter import RecordFilter
 from shards.boards.figures import RouterCounts
 
 
@@ -68,9 +69,7 @@ def routers_show(router: str, client: Client, as_json: bool) -> None:
 @click.argument("router")
 @click.option("--source", required=True, metavar="TOPIC", help="The topic that is copied.")
 @click.option("--dest", required=True, metavar="TOPIC", help="The topic that gets the copies.")
-@click.option("--tag", metavar="PATTERN", help="Copy only records with such a tag.")
-@click.option("--node", metavar="PATTERN", help="Copy only records with such a node.")
-@click.option("--key", metavar="PATTERN", help="Copy only records with such a key.")
+@filter_options
 @click.option(
     "--from", "start", metavar="PLACE", default="now", show_default=True,
     help="Where to begin: now, earliest, or after an offset (N,N,... for each partition).",
@@ -79,8 +78,8 @@ def routers_show(router: str, client: Client, as_json: bool) -> None:
 @client_option
 @output_option
 def routers_create(
-    router: str, source: str, dest: str, tag: str | None, node: str | None, key: str | None,
-    start: str, paused: bool, client: Client, as_json: bool,
+    router: str, source: str, dest: str, start: str, paused: bool, client: Client, as_json: bool,
+    **filters: Any,
 ) -> None:  # fmt: skip
     """Create a router.
 
@@ -91,9 +90,9 @@ def routers_create(
     Examples:
       headgate routers create all --source orders --dest archive --from earliest
       headgate routers create errors --source events --dest alerts --tag 'error*'
+      headgate routers create large --source orders --dest audit --where status=paid
     """
-    patterns = {"tag": tag, "node": node, "key": key}
-    wanted = {name: pattern for name, pattern in patterns.items() if pattern is not None}
+    wanted = take_filter(filters)
     place = _place(start)
     present = _present(client, router)
     if present is None:
@@ -101,11 +100,11 @@ def routers_create(
                     "paused": paused}  # fmt: skip
         show(_put(client, router, settings), as_json, _show_text)
         return
-    there = {name: value for name, value in asdict(present.filter).items() if value is not None}
-    if (present.source, present.dest, there) != (source, dest, wanted):
+    is_same = present.filter == msgspec.convert(wanted, RecordFilter)
+    if (present.source, present.dest) != (source, dest) or not is_same:
         raise CommandFailed(
             f"the router {router!r} exists: {present.source} -> {present.dest},"
-            f" {_filter_text(present) or 'without a filter'}",
+            f" {filter_text(present.filter) or 'without a filter'}",
             hint="choose another name, or delete it first",
         )
     show(present, as_json, _show_text)
@@ -197,16 +196,10 @@ def _place(text: str) -> str | int | list[int]:
     return offsets[0] if len(offsets) == 1 else offsets
 
 
-def _filter_text(status: RouterStatus) -> str:
-    return ", ".join(
-        f"{name} {value}" for name, value in asdict(status.filter).items() if value is not None
-    )
-
-
 def _list_text(found: list[RouterStatus]) -> str:
     rows = [
         [
-            each.router, each.source, each.dest, _filter_text(each), each.state,
+            each.router, each.source, each.dest, filter_text(each.filter), each.state,
             count_text(each.lag), count_text(each.copied),
         ]
         for each in found
@@ -217,7 +210,7 @@ def _list_text(found: list[RouterStatus]) -> str:
 def _show_text(status: RouterStatus) -> str:
     state = status.state if not status.reason else f"{status.state}: {status.reason}"
     lines = [f"router {status.router}", f"  {status.source} -> {status.dest}"]
-    if filters := _filter_text(status):
+    if filters := filter_text(status.filter):
         lines.append(f"  only {filters}")
     counts = figure_lines(status, "  ", RouterCounts.__struct_fields__)
     lines += [f"  {state}", *counts, ""]

@@ -36,6 +36,7 @@ from commands.output import show
 from commands.pushing.options import push_options, shown_target, take_push_settings
 from commands.quantities import Milliseconds, whole_ms
 from commands.shell.exits import CommandFailed
+from commands.shell.filters import filter_options, take_filter
 from commands.shell.options import (
     client_option,
     output_option,
@@ -101,12 +102,13 @@ _SETTING_OPTIONS = (
     click.option("--key-fallback", type=click.Choice(get_args(KeyFallback)),
                  help="What counts as the key of a message that has none."),
     click.option("--paused/--not-paused", default=None, help="Send nothing while it is paused."),
+    click.option("--no-filter", is_flag=True, help="Deliver all records."),
 )  # fmt: skip
 
 
 def _setting_options(function: Function) -> Function:
     """Options for the settings of a subscription; those not given are None."""
-    function = push_options(function)
+    function = filter_options(push_options(function))
     for option in reversed(_SETTING_OPTIONS):
         function = option(function)
     return function
@@ -219,7 +221,7 @@ def subscriptions_create(
     Examples:
       headgate subscriptions create orders billing
       headgate subscriptions create orders audit --mode exclusive --since 1h
-      headgate subscriptions create orders hook --push https://example.com/hook
+      headgate subscriptions create orders hook --push https://example.com/hook --where status=paid
     """
     settings = _settings_of(options)
     place = _place(start, since, "--start")
@@ -252,6 +254,7 @@ def subscriptions_alter(
     \b
     Examples:
       headgate subscriptions alter orders billing --ack-timeout-ms 120000
+      headgate subscriptions alter orders billing --where status=paid --where 'country=N*'
       headgate subscriptions alter orders hook --push-secrets secrets.txt
       headgate subscriptions alter orders billing --poison drop --dead-letter-topic none
     """
@@ -460,6 +463,11 @@ def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the API takes them."""
     options = dict(options)
     push = take_push_settings(options)
+    filters, is_unfiltered = take_filter(options), options.pop("no_filter")
+    if filters and is_unfiltered:
+        raise click.UsageError("use --no-filter without --tag, --node, --key and --where")
+    if filters or is_unfiltered:
+        push["filter"] = filters or None
     given = {name: value for name, value in options.items() if value is not None} | push
     if given.get("dead_letter_topic") == UNSET:
         given["dead_letter_topic"] = None

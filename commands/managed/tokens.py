@@ -39,8 +39,8 @@ from daemon.config.limits import read_limits
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _scopes(text: str) -> tuple[Scope, ...]:
-    names = [part.strip() for part in text.split(",")]
+def _scopes(texts: Sequence[str]) -> tuple[Scope, ...]:
+    names = [part.strip() for text in texts for part in text.split(",")]
     unknown = [name for name in names if name not in list(Scope)]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a scope; the scopes are {', '.join(Scope)}")
@@ -113,8 +113,9 @@ def tokens() -> None:
 @tokens.command("create")
 @click.argument("name")
 @click.option(
-    "--scope", "scopes", required=True, metavar="SCOPE[,SCOPE...]", callback=parsed_by(_scopes),
-    help=f"What its bearer may do: {', '.join(Scope)}.",
+    "--scope", "scopes", multiple=True, required=True, metavar="SCOPE[,SCOPE...]",
+    callback=parsed_by(_scopes),
+    help=f"What its bearer may do: {', '.join(Scope)}; repeatable.",
 )  # fmt: skip
 @click.option(
     "--topics", "topics", multiple=True, default=("*",), show_default=True, metavar="PATTERN",

@@ -22,12 +22,20 @@ from msgspec.structs import asdict
 from commands.client.http import Client, Refused, decoded, topic_path
 from commands.client.topics import all_states, state_of
 from commands.output import bytes_text, count_text, duration_text, show, table
-from commands.quantities import size_bytes, whole_ms
+from commands.quantities import Duration, size_bytes, whole_ms
 from commands.shell.exits import CommandFailed
 from commands.shell.options import client_option, output_option, topic_argument, yes_option
+from commands.shell.secret_lines import secret_lines
 from daemon.schemas.api import TopicConfig, TopicState, Trimmed, TrimRequest
 from delivery.filters import compiled
-from ledger.types import Dedupe, Discard, KafkaValue
+from ledger.types import (
+    Dedupe,
+    Discard,
+    HookScheme,
+    HookSigning,
+    KafkaCleanupPolicy,
+    KafkaValue,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = "N|none"
@@ -81,8 +89,22 @@ _SETTING_OPTIONS = (
                  help="At a cap: evict the oldest records, or refuse new ones."),
     click.option("--dedupe", type=click.Choice(get_args(Dedupe)),
                  help="With body, a body that was sent before is not stored again."),
+    click.option("--retain-for-subscriptions", callback=_optional(size_bytes),
+                 metavar="SIZE|none",
+                 help="Up to how many bytes of each partition caps and --ttl spare what reliable"
+                 " subscriptions have not finished."),
+    click.option("--hook", type=click.Choice([*get_args(HookScheme), UNSET]),
+                 help="How webhooks must be signed; none ends the check."),
+    click.option("--hook-secrets", metavar="FILE",
+                 help="The secrets of their sender, in lines: four at most. - is stdin."),
+    click.option("--hook-header", metavar="NAME",
+                 help="Of --hook hmac: the header with the signature."),
+    click.option("--hook-tolerance", type=Duration(1, 86_400), metavar="DURATION",
+                 help="How far the time of a signature may be off."),
     click.option("--kafka-value", type=click.Choice(get_args(KafkaValue)),
                  help="What values of Kafka's producers are: bytes, or JSON."),
+    click.option("--kafka-cleanup-policy", type=click.Choice(get_args(KafkaCleanupPolicy)),
+                 help="What Kafka's clients are told; nothing is ever compacted by key."),
 )  # fmt: skip
 
 
@@ -143,12 +165,14 @@ def topics_create(topic: str, client: Client, as_json: bool, **settings: Any) ->
     """Create a topic.
 
     A topic that exists with the same settings is left as it is. With other settings the command
-    fails and changes nothing.
+    fails and changes nothing, and so it does with secrets of hooks: nothing shows whether they are
+    the same.
 
     \b
     Examples:
       headgate topics create orders
       headgate topics create orders --partitions 4 --column price:double --ttl 7d
+      headgate topics create events --hook github --hook-secrets github.secret
     """
     _create(client, topic, _settings_of(settings))
     show(state_of(client, topic), as_json, _show_text)
@@ -232,7 +256,8 @@ def topics_delete(topic: str, force: bool, yes: bool, client: Client) -> None:
 
 def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, as the API takes them."""
-    settings: dict[str, Any] = {}
+    options = dict(options)
+    settings = _take_hook(options)
     for key, value in options.items():
         if key == "columns":
             if value:
@@ -242,6 +267,30 @@ def _settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             settings[key] = None if value == UNSET else value
     return settings
+
+
+def _take_hook(options: dict[str, Any]) -> dict[str, Any]:
+    """``{"hook": ...}``, or nothing if it stays; takes its options out of ``options``."""
+    scheme, file = options.pop("hook"), options.pop("hook_secrets")
+    header, tolerance_s = options.pop("hook_header"), options.pop("hook_tolerance")
+    if scheme is None or scheme == UNSET:
+        if (file, header, tolerance_s) != (None, None, None):
+            raise click.UsageError(
+                "--hook-secrets, --hook-header and --hook-tolerance need --hook SCHEME"
+            )
+        return {} if scheme is None else {"hook": None}
+    if file is None:
+        raise click.UsageError(
+            f"--hook {scheme} needs --hook-secrets FILE: nothing shows secrets, so each change has"
+            " all of them"
+        )
+    hook = {
+        "scheme": scheme,
+        "secrets": [line for _, line in secret_lines("--hook-secrets", file)],
+        "header": header,
+        "tolerance_s": None if tolerance_s is None else int(tolerance_s),
+    }
+    return {"hook": {name: value for name, value in hook.items() if value is not None}}
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -271,13 +320,25 @@ def _create(client: Client, topic: str, settings: Mapping[str, Any]) -> None:
     if present is None:
         client.call("PUT", topic_path(topic), msgspec.json.encode(settings))
         return
-    wanted = asdict(TopicConfig()) | dict(settings)
+    wanted = asdict(TopicConfig()) | settings
+    for config in (wanted, present):  # nothing shows the secrets, so these are not compared
+        hook = config["hook"]
+        if hook is not None:
+            told = hook if isinstance(hook, dict) else asdict(hook)
+            names = HookSigning.__struct_fields__
+            config["hook"] = HookSigning(**{n: told[n] for n in names if n in told})
     other = [key for key, value in wanted.items() if present[key] != value]
     if other:
         raise CommandFailed(
             f"the topic {topic!r} exists with other settings: "
             + ", ".join(f"{key} is {present[key]!r}, not {wanted[key]!r}" for key in other),
             hint=f"`headgate topics alter {topic}` changes settings",
+        )
+    if wanted["hook"] is not None:
+        raise CommandFailed(
+            f"the topic {topic!r} exists, and nothing shows whether its secrets are those of"
+            " --hook-secrets; nothing was changed",
+            hint=f"`headgate topics alter {topic}` with the same options sets them",
         )
 
 

@@ -41,11 +41,10 @@ from commands.client.http import (
     topic_path,
 )
 from commands.client.records import BadLine, Numbered
+from commands.importing.budget_leases import Leases
 from commands.importing.byte_budget import ByteBudget
 from commands.importing.chain import DEPTH_MAX, Chain, ImportStep, SubBlockRows
-from commands.importing.leases import Leases
-from commands.importing.sender import SILENT_S, ChainSender, ImportDaemon
-from compaction.access.connection import DaemonAddress
+from commands.importing.chain_sender import SILENT_S, ChainSender, ImportDaemon
 from daemon.schemas.api import CursorSetting, Produced, ProducedPart, ProducedSpread
 
 READ_AHEAD = 8  # batches that a thread has read and that wait for a lease
@@ -83,12 +82,14 @@ def parse_resume(text: str) -> SendResume:
 
 
 class Stopped(Struct, frozen=True):
-    """Why the input was not sent to its end, and where to continue."""
+    """Why the input was not sent to its end, and where to continue. ``is_unsure``: records from
+    there on may be stored."""
 
     line: int
     code: str
     message: str
     resume: str
+    is_unsure: bool
 
 
 class Summary(Struct):
@@ -168,7 +169,8 @@ def send(
     if problem is not None:
         code = "invalid" if isinstance(problem, BadLine) else problem.code
         resume = str(SendResume(begin.run_id, sending.first_line))
-        summary.error = Stopped(problem.line, code, str(problem), resume)
+        is_unsure = sending.is_unsure(isinstance(problem, Interrupted))
+        summary.error = Stopped(problem.line, code, str(problem), resume, is_unsure)
     else:
         sending.forget()
     return summary, problem
@@ -193,7 +195,7 @@ class _Sending:
         self._leases = Leases(budget)
         now = client.now_ms
         daemon = ImportDaemon(
-            client.url, DaemonAddress.of(client.url), budget, wait_s, lambda: now() / 1000,
+            client.url, client.address, budget, wait_s, lambda: now() / 1000,
             self._waits,
         )  # fmt: skip
         self._now = daemon.now
@@ -212,6 +214,10 @@ class _Sending:
     def first_line(self) -> int:
         """The first line that is not known to be stored."""
         return self._chain.position + 1
+
+    def is_unsure(self, was_interrupted: bool) -> bool:
+        """Whether records from there on may be stored, because an answer has not come."""
+        return self._chain.is_unsure or (was_interrupted and self._chain.in_flight > 0)
 
     def forget(self) -> None:
         """Deletes the cursor, which nobody needs after the end of the input."""
@@ -420,7 +426,10 @@ class _Sending:
 def _refused(chain: Chain, error: Refused) -> BatchRefused:
     """Names the lines that were refused: the record that the error names by its index in the
     request, from 0, or else the whole batch."""
-    lines = chain.refused.positions
+    # What was refused for now is not in flight any more.
+    load = chain.oldest if error.status in (429, 503) else chain.refused
+    assert load is not None
+    lines = load.positions
     named: Any = error.detail.get("record")
     if isinstance(named, int) and 0 <= named < len(lines):
         return BatchRefused(lines[named], lines[named], error.code, error.message)

@@ -1,25 +1,20 @@
-"""Options for the push settings of a subscription.
-
-What is secret comes from files or standard input, never from the command line, which other users of
-a machine can see. No message shows it.
-"""
+"""Options for the push settings of a subscription."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, MutableMapping
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 
 from commands.quantities import Bytes, Milliseconds
 from commands.shell.options import within
+from commands.shell.secret_lines import secret_lines
 from ledger.delivery.push_settings import RATE_MAX, RATE_MIN, PushFormat, PushTarget
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NO_RECEIVER = "none"  # the value that ends the push
-FILE_BYTES_MAX = 64 << 10  # of secrets or headers: far more than the daemon takes
+NO_TYPE = "none"  # events have the type that they have by default
 
 _PLAIN = {
     "push_rate_max": "rate_max",
@@ -31,6 +26,7 @@ _PLAIN = {
     "push_batch_max": "batch_max",
     "push_batch_bytes_max": "batch_bytes_max",
     "push_batch_wait_ms": "batch_wait_ms",
+    "push_type_from": "type_from",
 }
 
 _OPTIONS = (
@@ -54,6 +50,8 @@ _OPTIONS = (
                  help="Most bytes in it."),
     click.option("--push-batch-wait-ms", type=Milliseconds(0), metavar="DURATION",
                  help="How long it waits for more records."),
+    click.option("--push-type-from", metavar=f"tag|data.FIELD|{NO_TYPE}",
+                 help="What the type of an event is; by default headgate.record."),
     click.option("--push-secrets", metavar="FILE",
                  help="Sign with these secrets: whsec_... in lines, the newest first. - is stdin."),
     click.option("--push-unsigned", is_flag=True, help="Do not sign any more."),
@@ -77,6 +75,8 @@ def take_push_settings(options: MutableMapping[str, Any]) -> dict[str, Any]:
     endpoint = options.pop("push")
     plain = {field: options.pop(option) for option, field in _PLAIN.items()}
     push = {field: value for field, value in plain.items() if value is not None}
+    if push.get("type_from") == NO_TYPE:
+        push["type_from"] = None
     secrets, headers = options.pop("push_secrets"), options.pop("push_headers")
     is_unsigned, removed = options.pop("push_unsigned"), options.pop("push_header_remove")
     if secrets is not None and is_unsigned:
@@ -90,12 +90,12 @@ def take_push_settings(options: MutableMapping[str, Any]) -> dict[str, Any]:
     if endpoint is not None:
         push["endpoint"] = endpoint
     if secrets is not None:
-        push["secrets"] = _secrets(_lines("--push-secrets", secrets))
+        push["secrets"] = _secrets(secret_lines("--push-secrets", secrets))
     elif is_unsigned:
         push["secrets"] = []
     wanted: dict[str, str | None] = dict.fromkeys(removed)
     if headers is not None:
-        wanted |= _headers(_lines("--push-headers", headers))
+        wanted |= _headers(secret_lines("--push-headers", headers))
     if wanted:
         push["headers"] = wanted
     return {"push": push} if push else {}
@@ -114,31 +114,6 @@ def shown_target(push: dict[str, Any] | None) -> PushTarget | None:
         signed=bool(secrets),
         secrets_count=len(secrets),
     )
-
-
-def _lines(option: str, path: str) -> list[tuple[int, str]]:
-    """The lines of a file that are not empty, with their numbers."""
-    try:
-        if path == "-":
-            text = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with Path(path).open("rb") as file:
-                text = file.read(FILE_BYTES_MAX + 1)
-        if len(text) > FILE_BYTES_MAX:
-            raise click.BadParameter(
-                f"{path} has more than {FILE_BYTES_MAX} bytes", param_hint=option
-            )
-        lines = [line.strip() for line in text.decode().splitlines()]
-    except OSError as error:
-        raise click.BadParameter(
-            f"cannot read {path}: {error.strerror}", param_hint=option
-        ) from error
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"{path} is not UTF-8", param_hint=option) from None
-    found = [(number, line) for number, line in enumerate(lines, 1) if line]
-    if not found:
-        raise click.BadParameter(f"{path} has no lines", param_hint=option)
-    return found
 
 
 def _secrets(lines: Iterable[tuple[int, str]]) -> list[str]:

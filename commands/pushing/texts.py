@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commands.figures import figure_lines, rate_text
-from commands.output import Cell, count_text, duration_text, printable, table
+from commands.output import (
+    Cell,
+    count_text,
+    counted_text,
+    duration_text,
+    printable,
+    table,
+    time_text,
+)
 from daemon.schemas.push import PushResumed
 from daemon.schemas.subscriptions import SubscriptionStatus, SubscriptionSummary
-from delivery.subscriptions.schemas import PushExchange, PushHeader
+from delivery.subscriptions.schemas import PushAttempts, PushExchange, PushHeader
 from shards.clock import wall_ms
 
 
@@ -43,6 +51,8 @@ def push_lines(state: SubscriptionStatus) -> list[str]:
     if config is None:
         return []
     how = [config.format, f"at most {rate_text(config.rate_max)}/s"]
+    if config.type_from is not None:
+        how.append(f"type from {config.type_from}")
     if config.headers:
         how.append(f"headers {', '.join(config.headers)}")
     if config.signed:
@@ -87,6 +97,22 @@ def exchange_text(shown: PushExchange) -> str:
     waited = f", after {duration_text(shown.waited_ms)}" if shown.waited_ms >= 1 else ""
     lines.append(f"{shown.outcome}, {duration_text(shown.took_ms)}{waited}: {shown.meaning}")
     return "\n".join(map(printable, lines))
+
+
+def attempts_text(shown: PushAttempts) -> str:
+    """A row for each POST of a message."""
+    if not shown.attempts:
+        return f"no such attempts; {counted_text(shown.kept, 'attempt')} of others are kept"
+    rows: list[list[Cell]] = [
+        [
+            time_text(each.began_ms), each.partition, each.seq, each.attempt,
+            each.outcome, each.failure or each.status, duration_text(each.took_ms),
+            each.message or "-",
+        ]
+        for each in shown.attempts
+    ]  # fmt: skip
+    head = ("began", "partition", "seq", "attempt", "outcome", "answer", "took", "message")
+    return table(head, rows)
 
 
 def resumed_text(shown: PushResumed) -> str:

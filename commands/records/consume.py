@@ -27,6 +27,7 @@ from commands.shell.options import (
     records_option,
     topic_argument,
 )
+from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules
 
 
 @click.command()
@@ -107,7 +108,7 @@ def consume(
                     shown = outcomes if ack == "auto" else None
                     _print(client, consumer, shown, signals, records, as_json=as_json)
                 else:
-                    with Client(client.url) as teller:  # `client` waits for messages meanwhile
+                    with client.another() as teller:  # `client` waits for messages meanwhile
                         teller.say = say
                         commands = MessageCommands(
                             command, topic, Outcomes(teller, consumer, say), say,
@@ -123,8 +124,8 @@ def consume(
 
 
 class _Config(Struct):
-    mode: str
-    key_fallback: str = "none"
+    mode: Mode
+    key_fallback: KeyFallback = "none"
 
 
 class _Shown(Struct):
@@ -137,13 +138,14 @@ def _takes_nodes(client: Client, consumer: ConsumerSpec) -> bool:
     waits_ms = consumer.waits_ms(client)
     body = client.call("GET", consumer.path(), patience_ms=waits_ms)
     config = decoded(client, body, _Shown).config
-    if config.mode == "exclusive":
+    rules = SubscriptionRules(mode=config.mode, key_fallback=config.key_fallback)
+    if rules.mode_facts.order == "partition":
         raise CommandFailed(
-            f"subscription {consumer.subscription} is exclusive: one message is worked on after the"
-            " other",
+            f"subscription {consumer.subscription} is {rules.mode}: one message is worked on after"
+            " the other",
             hint="leave --parallel out, or set the mode key_shared, which keeps each key in order",
         )
-    return (config.mode, config.key_fallback) == ("key_shared", "node")
+    return rules.takes_nodes
 
 
 def _print(

@@ -165,11 +165,13 @@ def produce(
     elif summary.records or problem is None:
         echo(_text(summary))
     if summary.error is not None:
+        is_unsure = summary.error.is_unsure
+        rest = "of the next ones that is not known" if is_unsure else "nothing after it"
         resumes = (
-            f"the {summary.records} records before it are stored, and nothing after it; the same"
+            f"the {summary.records} records before it are stored, and {rest}; the same"
             f" command with --resume {summary.error.resume} continues there"
         )
-        if isinstance(problem, Interrupted):
+        if isinstance(problem, Interrupted) and not is_unsure:
             first = summary.error.line
             resumes += f", or `tail -n +{first}` has the rest of the input"
         raise CommandFailed(

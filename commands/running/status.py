@@ -17,7 +17,7 @@ from commands.quantities import Duration
 from commands.shell.exits import DEGRADED
 from commands.shell.options import client_option, output_option
 from daemon.schemas.standby import StandbyStatus
-from daemon.schemas.status import Status
+from daemon.schemas.status import ImportScaling, Status
 
 T = TypeVar("T")
 GROUPS_SHOWN_MAX = 8
@@ -111,7 +111,7 @@ def _text(status: Status) -> str:
             lines += figure_lines(part, label)
             part, label = getattr(part, "first", []), " " * LABEL
         for each in part if isinstance(part, list) else []:
-            if needs_a_look(each):
+            if needs_a_look(each) or isinstance(each, ImportScaling):
                 lines += figure_lines(each, label)
     lines += [
         f"{'groups':<{LABEL}}{len(status.groups)}: {_groups(status)}",

@@ -21,14 +21,14 @@ REFUSED_HINTS = {
     "unknown_subscription": "`headgate subscriptions ls` lists the subscriptions",
     "not_blocked": "`headgate subscriptions keys TOPIC SUBSCRIPTION` lists what is blocked",
     "unknown_topic": "`headgate topics ls` lists the topics",
-    "unauthenticated": "commands send the token in HEADGATE_TOKEN, or in the file that"
-    " HEADGATE_TOKEN_FILE names",
+    "unauthenticated": "commands send the token in HEADGATE_TOKEN, in the file that"
+    " HEADGATE_TOKEN_FILE names, or of the profile",
     "throttled": "the daemon is full: send again later, or more slowly",
 }
 _DISTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _DISTRUST_HINT = (
-    "name the file of its authority in HEADGATE_CA_FILE, and in --url a name that its certificate"
-    " has"
+    "name the file of its authority in HEADGATE_CA_FILE or the profile, and in the URL a name that"
+    " its certificate has"
 )
 
 
@@ -86,7 +86,8 @@ def _client_failure(error: Exception) -> CommandFailed | None:
                 str(error),
                 hint=_DISTRUST_HINT
                 if _DISTRUSTED in str(error)
-                else "is the daemon running (`headgate serve`)? --url or HEADGATE_URL say where",
+                else "is the daemon running (`headgate serve`)? --url, HEADGATE_URL or a"
+                " profile say where",
                 exit_code=UNREACHABLE,
             )
         case Refused():
@@ -120,7 +121,7 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
             return CommandFailed(
                 str(error),
                 hint="use that daemon's data directory, or stop it and take the store over with"
-                " `headgate recover --take-over`",
+                " `headgate recover --take-over` (docs/operations.md#other-directory)",
             )
         case NotBackedUp():
             return CommandFailed(
@@ -129,7 +130,9 @@ def _ledger_failure(error: Exception) -> CommandFailed | None:
         case DaemonUnreachable():
             hint = _DISTRUST_HINT if _DISTRUSTED in str(error) else ""
             return CommandFailed(str(error), hint=hint, exit_code=UNREACHABLE)
-        case StartError() | OtherHistory() | EntryError() | NothingThere() | DaemonRefused():
+        case OtherHistory():
+            return CommandFailed(str(error), hint="see docs/operations.md#old-ledger")
+        case StartError() | EntryError() | NothingThere() | DaemonRefused():
             return CommandFailed(str(error))
         case RunUnfinished() | RunLost():
             return CommandFailed(str(error))

@@ -12,13 +12,14 @@ from commands.client.http import Client, Refused, UnknownAnswer, Unreachable
 from commands.client.topics import all_states
 from commands.output import JSON_ERRORS
 from commands.quantities import Duration
+from commands.shell.exits import USAGE, CommandFailed
 
 if TYPE_CHECKING:
     from daemon.config import Config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")
-URL_DEFAULT = "http://127.0.0.1:7440"
+_PROFILE = "headgate.profile"  # of the context
 COMPLETION_TIMEOUT_S = 1.0  # a shell that waits longer for a completion seems to hang
 
 
@@ -45,25 +46,42 @@ def output_option(function: Function) -> Function:
 def client_option(function: Function) -> Function:
     """``client``: connected when it is first used, closed when the command ends."""
 
-    def opened(context: click.Context, _: click.Parameter, value: str) -> Client:
+    def opened(context: click.Context, _: click.Parameter, value: str | None) -> Client:
+        from commands.shell.profiles import place_of
+
+        place = place_of(value, context.meta.get(_PROFILE))
         try:
-            client = Client(value)
+            client = Client(place.url, environ=place.environ)
         except ValueError as error:
+            if place.profile:
+                raise CommandFailed(f"{place.profile}: {error}", exit_code=USAGE) from error
             raise click.BadParameter(str(error)) from error
         context.call_on_close(client.close)
         return client
 
-    return click.option(
-        "--url",
-        "client",
-        envvar="HEADGATE_URL",
-        default=URL_DEFAULT,
-        show_default=True,
-        show_envvar=True,
-        metavar="URL",
-        callback=opened,
-        help="The address of the daemon.",
-    )(function)
+    def named(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        context.meta[_PROFILE] = value
+
+    profile = click.option(
+        "--profile", metavar="NAME", is_eager=True, expose_value=False, callback=named,
+        shell_complete=_profile_names,
+        help="A daemon of your config.toml; by default HEADGATE_PROFILE, or the file's default.",
+    )  # fmt: skip
+    url = click.option(
+        "--url", "client", metavar="URL", callback=opened,
+        help="The address of the daemon; by default HEADGATE_URL, a profile, or"
+        " http://127.0.0.1:7440.",
+    )  # fmt: skip
+    return url(profile(function))
+
+
+def _profile_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    from commands.shell.profiles import names
+
+    try:
+        return [name for name in names() if name.startswith(incomplete)]
+    except CommandFailed:
+        return []
 
 
 def topic_argument(function: Function) -> Function:
@@ -83,7 +101,7 @@ def _topic_names(context: click.Context, _: click.Parameter, incomplete: str) ->
     if given is None:  # of a --url that cannot be used
         return []
     try:
-        with Client(given.url, timeout_s=COMPLETION_TIMEOUT_S) as client:
+        with given.another(COMPLETION_TIMEOUT_S) as client:
             names = [state.topic for state in all_states(client)]
             return [name for name in names if name.startswith(incomplete)]
     except (Refused, UnknownAnswer, Unreachable):

@@ -20,8 +20,8 @@ from commands.shell.options import loaded, output_option, place_options, yes_opt
 from compaction.access.ledger_access import LedgerAccess
 from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
-from compaction.run.lease import RunLease
 from compaction.run.run import new_run
+from compaction.run.run_lease import RunLease
 from compaction.run.session import SparkMissing
 from daemon.config.lake_settings import lake_settings
 from daemon.upkeep.exclusive import opened_ledger

@@ -19,7 +19,7 @@ class TokenUnusable(ValueError):
 
 
 def bearer(
-    url: str, environ: Mapping[str, str] | None = None, token_file: str = ""
+    url: str, environ: Mapping[str, str] = os.environ, token_file: str = ""
 ) -> dict[str, str]:
     """The headers that carry the token to a daemon; none if there is no token. ``token_file`` comes
     before the environment. Raises TokenUnusable, also where it would cross a network in clear
@@ -29,7 +29,7 @@ def bearer(
         if not token:
             raise TokenUnusable(f"tokenFile {token_file} has no token: it is empty")
     else:
-        token = _token(os.environ if environ is None else environ)
+        token = _token(environ)
     if not token:
         return {}
     parts = urlsplit(url)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import select
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -57,14 +58,16 @@ class DaemonAddress(NamedTuple):
         return f"DaemonAddress({self.socket or f'{self.host}:{self.port}{self.base}'})"
 
     @classmethod
-    def of(cls, text: str, token_file: str = "") -> DaemonAddress:
+    def of(
+        cls, text: str, token_file: str = "", environ: Mapping[str, str] = os.environ
+    ) -> DaemonAddress:
         """``token_file`` has the token, instead of the environment. Raises TokenUnusable,
         AuthoritiesUnusable, and ValueError if the port is none."""
         if text.startswith(UNIX):
             return cls("localhost", 80, "", None, {}, text.removeprefix(UNIX))
-        headers = bearer(text, token_file=token_file)
+        headers = bearer(text, environ, token_file)
         parts = urlsplit(text)
-        tls = _trusting(os.environ) if parts.scheme == "https" else None
+        tls = _trusting(environ) if parts.scheme == "https" else None
         port = parts.port or (80 if tls is None else 443)
         return cls(parts.hostname or "", port, parts.path.rstrip("/"), tls, headers)
 
@@ -92,13 +95,15 @@ class DaemonConnection:
         return self._made.timeout
 
     def ask(
-        self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float]
-    ) -> DaemonAnswer:
-        """Sends a request, with a JSON body or none. Raises one of FAILURES; then the connection
-        is closed."""
-        headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
+        self, method: str, target: str, body: bytes | None, timeout_s: Callable[[], float],
+        headers: Mapping[str, str] | None = None,
+    ) -> DaemonAnswer:  # fmt: skip
+        """Sends a request, with a JSON body or none, unless other ``headers`` are given. Raises one
+        of FAILURES; then the connection is closed."""
+        if headers is None:
+            headers = {"Accept": "application/json"}
+            if body is not None:
+                headers = {**headers, "Content-Type": "application/json"}
         try:
             return _whole(self._send(method, target, body, headers, timeout_s))
         except FAILURES:
@@ -132,6 +137,15 @@ class DaemonConnection:
             self._response.close()
         self._made.close()
 
+    def close_if_ended(self) -> None:
+        """Closes a kept connection that its peer has ended, so that the next request opens
+        another. One that ends later fails that request, which the peer may then have."""
+        if self._made.sock is not None:
+            looking = select.poll()
+            looking.register(self._made.sock, select.POLLIN)
+            if looking.poll(0):  # nothing was asked, so this is its end
+                self.close()
+
     def _send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str],
         timeout_s: Callable[[], float],
@@ -144,7 +158,7 @@ class DaemonConnection:
         self._limit(timeout_s())
         try:
             made.request(
-                method, self._address.base + target, body, {**headers, **self._address.headers}
+                method, self._address.base + target, body, {**self._address.headers, **headers}
             )
         except (BrokenPipeError, ConnectionResetError):
             pass  # a refusal before the body was taken in: its answer may be there already

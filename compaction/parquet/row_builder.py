@@ -8,7 +8,7 @@ of records costs several times as much.
 An extent is added whole or, if it is damaged, not at all. Void records are left out. ``data`` that
 is bytes becomes base64, and ``data_is_base64`` says so. ``typed_columns.py`` decodes typed columns.
 
-A time outside the years 1 to 9999 is *set aside* (docs/decisions/0009): the row has the time of
+A time outside the years 1 to 9999 is *set aside* (docs/decisions/0008): the row has the time of
 arrival, like a record without ``ts``, and the value is reported.
 
 This module reads no store and writes no file.
@@ -28,9 +28,10 @@ from compaction.inputs.objects import ExtentBytes
 from compaction.parquet.typed_columns import TypedReader
 from compaction.tables.schema import TIMESTAMP, TIMESTAMP_MS_MIN, Column, arrow_schema
 from shards.checksum import crc32c
-from shards.frame import BATCH, BATCH_BYTES, CODEC_RECORDS
-from uploader.l0 import L0Error
-from uploader.l0.records import TIMESTAMP_MS_MAX
+from shards.frame import BATCH, BATCH_BYTES, CODEC_KAFKA
+from uploader.l0 import L0Error, kafka_stored
+from uploader.l0.reader import check_codec
+from uploader.l0.records import TIMESTAMP_MS_MAX, RecordsError
 
 _US_PER_MS = pa.scalar(1000, pa.int64())
 
@@ -202,19 +203,20 @@ def _rows_of(extent: ExtentBytes) -> tuple[list[_TextRow | _Row], list[int], boo
             raise L0Error(
                 extent.key, position, f"a batch up to byte {stop}", f"the extent's end at {end}"
             )
-        if codec != CODEC_RECORDS:
-            raise L0Error(
-                extent.key, position, f"codec {CODEC_RECORDS}", f"{codec}: upgrade this reader"
-            )
+        check_codec(codec, extent.key, position)
         payload = view[start:stop]
         if crc32c(payload) != checksum:
             raise L0Error(extent.key, start, f"a payload with CRC32C {checksum:08x}", "another")
         batch: list[_TextRow] | list[_Row]
-        try:
-            batch = _decode_texts(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            batch = _any_rows(payload, extent.key, start)
+        if codec == CODEC_KAFKA:
+            batch = _kafka_rows(payload, count, extent.key, start)
             mixed = True
+        else:
+            try:
+                batch = _decode_texts(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                batch = _any_rows(payload, extent.key, start)
+                mixed = True
         if len(batch) != count:
             raise L0Error(extent.key, position, f"{count} records", f"{len(batch)}")
         if rows:
@@ -249,6 +251,13 @@ def _set_aside(times: list[int], arrival_ms: int, start: int) -> Strays:
     for index, _ in strays:
         times[index] = there
     return [(start + index, value) for index, value in strays]
+
+
+def _kafka_rows(payload: memoryview, count: int, key: str, byte: int) -> list[_Row]:
+    try:
+        return kafka_stored.decode(payload, count, _Row)
+    except RecordsError as error:
+        raise L0Error(key, byte, f"records of codec {CODEC_KAFKA}", str(error)) from error
 
 
 def _any_rows(payload: memoryview, key: str, byte: int) -> list[_Row]:

@@ -163,7 +163,6 @@ class TopicWriter:
         syncs: Syncs,
         columns: tuple[Column, ...] = (),
         *,
-        zstd_level: int = ZSTD_LEVEL,
         file_bytes_max: int = FILE_BYTES_MAX,
         first_number: int = 0,
     ) -> None:
@@ -171,7 +170,6 @@ class TopicWriter:
         self._names = names
         self._syncs = syncs
         self._schema = arrow_schema(columns)
-        self._zstd_level = zstd_level
         self._file_bytes_max = file_bytes_max
         self._next_number = first_number
         self._days: dict[int, _Day] = {}
@@ -242,7 +240,7 @@ class TopicWriter:
         if day.file is None:
             location = self._names.path(day.day, self._next_number)
             self._next_number += 1
-            day.file = _File(self._place, self._syncs, location, self._schema, self._zstd_level)
+            day.file = _File(self._place, self._syncs, location, self._schema)
         day.file.write(pa.concat_tables(day.pending), day.pending_ranges)
         day.pending, day.pending_rows, day.pending_bytes = [], 0, 0
         day.pending_ranges = []
@@ -277,9 +275,7 @@ class _Day:
 class _File:
     """One Parquet file that is being written."""
 
-    def __init__(
-        self, place: Place, syncs: Syncs, location: str, schema: pa.Schema, zstd_level: int
-    ) -> None:
+    def __init__(self, place: Place, syncs: Syncs, location: str, schema: pa.Schema) -> None:
         self.location = location
         self._local = Path(place.path_of(location)) if location.startswith("file://") else None
         if self._local is not None:
@@ -292,7 +288,7 @@ class _File:
             self._sink,
             schema,
             compression="zstd",
-            compression_level=zstd_level,
+            compression_level=ZSTD_LEVEL,
             use_dictionary=[name for name in names if name not in _PLAIN],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
             write_statistics=[name for name in names if name not in _NO_STATISTICS],

@@ -3,10 +3,10 @@
     tasks -> read, write -> reports                          if nothing is shuffled
     tasks -> read, write -> by reducer -> sort, write -> reports
 
-``plan.py`` decides, ``executor.py`` runs on executors. The reports of all tasks make the outcome:
-files with their descriptions for tables and ledger, and what could not be read. Before the outcome
-is returned, the rows of files and holes are counted against the plan. A job that Spark repeated in
-part with different results fails here; no row is ever committed twice or lost.
+``job_plan.py`` decides, ``executor.py`` runs on executors. The reports of all tasks make the
+outcome: files with their descriptions for tables and ledger, and what could not be read. Before the
+outcome is returned, the rows of files and holes are counted against the plan. A job that Spark
+repeated in part with different results fails here; no row is ever committed twice or lost.
 
 This module commits nothing and reads neither the ledger nor a clock. It does not change the
 settings of the session, which belongs to the caller.
@@ -26,7 +26,7 @@ from msgspec import Struct
 from compaction.inputs.objects import StoreFailed
 from compaction.inputs.place import Place
 from compaction.parquet.row_builder import TimesSetAside
-from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, WrittenFile
+from compaction.parquet.writer import WrittenFile
 from compaction.run.executor import (
     MapFunction,
     ReduceFunction,
@@ -37,7 +37,7 @@ from compaction.run.executor import (
     reducer_of,
 )
 from compaction.run.file_groups import TopicWork
-from compaction.run.plan import JobPlan, plan_job
+from compaction.run.job_plan import JobPlan, plan_job
 from compaction.run.splits import RANGE_BYTES_MIN_LOCAL, SplitLimits
 from ledger.lake.types import Hole, PlannedObject
 
@@ -106,8 +106,6 @@ def run_job(
     *,
     cores: int | None = None,
     limits: SplitLimits | None = None,
-    zstd_level: int = ZSTD_LEVEL,
-    file_bytes_max: int = FILE_BYTES_MAX,
     advance: Advance | None = None,
 ) -> JobOutcome:
     """Compacts ``objects``, in commit order, into files of ``topics``. No table has them yet.
@@ -121,7 +119,7 @@ def run_job(
     what = plan_job(objects, topics, cores or context.defaultParallelism, limits)
     if not what.tasks:
         return outcome_of(what, [])
-    setup = Setup(place, run, what.topics, zstd_level, file_bytes_max)
+    setup = Setup(place, run, what.topics)
     objects_done, bytes_done = context.accumulator(0), context.accumulator(0)
 
     def done() -> tuple[int, int]:

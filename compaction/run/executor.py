@@ -35,7 +35,7 @@ from compaction.parquet.row_builder import TimesSetAside
 from compaction.parquet.writer import Syncs, WrittenFile
 from compaction.run.chunk_sort import by_key
 from compaction.run.file_groups import TopicWork, write_file_group
-from compaction.run.plan import FileGroup, MapTask
+from compaction.run.job_plan import FileGroup, MapTask
 from ledger.lake.types import Hole
 
 CHUNK_BYTES_MAX = 1 << 20
@@ -63,8 +63,6 @@ class Setup(Struct, frozen=True):
     place: Place
     run: str
     topics: tuple[TopicWork, ...]
-    zstd_level: int
-    file_bytes_max: int
 
 
 class TaskReport(Struct, frozen=True, array_like=True):
@@ -141,8 +139,6 @@ class TaskWriter:
                 self._setup.run,
                 self._task,
                 len(self._files),
-                self._setup.zstd_level,
-                self._setup.file_bytes_max,
             )
         except MemoryError:
             raise

@@ -86,8 +86,6 @@ def write_file_group(
     run: str,
     task: int,
     first_number: int,
-    zstd_level: int,
-    file_bytes_max: int,
 ) -> FileGroupResult:
     """Writes the files of a group. Empties ``extents`` on the way, to free their memory.
 
@@ -97,15 +95,7 @@ def write_file_group(
     """
     result = FileGroupResult([], [], [], [], [])
     names = FileNames(topic.location, topic.topic_id, run, task)
-    writer = TopicWriter(
-        place,
-        names,
-        syncs,
-        topic.columns,
-        zstd_level=zstd_level,
-        file_bytes_max=file_bytes_max,
-        first_number=first_number,
-    )
+    writer = TopicWriter(place, names, syncs, topic.columns, first_number=first_number)
     try:
         if joining and not extents:
             merge_files(place, writer, topic, joining, result)

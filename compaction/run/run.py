@@ -12,7 +12,7 @@ committed and readers switched. What is in no table yet is the next round's, or 
 
 Exactly once (docs/protocol.md 8): a table's commit carries watermarks and is refused unless the
 table has those that the plan began after; if a run dies anywhere, the next one compares tables and
-ledger first. One run at a time, by its lease (``lease.py``, decision 0004). Nothing is deleted
+ledger first. One run at a time, by its lease (``run_lease.py``, decision 0004). Nothing is deleted
 here; ``headgate gc`` does that.
 
 The driver needs the owner of the ledger (``LedgerAccess``), the object store, and no file of the
@@ -35,7 +35,6 @@ from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
 from compaction.inputs.place import permission_hint
 from compaction.run.backlog import HISTORY_NOTE, planned_objects, topics_of
-from compaction.run.lease import RunLease
 from compaction.run.report import (
     METADATA_PUTS,
     QuarantinedOffsets,
@@ -46,6 +45,7 @@ from compaction.run.report import (
     file_puts,
     sizes_of,
 )
+from compaction.run.run_lease import RunLease
 from ledger import notes
 from ledger.errors import RunLost, SwitchRefused
 from ledger.lake import lake_tables, pages

@@ -85,7 +85,6 @@ def spark_session(
     *,
     cores: int | None = None,
     app_name: str = "headgate",
-    memory_bytes: int = DRIVER_MEMORY_BYTES,
     conf: Mapping[str, str] | None = None,
     java: Java | None = None,
 ) -> Iterator[SparkSession]:
@@ -117,12 +116,12 @@ def spark_session(
         return
     java = java or find_java()
     master = master or f"local[{cores or len(os.sched_getaffinity(0))}]"
-    settings = {**_settings(master, app_name, scratch, memory_bytes), **(conf or {})}
+    settings = {**_settings(master, app_name, scratch), **(conf or {})}
     with _process_as_it_was(), _ours(master, settings, scratch, java) as session:
         yield session
 
 
-def _settings(master: str, app_name: str, scratch: Path, memory_bytes: int) -> dict[str, str]:
+def _settings(master: str, app_name: str, scratch: Path) -> dict[str, str]:
     options = (
         f'"-Dlog4j2.configurationFile={(scratch / "log4j2.properties").as_uri()}"'
         f' "-Djava.io.tmpdir={scratch}"'
@@ -133,7 +132,7 @@ def _settings(master: str, app_name: str, scratch: Path, memory_bytes: int) -> d
     settings = {
         "spark.master": master,
         "spark.app.name": app_name,
-        "spark.driver.memory": f"{memory_bytes // MIB}m",
+        "spark.driver.memory": f"{DRIVER_MEMORY_BYTES // MIB}m",
         "spark.driver.extraJavaOptions": options,
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),

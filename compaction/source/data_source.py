@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 from compaction.archive import is_local
 from compaction.source.bounds import bounds
 from compaction.source.errors import SourceError
-from compaction.source.lease import keep_for_a_batch
+from compaction.source.lease_keeper import keep_for_a_batch
 from compaction.source.options import OptionError, Options, parse
 from compaction.source.partitions import FirstAtTime, partitions_of, planner_of, read_partition
 from compaction.source.planner import plan

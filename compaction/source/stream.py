@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 
 from compaction.source.bounds import beyond, bounds, limited, lose
 from compaction.source.errors import DataLoss, SourceError, TopicUnknown
-from compaction.source.lease import LeaseKeeper
+from compaction.source.lease_keeper import LeaseKeeper
 from compaction.source.options import Options
 from compaction.source.partitions import FirstAtTime, partitions_of, planner_of, read_partition
 from compaction.source.planner import TopicPartitions, plan

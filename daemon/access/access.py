@@ -84,6 +84,11 @@ class Access:
             self._seen = signature(path, follow_link=False)
             self._take(self._first(path, read_before))
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether clients need one."""
+        return self._path is not None
+
     def of(self, headers: Mapping[str, str], client_names: Sequence[str] = ()) -> Rights:
         """The rights of a request with these headers, or without a token in them those of the
         names of the client's certificate. Raises ApiError 401 without a token that is in force,

@@ -94,6 +94,26 @@ class Allowance:
                 if wait_ns:
                     raise self._refused(limited, wait_ns, body_bytes)
 
+    def charge(self, connection: Carried, body_bytes: int) -> None:
+        """A request comes in that is not refused for a rate: the next ones wait for the debt.
+        Raises ApiError 429 for a connection too many."""
+        if connection.allowance is not self:
+            self._take_connection(connection)
+        for limited in self._requests:
+            limited.rate.charge(1)
+        for limited in self._bytes_in:
+            limited.rate.charge(body_bytes)
+
+    def charge_setting(self) -> None:
+        """Such a request changes something other than records."""
+        for limited in self._settings:
+            limited.rate.charge(1)
+
+    def debt_ns(self) -> int:
+        """For how many ns no such request should come in."""
+        rates = (*self._requests, *self._bytes_in, *self._bytes_out, *self._settings)
+        return max((each.rate.debt_ns() for each in rates), default=0)
+
     def _refused(self, refusing: _Limited, wait_ns: int, body_bytes: int) -> ApiError:
         """Gives back what was taken before this one refused."""
         for name, those, units in (

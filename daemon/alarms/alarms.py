@@ -42,7 +42,7 @@ MEANINGS: dict[AlarmKind, Meaning] = {
     AlarmKind.FOREIGN_OBJECT: Meaning(
         "foreign_object", "the store holds other bytes under a key of ours", _immediately
     ),
-    # the supervisor (daemon/process/orphans.py)
+    # the supervisor (uploader/groups/adopt.py)
     AlarmKind.LEASE_STUCK: Meaning(
         "lease_stuck", "a lease cannot be committed, and all after it wait", _immediately
     ),
@@ -105,7 +105,7 @@ def active(segment: Segment, config: Config, now_ns: int) -> list[AlarmStatus]:
 def _still(standing_: list[StandingStatus]) -> AlarmStatus:
     first, count = standing_[0], len(standing_)
     others = f"; and {count - 1} more: `headgate status`" if count > 1 else ""
-    message = f"{STANDS_STILL.says} for {first.age_ms // 1000} s: {says(first)}{others}"
+    message = f"{STANDS_STILL.says}{_lasting(first.age_ms)}: {says(first)}{others}"
     return AlarmStatus(STANDS_STILL.name, first.age_ms, count, message, False)
 
 
@@ -118,9 +118,14 @@ def _status(kind: AlarmKind, alarms: list[Alarm], config: Config, now_ns: int) -
         alarm=meaning.name,
         age_ms=age_ms,
         count=sum(alarm.count for alarm in alarms),
-        message=f"{meaning.says} for {age_ms // 1000} s: {first.text}",
+        message=f"{meaning.says}{_lasting(age_ms)}: {first.text}",
         not_ready=after is not None and age_ms >= after(config),
     )
+
+
+def _lasting(age_ms: int) -> str:
+    """Of what has just begun nothing, rather than 0 s."""
+    return f" for {age_ms // 1000} s" if age_ms >= 1000 else ""
 
 
 LOG_AGAIN_NS = 60_000_000_000
@@ -169,7 +174,8 @@ class AlarmLog:
             told = self._told.get(status.alarm)
             if told is None:
                 self._told[status.alarm] = _Told(status, now_ns)
-                found.append((logging.ERROR, status.message))
+                see = f"docs/operations.md#{status.alarm}"
+                found.append((logging.ERROR, f"{status.message} ({see})"))
                 continue
             told.see(status, now_ns)
             if now_ns - told.told_ns >= LOG_AGAIN_NS:

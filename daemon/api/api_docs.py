@@ -43,6 +43,9 @@ _AS_IN_MIN = 2  # one explained field is quicker read than looked up
 _EVERY_ROUTE = {400, 503}  # what any route may answer
 _WITH_BODY = {413, 415}  # and any that takes a body
 
+# What the top of docs/http-api.md says of all such fields.
+_SAID_ONCE = {"asks for the next page; null: no more", "epoch milliseconds"}
+
 _BLOCK = re.compile(
     r"(<!-- (routes|struct|metrics|stages): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -88,9 +91,12 @@ def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
     others = tuple(each for each in prefixes if each != prefix and each.startswith(prefix))
     yield "| request | what it does | body and answer | errors | scopes |"
     yield "|---|---|---|---|---|"
+    rows: dict[str, list[str]] = {}
     for route in ROUTES:
         if route.path.startswith(prefix) and not route.path.startswith(others):
-            yield _route_row(route)
+            rows.setdefault(_route_row(route), []).append(route.method)
+    for row, methods in rows.items():
+        yield f"| `{' or '.join(methods)} {row}"
 
 
 def _metrics(prefix: str) -> Iterator[str]:
@@ -116,6 +122,7 @@ def _stages(_: str) -> Iterator[str]:
 
 
 def _route_row(route: Route) -> str:
+    """What follows the method, which routes of one path may differ in."""
     path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
     path = path.replace("{subscription}", "{s}")
     body = _type(inspect.type_info(route.body)) + " → " if route.body is not None else ""
@@ -134,10 +141,7 @@ def _route_row(route: Route) -> str:
         scopes = "any"
     if route.concerns_all_topics:
         scopes += ", of all topics"
-    return (
-        f"| `{route.method} {path}` | {route.summary} | {body}{' or '.join(answers)} | {errors} |"
-        f" {scopes} |"
-    )
+    return f"{path}` | {route.summary} | {body}{' or '.join(answers)} | {errors} | {scopes} |"
 
 
 def _structs_named(names: str, shown: _Shown) -> Iterator[str]:
@@ -156,7 +160,7 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
     facts = {field.encode_name: _fact(field) for field in info.fields}
     left = dict.fromkeys(facts)
     for other, same in _as_in(facts, shown):
-        yield f"- {', '.join(f'`{name}`' for name in same)}: as in `{other.__name__}`"
+        yield f"- {_same_fields(same, shown[other])}: as in `{other.__name__}`"
         for name in same:
             del left[name]
     shown[type_] = facts
@@ -176,7 +180,7 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
         else:
             allowed = allowed.replace(" ≥ 0", "")  # no count or offset is negative
         meaning = _description(field.type)
-        if meaning:
+        if meaning and meaning not in _SAID_ONCE:
             explained.setdefault((allowed, meaning), []).append(f"`{field.encode_name}`")
         else:
             plain.setdefault(allowed, []).append(f"`{field.encode_name}`")
@@ -214,6 +218,14 @@ def _as_in(facts: dict[str, str], shown: _Shown) -> Iterator[tuple[type, list[st
         left -= {*shared[other]}
 
 
+def _same_fields(same: list[str], known: dict[str, str]) -> str:
+    """Names of fields that a type has from another one: those that it has not, if these are few."""
+    missing = [f"`{name}`" for name in known if name not in same]
+    if 2 * len(missing) >= len(same):
+        return ", ".join(f"`{name}`" for name in same)
+    return "all fields but " + ", ".join(missing) if missing else "all fields"
+
+
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "; required"
@@ -230,7 +242,8 @@ def _type(type_: inspect.Type) -> str:
     text = text.replace("any JSON value", "any JSON").replace(str(1 << 53), "2^53")
     text = re.sub(r"(integer|number) of at least (-?\d+)", r"\1 ≥ \2", text)
     text = re.sub(r"(integer|number) from (\S+) to (\S+)", r"\1 \2 to \3", text)
-    text = re.sub(r"string with at most (\d+) characters", r"string of ≤ \1 characters", text)
+    text = re.sub(r"string with at most (\d+) characters", r"string ≤ \1", text)
+    text = re.sub(r"string with (\d+) to (\d+) characters", r"string \1 to \2", text)
     text = re.sub(r" with at most (\d+) elements", r", at most \1", text)
     text = re.sub(r"\b[A-Z][a-z]\w+", r"`\g<0>`", text)
     text = re.sub(r"\barray of (\S+?)(?=,|$| with| or)", r"\1[]", text)

@@ -30,7 +30,6 @@ from daemon.http.request import Request
 from daemon.http.request_budget import Promise, RequestBudget, check_values
 from daemon.http.response import JSON
 from daemon.intake.foreign.requests import ForeignRequests, Translation
-from daemon.intake.formats import check_charset
 from daemon.intake.object_limits import ObjectLimits
 from daemon.intake.producer import Producer
 from daemon.schemas.api import ProduceQuery
@@ -129,13 +128,11 @@ class RouteTable:
                 )
             route, handler, decoder = bound
             if handler is None and route.foreign is None:
-                if route.reader is None:
-                    check_charset(head.headers.get("content-type", ""))
                 read_query({k: head.query[k] for k in _EARLY & head.query.keys()}, ProduceQuery)
                 return Found(values[0], route, None, (), None)
             changes = route.changes(values)
             if route.query is not None:
-                if route.streams:  # without a filter that is misspelled it would send everything
+                if route.method == "GET":  # without a misspelled filter it would send everything
                     refuse_unknown(head.query, route.query)
                 values = (*values, read_query(head.query, route.query, "field"))
             if route.headers is not None:

@@ -32,7 +32,7 @@ _ERRORS: dict[int, str] = {
     415: "the content type or encoding is not supported; nothing was stored",
     416: "offset_out_of_range: from_seq is greater than head_seq",
     422: "topic_full or partitions_full: a cap of a topic that rejects, or of all partitions;"
-    " nothing was stored",
+    " idempotency_key_reused: other records have this key; nothing was stored",
     429: "throttled, over_limit, too_many_consumers, too_many_filters or push_limited; nothing was"
     " or will be stored, send it again after Retry-After",
     503: "not now; nothing was or will be stored, send it again after Retry-After",

@@ -61,7 +61,7 @@ class Route(Struct, frozen=True, kw_only=True):
     summary: str
     handler: Callable[[Handlers], Handler] | None
     # Without a handler, records are produced: what reads them, if not in produce's own formats.
-    reader: Callable[[Head], BodyReader] | None = None
+    reader: Callable[[Head], BodyReader | None] | None = None
     # Without a handler: records come in this format of others, not in produce's own.
     foreign: type[Translation] | None = None
     # Its refusals, once it is known what is asked.

@@ -23,7 +23,7 @@ from daemon.http.response import JSON
 from daemon.intake.foreign.bulk import CONTENT_TYPES as BULK_TYPES
 from daemon.intake.foreign.bulk import BulkTranslation
 from daemon.intake.foreign.otlp import PROTOBUF, LogsTranslation
-from daemon.intake.hooks import HookReader
+from daemon.intake.hooks import HookReader, raw_reader
 from daemon.schemas.api import (
     BackedUp,
     CursorDeleted,
@@ -160,7 +160,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v0/topics",
-        summary="list topics by name, a page at a time",
+        summary="list topics by name",
         scopes=ANY_SCOPE,
         gets_rights=True,
         handler=lambda handlers: handlers.topics.list,
@@ -205,6 +205,7 @@ ROUTES = (
         summary="produce records; answered when they are durable",
         scopes=(Scope.PRODUCE,),
         handler=None,
+        reader=raw_reader,
         query=ProduceQuery,
         body=ProduceRequest | Annotated[list[Raw], Meta(min_length=1)],
         other_content_types=(
@@ -348,7 +349,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v0/cursors",
-        summary="list cursors by name, a page at a time",
+        summary="list cursors by name",
         scopes=(Scope.MANAGE, Scope.PRODUCE, Scope.READ),
         gets_rights=True,
         handler=lambda handlers: handlers.cursors.list,
@@ -392,7 +393,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v0/routers",
-        summary="list routers by name, a page at a time",
+        summary="list routers by name",
         scopes=(Scope.MANAGE,),
         gets_rights=True,
         handler=lambda handlers: handlers.routers.list,

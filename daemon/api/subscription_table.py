@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daemon.access.token_file import Scope
 from daemon.api.route import STREAM_FORMATS, Route
-from daemon.schemas.push import PushResumed, PushTestRequest
+from daemon.schemas.push import AttemptsQuery, PushResumed, PushTestRequest
 from daemon.schemas.subscriptions import (
     AckRequest,
     BlockedMessageRequest,
@@ -32,6 +32,7 @@ from delivery.subscriptions.schemas import (
     ConsumerLeft,
     KeyState,
     Polled,
+    PushAttempts,
     PushExchange,
     RepairedMessages,
     ResentMessage,
@@ -42,7 +43,7 @@ SUBSCRIPTION_ROUTES = (
     Route(
         method="GET",
         path="/v0/subscriptions",
-        summary="list the subscriptions of all topics by id, a page at a time",
+        summary="list the subscriptions of all topics by id",
         scopes=(Scope.CONSUME, Scope.MANAGE),
         gets_rights=True,
         handler=lambda handlers: handlers.subscriptions.list_all,
@@ -53,7 +54,7 @@ SUBSCRIPTION_ROUTES = (
     Route(
         method="GET",
         path="/v0/topics/{topic}/subscriptions",
-        summary="list the subscriptions of a topic by name, a page at a time",
+        summary="list the subscriptions of a topic by name",
         scopes=(Scope.CONSUME, Scope.MANAGE),
         handler=lambda handlers: handlers.subscriptions.list,
         query=SubscriptionsQuery,
@@ -203,6 +204,16 @@ SUBSCRIPTION_ROUTES = (
         body_required=False,
         answers={200: PushExchange},
         errors=(400, 404, 409, 413, 415, 429, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v0/topics/{topic}/subscriptions/{subscription}/push/attempts",
+        summary="list the last POSTs of messages, and what came of them",
+        scopes=(Scope.CONSUME, Scope.MANAGE),
+        handler=lambda handlers: handlers.subscriptions.attempts,
+        query=AttemptsQuery,
+        answers={200: PushAttempts},
+        errors=(400, 404, 409, 503),
     ),
     Route(
         method="POST",

@@ -38,6 +38,7 @@ from daemon.config.values import (
 )
 from daemon.schemas.api import ACK_TIMEOUT_MS_MAX, ACK_TIMEOUT_MS_MIN
 from ledger.dedupe import DedupeLimits
+from ledger.types import PARTITIONS_MAX
 from uploader.stores.base import Encryption
 from uploader.stores.prices import DEFAULT_PRICES, Prices, default_class
 
@@ -119,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_client_ca: str | None
     kafka_listen: str | None
     kafka_advertised: str | None
+    kafka_partitions: int
     audit_log: str | None
     trusted_proxies: tuple[str, ...]
     governor: str
@@ -376,7 +378,8 @@ FIELDS: tuple[Field, ...] = (
           " one, every client that reaches the daemon may do everything"),
     Field("insecure_open", SWITCH, "false", "",
           "listen at an address other than loopback without an `auth_file`: for a network on which"
-          " everybody may read, write and delete everything"),
+          " everybody may read, write and delete everything. With one, let `kafka_listen` take"
+          " tokens there without TLS"),
     Field("limits", LIMITS, (), "",
           "how much all clients together may use: a table, or text like"
           " `requests=10000/s,bytes_in=100MiB/s` ([limits](access.md#limits))"),
@@ -385,7 +388,7 @@ FIELDS: tuple[Field, ...] = (
           " it needs `tls_certificate` and `tls_key`"),
     Field("tls_certificate", optional(FILE), None, "",
           "the daemon's certificate, in PEM format, and after it those of its issuers; read again"
-          " when it changes"),
+          " when it changes. For `tls_listen` and `kafka_listen`"),
     Field("tls_key", optional(FILE), None, "",
           "the private key of that certificate, in PEM format without a password; only the"
           " daemon's user may have rights to it"),
@@ -394,11 +397,15 @@ FIELDS: tuple[Field, ...] = (
           " a token"),
     Field("kafka_listen", optional(ADDRESS), None, "",
           "where clients of [Kafka's protocol](kafka.md) connect first; shard N also listens on the"
-          " port that is N + 1 higher. Port 0 takes free ports. It cannot be combined with"
-          " `auth_file` yet"),
+          " port that is N + 1 higher. Port 0 takes free ports. With a `tls_certificate`, all of"
+          " them take TLS only"),
     Field("kafka_advertised", optional(TEXT), None, "",
           "the host that clients of Kafka's protocol are told; by default the address at which"
           " each has reached the daemon"),
+    Field("kafka_partitions", COUNT, 1, "partitions",
+          "of a topic that a client of Kafka's protocol creates without a number: Kafka's"
+          " `num.partitions`",
+          check=between(1, PARTITIONS_MAX)),
     Field("audit_log", optional(FILE), None, "",
           "the [audit log](access.md#the-audit-log); if it cannot be written, changes are refused"),
     Field("trusted_proxies", NETWORKS, (), "",

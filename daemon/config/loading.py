@@ -213,11 +213,20 @@ def _check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> N
 
 def _access_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
     problems = _tls_problems(values, origins) + _kafka_problems(values, origins)
-    if values["auth_file"] is not None or values["insecure_open"]:
+    if values["insecure_open"]:
+        return problems
+    if values["auth_file"] is not None:
+        address = values["kafka_listen"]
+        if values["tls_certificate"] is None and _reaches_others(address):
+            problems.append(
+                f"kafka_listen must be a loopback address without a tls_certificate, got {address}"
+                f" ({origins['kafka_listen']}): its clients would send their tokens in clear text."
+                " Set tls_certificate and tls_key, or set insecure_open = true"
+            )
         return problems
     for key in ("listen", "tls_listen", "kafka_listen"):
         address = values[key]
-        if address is not None and not is_loopback(address.rpartition(":")[0].strip("[]")):
+        if _reaches_others(address):
             problems.append(
                 f"{key} must be a loopback address without an auth_file, got {address}"
                 f" ({origins[key]}): every client could read and delete everything. Create a"
@@ -227,21 +236,27 @@ def _access_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> l
     return problems
 
 
+def _reaches_others(address: str | None) -> bool:
+    return address is not None and not is_loopback(address.rpartition(":")[0].strip("[]"))
+
+
 def _tls_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    if values["tls_listen"] is None:
+    files = ("tls_certificate", "tls_key", "tls_client_ca")
+    given = [key for key in files if values[key] is not None]
+    if values["tls_listen"] is None and values["kafka_listen"] is None:
         return [
-            f"{key} needs tls_listen, got {values[key]} ({origins[key]}): set tls_listen ="
-            f" HOST:PORT, or leave {key} out"
-            for key in ("tls_certificate", "tls_key", "tls_client_ca")
-            if values[key] is not None
+            f"{key} needs tls_listen or kafka_listen, got {values[key]} ({origins[key]}): set"
+            f" tls_listen = HOST:PORT, or leave {key} out"
+            for key in given
         ]
-    missing = [key for key in ("tls_certificate", "tls_key") if values[key] is None]
-    if not missing:
+    missing = [key for key in files[:2] if values[key] is None]
+    asking = given if values["tls_listen"] is None else ["tls_listen"]
+    if not (missing and asking):
         return []
     return [
         (
-            f"tls_listen needs {' and '.join(missing)}, got {values['tls_listen']}"
-            f" ({origins['tls_listen']}): name the files, in PEM format"
+            f"{asking[0]} needs {' and '.join(missing)}, got {values[asking[0]]}"
+            f" ({origins[asking[0]]}): name the files, in PEM format"
         )
     ]
 
@@ -251,12 +266,6 @@ def _kafka_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> li
     if address is None:
         return []
     problems = []
-    if values["auth_file"] is not None:
-        problems.append(
-            f"kafka_listen must be left out with an auth_file, got {address}"
-            f" ({origins['kafka_listen']}): clients of Kafka's protocol cannot show a token yet, so"
-            " they could read and write every topic"
-        )
     port, shards = int(address.rpartition(":")[2]), values["shards"]
     if port + shards > PORT_MAX:
         problems.append(

@@ -10,6 +10,10 @@ shared segment is there from the start, on both sides of the fraction. The limit
 ``min(max x 0.85, high)``, less the segment: the kernel needs some of the rest, and above ``high``
 it stalls the process.
 
+What stays in use although nothing waits to be stored is the daemon's own, like the segment
+(``grant``): a gate that waits for it to shrink would be closed for good. It is on both sides of
+the fraction until the group uses less again.
+
 It reads files below ``root`` and changes nothing. A process may be moved, and limits may change:
 all is looked up again every second.
 """
@@ -64,6 +68,7 @@ class CgroupMemory:
         self._root = root
         self._groups: list[LimitedGroup] = []
         self._looked_ns: int | None = None
+        self._granted: dict[Path, int] = {}
 
     def groups(self, now_ns: int) -> list[LimitedGroup]:
         """The limited groups, the process's own first. Raises OSError."""
@@ -75,11 +80,23 @@ class CgroupMemory:
     def share(self, segment_bytes: int, now_ns: int) -> float | None:
         """How much of the closest limit is used; None if there is no limit. Raises OSError,
         ValueError, KeyError: what was found cannot be read any more."""
-        shares = [
-            group.used_bytes(segment_bytes) / max(1, group.limit_bytes - segment_bytes)
-            for group in self.groups(now_ns)
-        ]
+        shares = []
+        for group in self.groups(now_ns):
+            used = group.used_bytes(segment_bytes)
+            granted = self._granted[group.path] = min(self._granted.get(group.path, 0), used)
+            shares.append((used - granted) / max(1, group.limit_bytes - segment_bytes - granted))
         return max(shares, default=None)
+
+    def grant(self, segment_bytes: int, now_ns: int) -> int:
+        """What is used now counts as the daemon's own, in each group that is below its limit.
+        Returns how many bytes more than before. Raises OSError, ValueError, KeyError."""
+        more = 0
+        for group in self.groups(now_ns):
+            used, granted = group.used_bytes(segment_bytes), self._granted.get(group.path, 0)
+            if granted < used < group.limit_bytes - segment_bytes:
+                self._granted[group.path] = used
+                more = max(more, used - granted)
+        return more
 
 
 def limited_groups(root: Path = Path("/")) -> list[LimitedGroup]:

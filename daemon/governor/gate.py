@@ -12,7 +12,7 @@ Between the two thresholds a gate stays as it is, so a level that hovers around 
 not open and close it all the time. Pressure may also stay between them for good, because of what
 the source has nothing to do with (memory of readers, say). So once nothing that the source brought
 in is left, for ``DRAINED_NS``, ``pause_above`` alone decides: a closed gate cannot lower the level
-any more.
+any more. Above it the gate stays closed, and says that it waits for nothing (``is_stuck``).
 
 Pure: level and time in; ``pause`` and ``resume`` are each called once per edge.
 """
@@ -82,6 +82,11 @@ class Gate:
             self.is_open = True
             self._resume()
         return self.is_open
+
+    def is_stuck(self, now_ns: int) -> bool:
+        """Whether it is closed though nothing that the source brought in has been left for
+        DRAINED_NS."""
+        return not self.is_open and self._has_been_drained(now_ns)
 
     def _has_been_drained(self, now_ns: int) -> bool:
         since_ns = self._drained_since_ns

@@ -80,6 +80,13 @@ class MemorySensor:
         except (OSError, ValueError, KeyError):
             return math.nan
 
+    def grant(self, now_ns: int) -> int:
+        """What is used now, under a limit of the kernel, counts no more (``cgroup.py``). Returns
+        how many bytes more than before."""
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the sensor is broken, and told
+            return self._cgroup.grant(self._segment_bytes, now_ns)
+        return 0
+
     def _of_machine(self) -> float:
         machine, allocated = self._machine(), self._allocated()
         left = machine.available_bytes - RESERVED_SHARE * machine.total_bytes

@@ -7,6 +7,8 @@ their deadline. No other pressure closes it: a busy daemon is slower, and refuse
 fits into its rings (daemon/intake/admission.py).
 
 Memory: refused above ``gate_pause_above``, taken again below ``gate_resume_below`` (``gate.py``).
+If memory stays above although nothing waits to be stored, nothing will lower it: ``accept`` is
+called, so that what is left can be used.
 
 Disk space: what was accepted and is not yet stored must still fit, and SPARE_BYTES more, for what
 comes in before the next tick and for the files of SQLite. A closed gate opens when twice the spare
@@ -96,11 +98,13 @@ class ProducersGate:
         self,
         disks: Iterable[Disk],
         memory: Gate,
+        accept: Callable[[int], object],
         space: Callable[[Path], DiskSpace | None] = space_of,
     ) -> None:
         self._disks = tuple(disks)
         self._space = space
         self._memory = memory
+        self._accept = accept
         self.closed_by = ClosedBy(0)
         self.short = ""  # which disk is short of space, in words
 
@@ -113,6 +117,8 @@ class ProducersGate:
         closed_by = ClosedBy(0)
         if not self._memory.look(memory, now_ns, is_drained=not pending_bytes):
             closed_by |= ClosedBy.MEMORY
+            if self._memory.is_stuck(now_ns):
+                self._accept(now_ns)
         if any(alarm.alarm == failing for alarm in alarms):
             closed_by |= ClosedBy.STORE_FAILING
         short = []

@@ -14,9 +14,9 @@ Phases:
 
 Of the requests in ``queue``, the one whose body is being taken in (``_taking``) is the last.
 ``_hold`` says why nothing more is read: too many requests are outstanding, the client does not take
-its answers, its limit is used up, a request is being translated (``daemon/intake/foreign/``), or
-one waits for admission. The last may have its body already, if that came with its head; what was
-received after it waits in ``buffer``.
+its answers, its limit is used up, a request is being translated (``daemon/intake/foreign/``), one
+waits for admission, or it is the turn of other connections. One that waits for admission may have
+its body already, if that came with its head; what was received after it waits in ``buffer``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ logger = logging.getLogger(__name__)
 
 HEAD, BODY, DISCARD, WAIT, IGNORE, STREAM, CLOSED = range(7)
 HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION, HOLD_LIMIT, HOLD_TRANSLATION = 1, 2, 4, 8, 16
+HOLD_TURN = 32
+# Of one connection without a pause: 256 KiB, as much as is received together, may have 7,000, each
+# of which can be answered immediately and take 100 microseconds.
+REQUESTS_A_TURN = 64
 
 
 def _no_head(_: bytes) -> Head | None:
@@ -157,6 +161,7 @@ class Receiver(Sender):
         body_bytes_max = self._body_bytes_max
         position = 0
         size = len(data)
+        left = REQUESTS_A_TURN
         self._feeding = True
         try:
             while position < size:
@@ -166,6 +171,10 @@ class Receiver(Sender):
                         break
                     position = self._feed_body(data, position)
                     continue
+                if not left:
+                    self._set_hold(HOLD_TURN)
+                    asyncio.get_running_loop().call_soon(self._clear_hold, HOLD_TURN)
+                left -= 1
                 if self._hold:
                     self._keep(data[position:])
                     break

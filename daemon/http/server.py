@@ -181,10 +181,11 @@ class Server:
             )
         )
 
-    async def listen_by_tls(self, sock: socket.socket, pair: CheckedPair) -> None:
-        """Serves by TLS too, on a socket which listens already; after ``start``. Several share
-        what is in force."""
-        tls = self.tls = self.tls or Tls(pair)
+    async def listen_by_tls(self, sock: socket.socket) -> None:
+        """Serves by TLS too, on a socket which listens already; after ``start`` and
+        ``serve_certificate``."""
+        tls = self.tls
+        assert tls is not None
         self._listeners.append(
             await self._loop.create_server(
                 lambda: TlsTransport(tls, Connection(self)), sock=sock, backlog=_LISTEN_BACKLOG
@@ -192,8 +193,9 @@ class Server:
         )
 
     def serve_certificate(self, pair: CheckedPair) -> None:
-        """Shows another certificate from now on."""
-        assert self.tls is not None
+        """Shows this certificate from now on, on all sockets that share ``tls``: Kafka's too."""
+        if self.tls is None:
+            self.tls = Tls(pair)
         self.tls.in_force = pair
 
     def end_revoked(self) -> None:

@@ -2,7 +2,9 @@
 a bare HMAC of the body. Pure.
 
 All are HMAC-SHA256. What is signed is the body as it was before any Content-Encoding, and with
-``stripe`` and ``standard`` a time, so that what was overheard once cannot be sent again later.
+``stripe`` and ``standard`` a time: what was overheard cannot be sent again after tolerance_s.
+Until then, what these two sign names the delivery, and the dedupe window keeps it from being stored
+twice. What ``github`` and ``hmac`` sign names no delivery and no time: it can be sent again.
 Signatures are compared in constant time, with those of all secrets.
 """
 
@@ -29,15 +31,18 @@ def check_signature(
     headers: Mapping[str, str],
     body: bytes,
     now_ms: int,
-) -> None:
+) -> str | None:
     """Raises ApiError 403 unless the hook is signed with one of the secrets. ``headers`` have
-    lower-case names."""
+    lower-case names. Returns what its sender has signed besides the body that tells it from others:
+    the id of ``standard``, or the time of ``stripe``; None if there is nothing."""
     signed = [body]
+    named: str | None = None
     if asked.scheme == "stripe":
         fields = _fields(_header(topic, STRIPE, headers))
         time = next((value for name, value in fields if name == "t"), "")
         signatures = [value for name, value in fields if name == "v1"]
         signed = [time.encode(), b".", body]
+        named = time
         _check_time(topic, STRIPE, time, asked.tolerance_s, now_ms)
     elif asked.scheme == "standard":
         time = _header(topic, "webhook-timestamp", headers)
@@ -56,7 +61,7 @@ def check_signature(
         for piece in signed:
             made.update(piece)
         if any(hmac.compare_digest(made.digest(), each) for each in given):
-            return
+            return named
     raise _refused(
         topic,
         f"no signature ({asked.scheme}) is that of this body with a secret of topic {topic!r}:"

@@ -4,7 +4,9 @@ The body is one record. Its data is the JSON text of a body that says it is JSON
 the bytes of the body, whatever they are. The record's ``meta`` has the content type and the headers
 that the URL names. CloudEvents are records as ``formats/cloud_events.py`` says.
 
-A delivery that the sender names is stored once, if it comes again with the same body.
+A delivery that the sender names is stored once, if it comes again with the same body. Where hooks
+are signed with an id or a time, these name it, whatever the URL and other headers say: whoever has
+overheard it can change them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from daemon.http.head import Head
-from daemon.intake.formats import BodyLimits, Produce, body_key
+from daemon.intake.formats import BodyLimits, Produce, body_key, check_charset
 from daemon.intake.formats.cloud_events import (
     BATCH,
     HEADERS,
@@ -43,9 +45,23 @@ KEPT_HEADERS = (
 _DELIVERIES = ("webhook-id", "x-github-delivery")
 _KIND = "x-github-event"
 # They are how a sender is known, and what is stored is shown to readers.
-_NEVER_KEPT = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+NEVER_KEPT = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+
+_SIGNED = "signed:"  # of which other records are told by their fingerprint, as of a producer's key
 
 _encode = msgspec.json.Encoder().encode
+
+
+def raw_reader(head: Head) -> HookReader | None:
+    """Of a produce request: with ``?raw`` it is read as a hook is. Raises ApiError 400, and 415 for
+    text in a charset that produce does not read."""
+    raw = head.query.pop("raw", "false")
+    if raw in ("", "true"):
+        return HookReader(head)
+    if raw != "false":
+        raise invalid(f"raw must be true or false, got {raw[:40]!r}", parameter="raw")
+    check_charset(head.headers.get("content-type", ""))
+    return None
 
 
 class HookReader:
@@ -61,7 +77,7 @@ class HookReader:
         self._query = query = read_query(head.query, HookQuery)
         names = [name.lower() for name in query.header]
         for name in names:
-            if name in _NEVER_KEPT:
+            if name in NEVER_KEPT:
                 raise invalid(
                     f"the header {name} is a secret of its sender, and is not kept; name others",
                     parameter="header",
@@ -83,8 +99,10 @@ class HookReader:
                 f"the body has {len(body)} bytes, the limit is {limits.body_bytes_max}",
                 limit_bytes=limits.body_bytes_max,
             )
-        if topic is not None and topic.topic.config.hook is not None:
-            self._check(topic, topic.topic.config.hook, body, arrival_ms)
+        hook = None if topic is None else topic.topic.config.hook
+        signed = (
+            None if topic is None or hook is None else self._check(topic, hook, body, arrival_ms)
+        )
         query, names = self._query, ""
         if self._kind in (STRUCTURED, BATCH) or f"{HEADERS}{VERSION}" in self._sent:
             events = (
@@ -103,15 +121,32 @@ class HookReader:
         else:
             rows = [self._row(body, limits)]
             names = next((self._sent[name] for name in _DELIVERIES if name in self._sent), "")
-            told = body
+            told = self._said() + body
         asked = produce_of(
             query, rows, arrival_ms,
             keyed=any(len(each) > KEY and each[KEY] is not None for each in rows),
             timed=any(len(each) > TS and each[TS] is not None for each in rows),
         )  # fmt: skip
-        if not names or query.idempotency_key is not None or query.dedupe == "none":
+        if topic is not None and hook is not None and signed is not None:
+            if hook.scheme == "standard":  # with another body its id is refused, as a key is
+                key = _SIGNED + body_key("", {"id": signed}, b"")
+                return replace(asked, told=told, idempotency_key=key)
+            # Each attempt has a time of its own, so ?dedupe=body counts.
+            is_by_body = (asked.dedupe or topic.topic.config.dedupe) == "body"
+            return replace(
+                asked, idempotency_key=body_key("", {} if is_by_body else {"t": signed}, body)
+            )
+        if query.idempotency_key is not None:
+            return replace(asked, told=told)
+        if not names or query.dedupe == "none":
             return asked
         return replace(asked, idempotency_key=body_key(self._kind, {"delivery": names}, told))
+
+    def _said(self) -> bytes:
+        """What the record has besides the body, and is the same in all attempts of a delivery."""
+        query, headers = self._query, self._headers
+        kinds = headers.get("content-type"), headers.get(_KIND)
+        return _encode((*kinds, query.key, query.tag, query.node))
 
     def _row(self, body: bytes, limits: BodyLimits) -> Row:
         """The record that a body is, unless it has events."""
@@ -129,7 +164,9 @@ class HookReader:
         check_record(data, (key, tag, query.node, meta), {}, limits)
         return row(data, None, key, tag, query.node, meta)
 
-    def _check(self, topic: TopicEntry, hook: HookSettings, body: bytes, arrival_ms: int) -> None:
+    def _check(
+        self, topic: TopicEntry, hook: HookSettings, body: bytes, arrival_ms: int
+    ) -> str | None:
         secrets = topic.hook_secrets
         if secrets is None:
             raise ApiError(
@@ -140,4 +177,4 @@ class HookReader:
                 {"topic": topic.name},
                 retry_after_s=5,
             )
-        check_signature(topic.name, hook, secrets, self._sent, body, arrival_ms)
+        return check_signature(topic.name, hook, secrets, self._sent, body, arrival_ms)

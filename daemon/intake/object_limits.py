@@ -8,13 +8,14 @@ created at the same moment may exceed a limit by one each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from daemon.access.rights import Rights
+from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
 from ledger import cursors, topics
-from ledger.delivery import routers, subscriptions
+from ledger.delivery import group_commits, routers, subscriptions
 from ledger.tx import ReadTx
 
 PAGE = 1_000
@@ -47,9 +48,19 @@ def _routers(tx: ReadTx) -> Iterator[Present]:
 
 
 def _cursors(tx: ReadTx) -> Iterator[Present]:
-    after = ""
+    """One of a group of Kafka's consumers is for who may use its topic and its group."""
+    after, names = "", dict[int, str]()
     while page := cursors.page(tx, after, PAGE):
-        yield from (Present(each.name, (each.name,)) for each in page)
+        for each in page:
+            of_group = group_commits.belongs_to(each.name)
+            if of_group is None:
+                yield Present(each.name, (each.name,))
+                continue
+            topic_id, group = of_group
+            if topic_id not in names:
+                topic = topics.row_of(tx, topic_id)
+                names[topic_id] = "" if topic is None else topic.name
+            yield Present(each.name, (names[topic_id], group))
         after = page[-1].name
 
 
@@ -84,6 +95,23 @@ class ObjectLimits:
                 allowance.check_objects(
                     "partitions", _partitions(own) + more, _partitions(present) + more
                 )
+
+    async def over(self, rights: Rights, kind: str, names: Sequence[str]) -> set[str]:
+        """Which of these are not there yet, and may not be. Raises LedgerError."""
+        allowance, over = rights.allowance, set[str]()
+        if not names or allowance is None or not allowance.limits_objects(kind):
+            return over
+        present = await self._ledger.read(lambda tx: list(_KINDS[kind](tx)))
+        own = sum(all(map(rights.covers, each.concerns)) for each in present)
+        more = 0
+        there = {each.name for each in present}
+        for name in dict.fromkeys(each for each in names if each not in there):
+            try:
+                allowance.check_objects(kind, own + more + 1, len(present) + more + 1)
+                more += 1
+            except ApiError:
+                over.add(name)
+        return over
 
 
 def _partitions(there: list[Present]) -> int:

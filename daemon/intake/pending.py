@@ -419,6 +419,23 @@ def answer_verdict(
                 {"expected_seq": expected_seq, "head_seq": verdict.head_seq},
             )
         )
+    elif verdict.kind == "key_reused":
+        part = verdict.parts[0]
+        request.refuse(
+            ApiError(
+                422,
+                "idempotency_key_reused",
+                "other records were stored with the same idempotency_key: offsets"
+                f" {part.first_seq} to {part.last_seq} of partition {part.partition}; nothing of"
+                " this request was stored. Send it with a key of its own, or a repeat with the"
+                " bytes of the first attempt",
+                {
+                    "partition": part.partition,
+                    "first_seq": part.first_seq,
+                    "last_seq": part.last_seq,
+                },
+            )
+        )
     elif len(verdict.parts) == 1:
         part = verdict.parts[0]
         count = part.last_seq - part.first_seq + 1

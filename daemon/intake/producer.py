@@ -369,7 +369,8 @@ class Producer:
             asked = bodies.parse(head.content_type, head.query, body, self.limits, arrival_ms)
         dedupe = asked.dedupe or ("none" if topic is None else topic.topic.config.dedupe)
         if dedupe == "body" and asked.idempotency_key is None:
-            key = bodies.body_key(head.content_type, head.query, body)
+            said = head.query if reader is None else {**head.query, "raw": ""}
+            key = bodies.body_key(head.content_type, said, body)
             asked = msgspec.structs.replace(asked, idempotency_key=key)
         if asked.advance is not None:
             head.rights.check_topics(asked.advance.cursor)
@@ -406,14 +407,17 @@ class Producer:
             parts = [_new(Part, (topic_id, *payload, CODEC_RECORDS)) for payload in payloads]
             placed = tuple([payload[:2] for payload in payloads])
         advance = None if asked.advance is None else self._cursors.advance(asked.advance)
+        key = asked.idempotency_key
+        fingerprint = (
+            None if key is None or bodies.is_body_key(key)
+            else bodies.fingerprint_of(asked, payloads)
+        )  # fmt: skip
         conditions = (
-            encode_conditions(asked.idempotency_key, asked.expected_seq, advance)
-            if asked.idempotency_key is not None
-            or asked.expected_seq is not None
-            or advance is not None
+            encode_conditions(key, asked.expected_seq, advance, fingerprint)
+            if key is not None or asked.expected_seq is not None or advance is not None
             else b""
         )
-        allowance = None if asked.idempotency_key is None else request.head.rights.allowance
+        allowance = None if key is None else request.head.rights.allowance
         if allowance is not None:
             allowance.take_key()
         try:

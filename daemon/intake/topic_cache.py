@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from daemon.intake.caps import CapTracker, CapTrackers
 from daemon.schemas.errors import ApiError, invalid
@@ -32,6 +32,7 @@ from ledger.errors import (
 )
 from ledger.ledger import Ledger
 from ledger.space import retention
+from ledger.tx import WriteTx
 from ledger.types import PartitionState, ProducerBatch, Topic, TopicConfig
 from shards import layout as at
 from shards.boards.namecounts import TopicTally
@@ -173,17 +174,19 @@ class TopicCache:
         now_ms = self.age_ms()
         return await self._ledger.read(dedupe.knows_batch, topic_id, partition, batch, now_ms)
 
-    async def create(self, name: str, config: TopicConfig) -> tuple[TopicEntry, bool]:
+    async def create(
+        self, name: str, config: TopicConfig, *, only_check: bool = False
+    ) -> tuple[TopicEntry, bool]:
         """The topic of this name, created if there is none, and whether it was created.
+        ``only_check``: whether it would be, and nothing changes.
 
         Raises ApiError 409 if another topic has its table, 422 if there are too many partitions.
         """
         version = self.version()
         try:
             topic, created = await self._change(
-                lambda ledger: ledger.write(
-                    topics.create, name, config, wall_ms(), self._partitions_max
-                )
+                lambda tx: topics.create(tx, name, config, wall_ms(), self._partitions_max),
+                only_check=only_check,
             )
         except PartitionsFull as error:
             raise _partitions_full(error) from error
@@ -192,18 +195,36 @@ class TopicCache:
             raise ApiError(
                 409, "table_name_taken", str(error), detail, names=[error.other]
             ) from error
+        if only_check:
+            return TopicEntry(topic), created
         if created:
             log.info("topic %s was created (id %d)", name, topic.topic_id)
         return await self._remember(topic, version), created
 
     async def alter(self, name: str, config: TopicConfig) -> TopicEntry:
         """Changes a topic's settings. Raises ApiError."""
+        return await self._alter(
+            name, lambda tx: topics.alter(tx, name, config, self._partitions_max)
+        )
+
+    async def grow(self, name: str, partitions: int, *, only_check: bool = False) -> TopicEntry:
+        """Gives a topic more partitions, or checks whether it could. Raises ApiError."""
+
+        def change(tx: WriteTx) -> Topic:
+            present = topics.find(tx, name)
+            if present is None:
+                raise TopicMissing(name)
+            return topics.grow(tx, present, partitions, self._partitions_max)
+
+        return await self._alter(name, change, only_check=only_check)
+
+    async def _alter(
+        self, name: str, change: Callable[[WriteTx], Topic], *, only_check: bool = False
+    ) -> TopicEntry:
         version = self.version()
         try:
-            topic = await self._change(
-                lambda ledger: ledger.write(topics.alter, name, config, self._partitions_max)
-            )
-            return await self._remember(topic, version)
+            topic = await self._change(change, only_check=only_check)
+            return TopicEntry(topic) if only_check else await self._remember(topic, version)
         except PartitionsFull as error:
             raise _partitions_full(error) from error
         except TopicMissing as error:
@@ -213,10 +234,11 @@ class TopicCache:
         except ColumnsRefused as error:
             raise invalid(str(error), field="columns", column=error.column) from error
 
-    async def delete(self, name: str, *, force: bool = False) -> Topic:
-        """Deletes a topic. Raises ApiError 404, and 409 if it takes dead letters, unless forced."""
+    async def delete(self, name: str, *, force: bool = False, topic_id: int | None = None) -> Topic:
+        """Deletes a topic; with a ``topic_id`` only that one, not another of its name. Raises
+        ApiError 404, and 409 if it takes dead letters, unless forced."""
         try:
-            topic = await self._ledger.run(lambda: self._delete(name, force))
+            topic = await self._ledger.run(lambda: self._delete(name, force, topic_id))
         except TopicMissing as error:
             raise unknown_topic(name) from error
         except TopicHoldsDeadLetters as error:
@@ -246,16 +268,20 @@ class TopicCache:
         """A topic's partitions as the ledger has them."""
         return await self._ledger.read(reads.partition_states, topic_id)
 
-    async def _change(self, change: Callable[[Ledger], T]) -> T:
+    async def _change(self, change: Callable[[WriteTx], T], *, only_check: bool = False) -> T:
         def changed() -> T:
-            result = change(self._ledger.ledger)
+            if only_check:
+                return _checked(self._ledger.ledger, change)
+            result = self._ledger.ledger.write(change)
             self._tell([at.G_TOPICS])
             return result
 
         return await self._ledger.run(changed)
 
-    def _delete(self, name: str, force: bool) -> Topic:
-        topic = self._ledger.ledger.write(topics.delete, name, wall_ms(), force=force)
+    def _delete(self, name: str, force: bool, topic_id: int | None) -> Topic:
+        topic = self._ledger.ledger.write(
+            topics.delete, name, wall_ms(), force=force, topic_id=topic_id
+        )
         self._tell([at.G_TOPICS])
         with self._ledger_lock:  # its subscriptions were deleted with it
             number = self._ledger.ledger.read(changes.latest)
@@ -316,6 +342,23 @@ class TopicCache:
             self._names.clear()
         self._names[topic.topic_id] = topic.name
         return topic.name
+
+
+class _Checked(Exception):
+    """Takes a change back; ``result`` is what it would have returned."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _checked(ledger: Ledger, change: Callable[[WriteTx], T]) -> T:
+    """What a change would return."""
+    try:
+        with ledger.writing() as tx:
+            raise _Checked(change(tx))
+    except _Checked as checked:
+        return cast(T, checked.result)
 
 
 def _entry_bytes(topic: Topic) -> int:

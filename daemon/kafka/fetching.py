@@ -4,8 +4,15 @@ Kafka's offsets begin at 0, ours at 1: an offset of Kafka is one less, so it is 
 which a reader of ours continues. The high watermark is ``head_seq``, the start of the log
 ``earliest_seq - 1``. Offsets that nobody gets (gaps) are passed over: the next batch begins later.
 
+Batches that rings and objects hold as Kafka's producers sent them go out unchanged and whole. All
+other records, and those of the lake, are encoded.
+
 A fetch waits until one of its partitions has a commit, or for as long as it says. There are no
 sessions.
+
+Reading takes its share for as long as it lasts, never for a client. What clients have not taken is
+counted apart: an answer may have a quarter of the room that is left there, so those that take
+nothing leave some for others; and in any case ANSWER_BYTES_MIN, for which each connection has room.
 """
 
 from __future__ import annotations
@@ -13,9 +20,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
+from compaction.parquet.file_bytes import LakeFileDamaged
 from daemon.intake.topic_cache import TopicEntry
-from daemon.kafka.budget import Breaths, SharedBytes
+from daemon.kafka import messages
+from daemon.kafka.budget import Breaths, Said, SharedBytes
+from daemon.kafka.error_codes import (
+    FETCH_SESSION_ID_NOT_FOUND,
+    KAFKA_STORAGE_ERROR,
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from daemon.kafka.messages import (
     FetchAsked,
     FetchedPartition,
@@ -24,12 +41,9 @@ from daemon.kafka.messages import (
     OffsetSaid,
     OffsetsAsked,
 )
-from daemon.kafka.topics import (
-    KAFKA_STORAGE_ERROR,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    KafkaTopics,
-)
+from daemon.kafka.rights import EVERYTHING, Allowed
+from daemon.kafka.topics import KafkaTopics, missing
+from daemon.kafka.wire import KafkaRequest
 from daemon.schemas.errors import ApiError
 from delivery.reading.followed import Key
 from delivery.reading.lake import Item
@@ -37,21 +51,26 @@ from delivery.reading.partition import PartitionReader, bytes_of
 from delivery.reading.waiters import Waiters
 from ledger.errors import LedgerError
 from shards.clock import monotonic_ns
+from uploader.l0 import L0Error
 from uploader.l0.kafka import KafkaRecord, encode_batch, to_kafka
-from uploader.l0.records import Record
+from uploader.l0.kafka_stored import at_offset
+from uploader.l0.records import Record, RecordsError
 from uploader.stores.base import StoreError
 
-OFFSET_OUT_OF_RANGE = 1
-FETCH_SESSION_ID_NOT_FOUND = 70
 LATEST, EARLIEST, OF_MAX_TIME = -1, -2, -3
 RECORDS_MAX = 4_000  # of one partition in an answer
 BATCH_RECORDS, BATCH_BYTES = 256, 32 << 10  # that are encoded in one turn of the loop
 ANSWER_BYTES_MAX = 4 << 20  # of one answer, which is held until the client has taken it
-FETCHED_BYTES_MAX = 12 * ANSWER_BYTES_MAX  # records, batches and an answer, of four connections
+ANSWER_BYTES_MIN = 64 << 10  # of one that takes room of others
+READ_BYTES_MAX = UNTAKEN_BYTES_MAX = 4 * ANSWER_BYTES_MAX
+# Records and batches while they are read; an answer, twice while it is written.
+FETCHED_BYTES_MAX = 2 * READ_BYTES_MAX + 2 * UNTAKEN_BYTES_MAX
 PLACE_BYTES_MAX = 1 << 20
+OFFSET_BYTES = 32  # in an answer, at most, of a topic or partition
 WAIT_MS_MAX = 60_000
 BYTES_MIN_MAX = 64 << 10  # what is too little is read again with the next commit
 
+CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
 Read = list[tuple[FetchTopic, list[FetchedPartition]]]
 
 
@@ -62,74 +81,93 @@ class KafkaReads:
         self._names = names
         self._partitions = partitions
         self._waiters = waiters
-        self._held = SharedBytes(FETCHED_BYTES_MAX // 3)
+        self._reading = SharedBytes(READ_BYTES_MAX)
+        self._untaken = SharedBytes(UNTAKEN_BYTES_MAX)
 
     @asynccontextmanager
-    async def fetch(self, asked: FetchAsked) -> AsyncIterator[tuple[int, Read]]:
+    async def fetch(
+        self, asked: FetchAsked, allowed: Allowed = EVERYTHING
+    ) -> AsyncIterator[tuple[int, Read]]:
         """An error of the whole request, and what was read; it counts until the block ends."""
         if asked.session_id:
             yield FETCH_SESSION_ID_NOT_FOUND, []
             return
         until_ns = monotonic_ns() + 1_000_000 * min(WAIT_MS_MAX, max(0, asked.wait_ms))
         bytes_min = min(asked.bytes_min, BYTES_MIN_MAX)
-        known = [(topic, await self._topic(topic)) for topic in asked.topics]
+        known = [(topic, await self._topic(topic, allowed)) for topic in asked.topics]
         keys = [
             (entry.topic_id, place.partition)
             for topic, entry in known
-            if entry is not None
+            if not isinstance(entry, int)
             for place in topic.places
             if 0 <= place.partition < entry.partitions
         ]
+        room = 0  # that a record needs, if it is a long one
         while True:
             with self._waiters.noting(keys) as event:
-                share = ANSWER_BYTES_MAX
-                await self._held.take(share)
+                share = room or self._untaken.part(ANSWER_BYTES_MIN, ANSWER_BYTES_MAX)
+                room = share if share > ANSWER_BYTES_MIN else 0
+                await self._untaken.take(room)
                 try:
-                    read = await self._read(asked, known)
+                    await self._reading.take(ANSWER_BYTES_MAX)
+                    try:
+                        read = await self._read(asked, known, share)
+                    finally:
+                        self._reading.give_back(ANSWER_BYTES_MAX)
                     size = sum(len(each.records) for _, some in read for each in some)
                     is_failed = any(each.error for _, some in read for each in some)
                     left_ns = until_ns - monotonic_ns()
-                    if (
-                        size >= bytes_min or is_failed or left_ns <= 0
-                        or self._waiters.has_ended
-                    ):  # fmt: skip
-                        self._held.give_back(share - min(share, size))
-                        share = min(share, size)
+                    is_enough = (
+                        size >= bytes_min or (size > 0 and share == ANSWER_BYTES_MIN) or is_failed
+                        or left_ns <= 0 or self._waiters.has_ended
+                    )  # fmt: skip
+                    needed = min(size, ANSWER_BYTES_MAX) if size > ANSWER_BYTES_MIN else 0
+                    if is_enough and self._untaken.resize(room, needed):
+                        room = needed
                         yield 0, read
                         return
                     del read
                 finally:
-                    self._held.give_back(share)
+                    self._untaken.give_back(room)
+                if is_enough:
+                    room = needed
+                    continue
+                room = 0
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left_ns / 1e9):
                         await event.wait()
 
-    async def _topic(self, topic: FetchTopic) -> TopicEntry | None:
-        if topic.name is None:
-            return await self._names.by_id(topic.id)
+    async def _topic(self, topic: FetchTopic, allowed: Allowed) -> TopicEntry | int:
+        """A topic, or Kafka's error."""
         try:
-            return await self._names.entry(topic.name)
-        except ApiError:
-            return None
+            if topic.name is None:
+                found = await self._names.by_id(topic.id, allowed)
+                return UNKNOWN_TOPIC_ID if found is None else found
+            return await self._names.entry(topic.name, allowed)
+        except ApiError as error:
+            return missing(error)
 
     async def _read(
-        self, asked: FetchAsked, known: list[tuple[FetchTopic, TopicEntry | None]]
+        self, asked: FetchAsked, known: list[tuple[FetchTopic, TopicEntry | int]], share: int
     ) -> Read:
-        left_bytes = min(ANSWER_BYTES_MAX, asked.bytes_max)
+        left_bytes = min(share, asked.bytes_max)
         read: Read = []
         breaths = Breaths()
         for topic, entry in known:
             some: list[FetchedPartition] = []
             for place in topic.places:
                 await breaths.item()
-                if entry is None or not 0 <= place.partition < entry.partitions:
-                    missing = UNKNOWN_TOPIC_OR_PARTITION if topic.name else UNKNOWN_TOPIC_ID
-                    some.append(FetchedPartition(place.partition, missing))
+                if isinstance(entry, int):
+                    some.append(FetchedPartition(place.partition, entry))
+                    continue
+                if not 0 <= place.partition < entry.partitions:
+                    absent = UNKNOWN_TOPIC_OR_PARTITION if topic.name else UNKNOWN_TOPIC_ID
+                    some.append(FetchedPartition(place.partition, absent))
                     continue
                 try:
                     each = await self._partition((entry.topic_id, place.partition), place,
                                                  left_bytes)  # fmt: skip
-                except (LedgerError, StoreError):
+                except CANNOT_READ:
                     each = FetchedPartition(place.partition, KAFKA_STORAGE_ERROR)
                 left_bytes -= len(each.records)
                 some.append(each)
@@ -147,6 +185,10 @@ class KafkaReads:
         if cursor == head or left_bytes <= 0:
             return FetchedPartition(number, 0, head, earliest)
         bytes_max = max(1, min(left_bytes, place.bytes_max, PLACE_BYTES_MAX))
+        batches = await self._partitions.kafka_batches(key, cursor, bytes_max)
+        if batches:
+            found = b"".join([at_offset(batch, first - 1) for first, batch in batches])
+            return FetchedPartition(number, 0, head, earliest, found)
         while True:
             page = await self._partitions.page(
                 key, cursor, head, limit=RECORDS_MAX, bytes_max=bytes_max, passes=_any
@@ -160,30 +202,32 @@ class KafkaReads:
             return FetchedPartition(number, 0, head, earliest)
         return FetchedPartition(number, 0, head, earliest, await _encoded(page.items))
 
-    async def list_offsets(
-        self, asked: OffsetsAsked
-    ) -> list[tuple[str, list[tuple[int, OffsetSaid]]]]:
-        """Where times are in partitions."""
+    async def list_offsets(self, head: KafkaRequest, asked: OffsetsAsked, allowed: Allowed) -> Said:
+        """Answers a ListOffsets: the first offset of each partition that is not before a time."""
         answer: list[tuple[str, list[tuple[int, OffsetSaid]]]] = []
         breaths = Breaths()
         for name, places in asked:
             try:
-                entry: TopicEntry | None = await self._names.entry(name)
-            except ApiError:
-                entry = None
+                entry: TopicEntry | int = await self._names.entry(name, allowed)
+            except ApiError as error:
+                entry = missing(error)
             some: list[tuple[int, OffsetSaid]] = []
             for partition, ts_ms in places:
                 await breaths.item()
-                if entry is None or not 0 <= partition < entry.partitions:
+                if isinstance(entry, int):
+                    said = OffsetSaid(entry)
+                elif not 0 <= partition < entry.partitions:
                     said = OffsetSaid(UNKNOWN_TOPIC_OR_PARTITION)
                 else:
                     try:
                         said = await self._offset((entry.topic_id, partition), ts_ms)
-                    except (LedgerError, StoreError):
+                    except CANNOT_READ:
                         said = OffsetSaid(KAFKA_STORAGE_ERROR)
                 some.append((partition, said))
             answer.append((name, some))
-        return answer
+        items = sum(1 + len(some) for _, some in answer)
+        size = OFFSET_BYTES * items + sum(len(name) for name, _ in answer)
+        return Said(size, items, partial(messages.listed_offsets, head, answer))
 
     async def _offset(self, key: Key, ts_ms: int) -> OffsetSaid:
         # A client that has just been told of a commit must not get an older head.

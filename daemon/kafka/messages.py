@@ -7,11 +7,11 @@ partition that is named twice is asked for once, except in a Produce.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from daemon.kafka.wire import SERVED, KafkaRequest, WireReader
+from daemon.kafka.wire import KafkaRequest, ServedVersions, WireReader, WireWriter
 
 NO_OPERATIONS = -(1 << 31)
 
@@ -19,22 +19,25 @@ NO_OPERATIONS = -(1 << 31)
 # ApiVersions
 
 
-def api_versions(asked: KafkaRequest, error: int = 0) -> bytearray:
-    """The keys and versions that are served."""
-    answer = asked.answer()
+def api_versions(
+    asked: KafkaRequest, served: Mapping[int, ServedVersions], error: int = 0
+) -> bytearray:
+    """The keys and versions that are served. The head never has tags: who asks does not know yet
+    which versions there are."""
+    answer = WireWriter(flexible=asked.body.flexible)
+    answer.int32(asked.correlation)
     answer.int16(error)
 
-    def one(key: int) -> None:
+    def one(each: tuple[int, ServedVersions]) -> None:
+        key, versions = each
         answer.int16(key)
-        answer.int16(SERVED[key].said_from)
-        answer.int16(SERVED[key].to)
-        answer.tags()
+        answer.int16(versions.oldest if versions.told_from is None else versions.told_from)
+        answer.int16(versions.newest)
 
-    answer.array(SERVED, one)
+    answer.structs(served.items(), one)
     if asked.version >= 1:
-        answer.int32(0)  # throttled for
-    answer.tags()
-    return answer.data
+        answer.int32(asked.throttle_ms)
+    return answer.end()
 
 
 # Metadata
@@ -73,11 +76,9 @@ def read_metadata(asked: KafkaRequest) -> MetadataAsked:
 
     def topic(reader: WireReader) -> tuple[str | None, UUID]:
         topic_id = UUID(bytes=reader.take(16)) if version >= 10 else NO_ID
-        name = reader.string()
-        reader.tags()
-        return name, topic_id
+        return reader.string(), topic_id
 
-    topics = body.array(topic)
+    topics = body.structs(topic)
     if version == 0 and not topics:
         topics = None
     if topics is not None:
@@ -89,7 +90,7 @@ def metadata(
     asked: KafkaRequest, brokers: Sequence[Broker], cluster: str, topics: Iterable[TopicSaid]
 ) -> bytearray:
     """The answer that names brokers and topics."""
-    version, answer = asked.version, asked.answer()
+    version, answer = asked.version, asked.throttled(3)
     nodes = [broker.node for broker in brokers]
 
     def broker(each: Broker) -> None:
@@ -98,7 +99,6 @@ def metadata(
         answer.int32(each.port)
         if version >= 1:
             answer.string(None)  # rack
-        answer.tags()
 
     def partition(numbered: tuple[int, int]) -> None:
         number, leader = numbered
@@ -111,7 +111,6 @@ def metadata(
         answer.array([leader], answer.int32)  # in sync
         if version >= 5:
             answer.array([], answer.int32)
-        answer.tags()
 
     def topic(each: TopicSaid) -> None:
         answer.int16(each.error)
@@ -120,25 +119,21 @@ def metadata(
             answer.data += each.id.bytes
         if version >= 1:
             answer.int8(0)
-        answer.array(enumerate(each.leaders), partition)
+        answer.structs(enumerate(each.leaders), partition)
         if version >= 8:
             answer.int32(NO_OPERATIONS)
-        answer.tags()
 
-    if version >= 3:
-        answer.int32(0)
-    answer.array(brokers, broker)
+    answer.structs(brokers, broker)
     if version >= 2:
         answer.string(cluster)
     if version >= 1:
         answer.int32(nodes[0])  # the controller
-    answer.array(topics, topic)
+    answer.structs(topics, topic)
     if 8 <= version <= 10:
         answer.int32(NO_OPERATIONS)
     if version >= 13:
         answer.int16(0)
-    answer.tags()
-    return answer.data
+    return answer.end()
 
 
 # Produce
@@ -205,7 +200,7 @@ def produced(
         answer.tags()
 
     answer.array(topics, topic)
-    answer.int32(0)
+    answer.int32(asked.throttle_ms)
     answer.tags()
     return answer.data
 
@@ -220,13 +215,11 @@ def read_init_producer_id(asked: KafkaRequest) -> str | None:
 
 def init_producer_id(asked: KafkaRequest, error: int, producer_id: int) -> bytearray:
     """A new producer has the epoch 0."""
-    answer = asked.answer()
-    answer.int32(0)
+    answer = asked.throttled()
     answer.int16(error)
     answer.int64(-1 if error else producer_id)
     answer.int16(-1 if error else 0)
-    answer.tags()
-    return answer.data
+    return answer.end()
 
 
 # ListOffsets
@@ -243,21 +236,13 @@ def read_list_offsets(asked: KafkaRequest) -> OffsetsAsked:
         number = reader.int32()
         if version >= 4:
             reader.int32()
-        time = reader.int64()
-        reader.tags()
-        return number, time
-
-    def topic(reader: WireReader) -> tuple[str, list[tuple[int, int]]]:
-        name = reader.name()
-        partitions = reader.array(partition) or []
-        reader.tags()
-        return name, partitions
+        return number, reader.int64()
 
     body.int32()  # replica
     if version >= 2:
         body.int8()  # isolation
     once: dict[str, dict[int, int]] = {}
-    for name, places in body.array(topic) or ():
+    for name, places in body.topics(partition) or ():
         known = once.setdefault(name, {})
         for number, time in places:
             known.setdefault(number, time)
@@ -276,7 +261,7 @@ def listed_offsets(
     asked: KafkaRequest, topics: Iterable[tuple[str, list[tuple[int, OffsetSaid]]]]
 ) -> bytearray:
     """The answer with an offset of each partition."""
-    version, answer = asked.version, asked.answer()
+    version, answer = asked.version, asked.throttled(2)
 
     def partition(numbered: tuple[int, OffsetSaid]) -> None:
         number, each = numbered
@@ -286,18 +271,9 @@ def listed_offsets(
         answer.int64(each.offset)
         if version >= 4:
             answer.int32(-1)
-        answer.tags()
 
-    def topic(named: tuple[str, list[tuple[int, OffsetSaid]]]) -> None:
-        answer.string(named[0])
-        answer.array(named[1], partition)
-        answer.tags()
-
-    if version >= 2:
-        answer.int32(0)
-    answer.array(topics, topic)
-    answer.tags()
-    return answer.data
+    answer.topics(topics, partition)
+    return answer.end()
 
 
 # Fetch
@@ -352,16 +328,12 @@ def read_fetch(asked: KafkaRequest) -> FetchAsked:
             reader.int32()
         if version >= 5:
             reader.int64()
-        bytes_max = reader.int32()
-        reader.tags()
-        return FetchPlace(number, offset, bytes_max)
+        return FetchPlace(number, offset, reader.int32())
 
     def topic(reader: WireReader) -> FetchTopic:
         topic_id = UUID(bytes=reader.take(16)) if version >= 13 else NO_ID
         name = None if version >= 13 else reader.name()
-        places = reader.array(place) or []
-        reader.tags()
-        return FetchTopic(name, topic_id, places)
+        return FetchTopic(name, topic_id, reader.structs(place) or [])
 
     if version <= 14:
         body.int32()  # replica
@@ -372,7 +344,7 @@ def read_fetch(asked: KafkaRequest) -> FetchAsked:
         session_id = body.int32()
         body.int32()
     once: dict[tuple[str | None, UUID], dict[int, FetchPlace]] = {}
-    for name, topic_id, places in body.array(topic) or ():
+    for name, topic_id, places in body.structs(topic) or ():
         known = once.setdefault((name, topic_id), {})
         for each in places:
             known.setdefault(each.partition, each)
@@ -384,7 +356,7 @@ def fetched(
     asked: KafkaRequest, error: int, topics: Iterable[tuple[FetchTopic, list[FetchedPartition]]]
 ) -> bytearray:
     """Session id 0: there are no sessions, so each request names all its partitions."""
-    version, answer = asked.version, asked.answer()
+    version, answer = asked.version, asked.throttled()
 
     def partition(each: FetchedPartition) -> None:
         answer.int32(each.partition)
@@ -397,20 +369,16 @@ def fetched(
         if version >= 11:
             answer.int32(-1)
         answer.blob(each.records)
-        answer.tags()
 
     def topic(read: tuple[FetchTopic, list[FetchedPartition]]) -> None:
         if version >= 13:
             answer.data += read[0].id.bytes
         else:
             answer.string(read[0].name)
-        answer.array(read[1], partition)
-        answer.tags()
+        answer.structs(read[1], partition)
 
-    answer.int32(0)
     if version >= 7:
         answer.int16(error)
         answer.int32(0)
-    answer.array(topics, topic)
-    answer.tags()
-    return answer.data
+    answer.structs(topics, topic)
+    return answer.end()

@@ -1,4 +1,4 @@
-"""Kafka's wire format: the primitives of requests and answers, and the heads of both.
+"""Kafka's wire format: the primitives of requests and answers, and the heads of answers.
 
 A *flexible* version has lengths as varints, one more than they are, and tagged fields at the end of
 each structure. ``WireReader`` and ``WireWriter`` know which form they have, so a message is one
@@ -9,65 +9,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 TAGS_MAX = 64  # of a request; clients send one or two
 ITEMS_MAX = 10_000  # topics and partitions of a request
 
 
-class Key:
-    """The requests that are answered."""
-
-    PRODUCE: Final = 0
-    FETCH: Final = 1
-    LIST_OFFSETS: Final = 2
-    METADATA: Final = 3
-    OFFSET_COMMIT: Final = 8
-    OFFSET_FETCH: Final = 9
-    FIND_COORDINATOR: Final = 10
-    JOIN_GROUP: Final = 11
-    HEARTBEAT: Final = 12
-    LEAVE_GROUP: Final = 13
-    SYNC_GROUP: Final = 14
-    DESCRIBE_GROUPS: Final = 15
-    LIST_GROUPS: Final = 16
-    API_VERSIONS: Final = 18
-    INIT_PRODUCER_ID: Final = 22
-    DELETE_GROUPS: Final = 42
-
-
 class ServedVersions(NamedTuple):
-    """The versions of a request: what is said, what is served, and from which on it is flexible.
+    """The oldest and the newest version that are served of a request, and from which on they are
+    flexible. ``told_from``: the oldest one that clients are told of, if it is another."""
 
-    librdkafka before 2.11.1 sends gzip, snappy and lz4 uncompressed to a broker whose oldest
-    Produce is not 0, so 0 is said.
-    """
-
-    said_from: int
-    served_from: int
-    to: int
+    oldest: int
+    newest: int
     flexible_from: int
+    told_from: int | None = None
 
 
-SERVED: dict[int, ServedVersions] = {
-    Key.PRODUCE: ServedVersions(0, 3, 11, 9),
-    Key.FETCH: ServedVersions(4, 4, 17, 12),
-    Key.LIST_OFFSETS: ServedVersions(1, 1, 9, 6),
-    Key.METADATA: ServedVersions(0, 0, 13, 9),
-    Key.OFFSET_COMMIT: ServedVersions(2, 2, 9, 8),
-    Key.OFFSET_FETCH: ServedVersions(1, 1, 9, 6),
-    Key.FIND_COORDINATOR: ServedVersions(0, 0, 6, 3),
-    Key.JOIN_GROUP: ServedVersions(0, 0, 9, 6),
-    Key.HEARTBEAT: ServedVersions(0, 0, 4, 4),
-    Key.LEAVE_GROUP: ServedVersions(0, 0, 5, 4),
-    Key.SYNC_GROUP: ServedVersions(0, 0, 5, 4),
-    Key.DESCRIBE_GROUPS: ServedVersions(0, 0, 6, 5),
-    Key.LIST_GROUPS: ServedVersions(0, 0, 5, 3),
-    Key.API_VERSIONS: ServedVersions(0, 0, 4, 3),
-    Key.INIT_PRODUCER_ID: ServedVersions(0, 0, 5, 2),
-    Key.DELETE_GROUPS: ServedVersions(0, 0, 2, 2),
-}
+NEVER_FLEXIBLE = 1 << 15
 
 
 class Malformed(ValueError):
@@ -161,6 +120,20 @@ class WireReader:
             )
         return [each(self) for _ in range(count)]
 
+    def structs(self, each: Callable[[WireReader], T]) -> list[T] | None:
+        """An array of structures, or null. ``each`` reads the fields of one, without its tags."""
+
+        def tagged(reader: WireReader) -> T:
+            found = each(reader)
+            reader.tags()
+            return found
+
+        return self.array(tagged)
+
+    def topics(self, each: Callable[[WireReader], T]) -> list[tuple[str, list[T]]] | None:
+        """Topics by their names, or null. ``each`` reads what is asked of a partition."""
+        return self.structs(lambda reader: (reader.name(), reader.structs(each) or []))
+
     def tags(self) -> None:
         """Passes over tagged fields: none of them means anything here."""
         if self.flexible:
@@ -227,52 +200,68 @@ class WireWriter:
         for element in elements:
             each(element)
 
+    def structs(self, elements: Iterable[T], each: Callable[[T], None]) -> None:
+        """An array of structures. ``each`` writes the fields of one, without its tags."""
+
+        def tagged(element: T) -> None:
+            each(element)
+            self.tags()
+
+        self.array(elements, tagged)
+
+    def topics(self, topics: Iterable[tuple[str, Iterable[T]]], each: Callable[[T], None]) -> None:
+        """Topics by their names. ``each`` writes what is said of a partition."""
+
+        def topic(named: tuple[str, Iterable[T]]) -> None:
+            self.string(named[0])
+            self.structs(named[1], each)
+
+        self.structs(topics, topic)
+
     def tags(self) -> None:
         """No tagged fields."""
         if self._flexible:
             self.data.append(0)
 
+    def end(self) -> bytearray:
+        """The whole answer."""
+        self.tags()
+        return self.data
+
 
 class KafkaRequest(NamedTuple):
-    """A request whose head was read; ``body`` is at its first field."""
+    """A request whose head was read; ``body`` is at its first field. Its answer says that the
+    client is to be silent for ``throttle_ms``, and names shards at the ``host`` at which it has
+    reached this one."""
 
     key: int
     version: int
     correlation: int
     body: WireReader
     client_id: str | None = None
+    throttle_ms: int = 0
+    host: str = ""
 
-    def is_served(self) -> bool:
-        """Whether its version is one that is answered."""
-        served = SERVED.get(self.key)
-        return served is not None and served.served_from <= self.version <= served.to
-
-    def head(self) -> KafkaRequest:
+    def head(self, throttle_ms: int = 0, host: str = "") -> KafkaRequest:
         """What its answer needs of it."""
-        return self._replace(body=WireReader(b"", flexible=self.body.flexible))
+        body = WireReader(b"", flexible=self.body.flexible)
+        return KafkaRequest(
+            self.key, self.version, self.correlation, body, self.client_id, throttle_ms, host
+        )
 
     def answer(self) -> WireWriter:
-        """An answer with its head. That of ApiVersions never has tags: who asks does not know yet
-        which versions there are."""
+        """An answer with its head."""
         writer = WireWriter(flexible=self.body.flexible)
         writer.int32(self.correlation)
-        if self.key != Key.API_VERSIONS:
-            writer.tags()
+        writer.tags()
         return writer
 
-
-def read_request(frame: bytes, items_max: int = ITEMS_MAX) -> KafkaRequest:
-    """The head of a request, without its length; its body has at most ``items_max``
-    topics and partitions. Raises Malformed."""
-    reader = WireReader(frame, items_max=items_max)
-    key, version, correlation = reader.int16(), reader.int16(), reader.int32()
-    served = SERVED.get(key)
-    client_id = None
-    if served is not None and served.served_from <= version <= served.to:
-        client_id = reader.string()  # which is never compact
-        reader.flexible = version >= served.flexible_from
-        reader.tags()
-    return KafkaRequest(key, version, correlation, reader, client_id)
+    def throttled(self, from_version: int = 0) -> WireWriter:
+        """An answer that begins with how long its client is to be silent, from a version on."""
+        writer = self.answer()
+        if self.version >= from_version:
+            writer.int32(self.throttle_ms)
+        return writer
 
 
 def _text(data: bytes) -> str:

@@ -5,6 +5,7 @@ const byId = (id) => document.getElementById(id);
 const STORED = "headgate-token";
 const HISTORY = 120; // events, two minutes
 const AGAIN_MS = 1000;
+const SILENCE_MS = 5000; // an event comes each second
 
 // Elements
 
@@ -322,6 +323,20 @@ function showOverview(seen) {
 
 let paused = false;
 let under = new AbortController();
+let silence = 0; // the timer of an answer that does not come
+
+function heard() {
+  clearTimeout(silence);
+  silence = setTimeout(() => {
+    showNoAnswer();
+    again();
+  }, SILENCE_MS);
+}
+
+function showNoAnswer() {
+  show("state", "NO ANSWER", true);
+  note([`no answer from ${location.host}; trying again`]);
+}
 
 async function refusal(answer) {
   try {
@@ -347,6 +362,7 @@ async function showStandby(headers) {
 }
 
 async function follow() {
+  heard();
   const token = sessionStorage.getItem(STORED);
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const answer = await fetch("v0/status/watch", { headers, signal: under.signal, cache: "no-store" });
@@ -362,6 +378,7 @@ async function follow() {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
+    heard();
     const { value, done } = await reader.read();
     if (done) return;
     const events = (text + value).split("\n\n");
@@ -381,10 +398,9 @@ async function run() {
       try {
         await follow();
       } catch (error) {
-        if (error.name !== "AbortError") {
-          show("state", "NO ANSWER", true);
-          note([`no answer from ${location.host}; trying again`]);
-        }
+        if (error.name !== "AbortError") showNoAnswer();
+      } finally {
+        clearTimeout(silence);
       }
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));

@@ -6,7 +6,6 @@ import contextlib
 import socket
 from pathlib import Path
 
-from daemon.access.access import Access
 from daemon.api import openapi
 from daemon.api.application import Api
 from daemon.api.figures.status import StatusBuilder
@@ -33,7 +32,7 @@ from daemon.process import open_files
 from daemon.process.delivery_side import DeliverySide
 from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
-from daemon.tls.certificate import Certificate, CertificateError, Pair, files_of
+from daemon.tls.certificate import Certificate, CertificateError, files_of
 from delivery.push.secrets import SecretsFile
 from shards.alarms import AlarmKind
 from shards.clock import monotonic_ns
@@ -42,16 +41,15 @@ from shards.clock import monotonic_ns
 class ApiSide:
     """What answers the requests of one shard's clients."""
 
-    def __init__(
-        self,
-        opened: Opened,
-        write: WriteSide,
-        delivery: DeliverySide,
-        access: Access,
-        tls_pair: Pair | None,
-    ) -> None:
+    def __init__(self, opened: Opened, write: WriteSide, delivery: DeliverySide) -> None:
         config, segment, ledger = opened.config, opened.segment, opened.ledger
-        self._access, self._alarms = access, opened.alarms
+        inheritance = opened.inheritance
+        self._listener = socket.socket(fileno=inheritance.listen_fd)
+        self._admin_listener = socket.socket(fileno=inheritance.admin_fd)
+        tls_fd = inheritance.tls_fd
+        self._tls_listener = None if tls_fd is None else socket.socket(fileno=tls_fd)
+        self._access = access = opened.access
+        self._alarms = opened.alarms
         self._told = ""  # why the tokens cannot be read
         self._limits = open_files.fitted(http_limits(config), open_files.limit(), config.shards)
         self._guard = guard_of(config)
@@ -59,7 +57,7 @@ class ApiSide:
         self.admin = AdminRoutes(segment, opened.shard, opened.bells, write.leases, ledger, config)
         directory = SubscriptionDirectory(segment, ledger, write.topics)
         files = files_of(config)
-        self._certificate = None if files is None else Certificate(files, tls_pair)
+        self._certificate = None if files is None else Certificate(files, inheritance.tls_pair)
         status = StatusBuilder(segment, config, self._certificate)
         daemon = DaemonRoutes(status, ledger, openapi.served)
         self._overviews = OverviewRoutes(daemon, status, ledger)
@@ -100,10 +98,11 @@ class ApiSide:
             objects=write.objects,
         )
 
-    def follow_files(self) -> None:
+    def follow_files(self) -> bool:
         """Ends what is under way for tokens that were revoked or have expired, and takes another
-        certificate for the handshakes to come."""
-        if self.api.follow_tokens():
+        certificate for the handshakes to come. Returns whether any rights are over."""
+        has_ended = self.api.follow_tokens()
+        if has_ended:
             self.server.end_revoked()
         problem = self._access.problem
         if problem != self._told:
@@ -115,20 +114,20 @@ class ApiSide:
             with contextlib.suppress(CertificateError):  # the supervisor says so
                 if self._certificate.look():
                     self.server.serve_certificate(self._certificate.in_force)
+        return has_ended
 
     def drain(self) -> None:
         """Ends streams of the status, and answers what was asked."""
         self._overviews.close()
         self.server.drain()
 
-    async def start(
-        self,
-        listener: socket.socket,
-        admin_listener: socket.socket,
-        tls_listener: socket.socket | None,
-    ) -> None:
-        """Serves on all, which listen already."""
-        await self.server.start(self.api, "", 0, self._limits, sock=listener, guard=self._guard)
-        await self.server.listen_on(admin_listener)
-        if tls_listener is not None and self._certificate is not None:
-            await self.server.listen_by_tls(tls_listener, self._certificate.in_force)
+    async def start(self) -> None:
+        """Serves on all listeners, which listen already."""
+        await self.server.start(
+            self.api, "", 0, self._limits, sock=self._listener, guard=self._guard
+        )
+        await self.server.listen_on(self._admin_listener)
+        if self._certificate is not None:
+            self.server.serve_certificate(self._certificate.in_force)
+        if self._tls_listener is not None:
+            await self.server.listen_by_tls(self._tls_listener)

@@ -30,11 +30,10 @@ from delivery.pipes.client import Pipes
 from delivery.pipes.server import PipeServer
 from delivery.push.posts.addresses import AllowList
 from delivery.push.posts.client import PushClient
-from delivery.push.rates.learned import LearnedRates
-from delivery.push.rates.limiter import LimiterSettings
-from delivery.push.runtime import PushSenders
+from delivery.push.rates.limiter import LearnedRates, LimiterSettings
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
+from delivery.push.senders import PushSenders
 from delivery.reading.diff import DiffReader
 from delivery.reading.followed import FollowedPartitions
 from delivery.reading.lake import LakeReader
@@ -43,7 +42,7 @@ from delivery.reading.partition import PartitionReader
 from delivery.reading.stored import StoredReader
 from delivery.reading.tail import TailReader
 from delivery.ready import Kind, Turn
-from delivery.routers.runtime import PAGE_BYTES_MAX, Routers
+from delivery.routers.shard_routers import PAGE_BYTES_MAX, Routers
 from delivery.scheduler.recency import Recency
 from delivery.scheduler.scheduler import BandedReadySet
 from delivery.scheduler.settings import TopicPriorities
@@ -52,7 +51,6 @@ from delivery.subscriptions.owners import Owners, PipedRequests
 from delivery.subscriptions.runtime import Subscriptions
 from delivery.subscriptions.shown.inspection import OwnerClocks
 from delivery.tasks import Tasks
-from delivery.tokens import TokensInForce
 from delivery.watch.hub import WatchHub
 from ledger import topics
 from ledger.types import Commit, Topic
@@ -77,12 +75,11 @@ class DeliverySide:
         self,
         opened: Opened,
         write: WriteSide,
-        pipe_token: str,
-        tokens: TokensInForce,
         failed: Callable[[Exception], None],
         ended: Callable[[], None],
     ) -> None:
         config, segment, shard, ledger = opened.config, opened.segment, opened.shard, opened.ledger
+        self._listener = socket.socket(fileno=opened.inheritance.pipe_fd)
         self._words = opened.words
         self._failed = failed
         self._coalesce_ns = 0
@@ -122,7 +119,8 @@ class DeliverySide:
         self._routers = Routers(
             shard, segment.layout.shards, self.partitions, ledger, write.copies,
             router_board(segment), self.dispatcher.dirty, self._settings, monotonic_ns,
-            self.priorities.learn, failed, min(PAGE_BYTES_MAX, config.ring_bytes // 64), tokens,
+            self.priorities.learn, failed, min(PAGE_BYTES_MAX, config.ring_bytes // 64),
+            opened.access,
         )  # fmt: skip
         self.flush.add(self._routers)
         self._routers_gate = RoutersGate(
@@ -138,7 +136,7 @@ class DeliverySide:
             write.may_deliver, self._consumed, self.changes, failed, lambda: self.senders,
         )  # fmt: skip
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
-        names = [pipe_name(pipe_token, each) for each in range(config.shards)]
+        names = [pipe_name(opened.inheritance.pipe_token, each) for each in range(config.shards)]
         self._pipes = Pipes(names, buffers, frame_bytes_max)
         self._piped_requests = PipedRequests(self._subscriptions)
         self._pipe_server = PipeServer(self._piped_requests, buffers, frame_bytes_max)
@@ -152,10 +150,10 @@ class DeliverySide:
                 QueuedBudget(QUEUED_BYTES_MAX), EndpointHolds(segment), monotonic_ns, wall_ms,
                 write.may_deliver, failed,
             ),
-            tokens,
+            opened.access,
         )  # fmt: skip
 
-    async def start(self, loop: asyncio.AbstractEventLoop, pipe_listener: socket.socket) -> None:
+    async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins, in the shard's loop."""
         servers = {
             Kind.WATCH: self._watch,
@@ -163,7 +161,7 @@ class DeliverySide:
             Kind.CONSUME: self._subscriptions.serve,
         }
         self.dispatcher.start(loop, servers, self._failed)
-        await self._pipe_server.start(pipe_listener)
+        await self._pipe_server.start(self._listener)
         self.flush.start()
 
     def take(self, commit: Commit) -> None:

@@ -117,7 +117,7 @@ class Ground:
             alive_fd=self._alive_read,
             ticket_key=self._ticket_key,
             config=config,
-            tls_fd=None if certificate is None else listeners.tls[shard].fileno(),
+            tls_fd=listeners.tls[shard].fileno() if listeners.tls else None,
             tls_pair=None if certificate is None else certificate.in_force.pair,
             chaos=self._chaos,
             kafka=listeners.kafka_of(shard),

@@ -1,4 +1,5 @@
-"""What a shard process has open: memory, locks, the ledger twice, the store, and their threads.
+"""What a shard process has open: memory, locks, the ledger twice, the store, and their threads; and
+who may do what.
 
 All other parts of the shard are made from it, and end before it does.
 """
@@ -9,8 +10,11 @@ import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from daemon.access.access import Access, read_before
+from daemon.access.allowance import Allowances
 from daemon.access.audit import AuditLog
 from daemon.memory import READERS_AT_ONCE
 from daemon.process.inherit import Inheritance
@@ -20,6 +24,7 @@ from ledger.ledger import Ledger
 from shards import layout as at
 from shards import locks
 from shards.alarms import AlarmBoard
+from shards.boards.namecounts import TOKENS, NameCounts, NameKind, Tally
 from shards.clock import monotonic_ns
 from shards.doorbell import Doorbells
 from shards.locks import LockFile, SharedLock
@@ -30,10 +35,11 @@ from uploader.stores.base import ObjectStore
 
 class Opened:
     """Of one process. ``commit_ledger`` is for the threads of the uploads, ``ledger`` for all
-    else; ``threads`` read the store."""
+    else; ``threads`` read the store. The sockets that it inherits are of the sides that serve."""
 
     def __init__(self, inheritance: Inheritance) -> None:
         config = inheritance.config
+        self.inheritance = inheritance
         self.config, self.shard = config, inheritance.shard
         self.segment = Segment.attach(inheritance.segment_fd, inheritance.layout)
         self.segment.map_ring(self.shard)
@@ -72,6 +78,23 @@ class Opened:
         )
         self.alarms = AlarmBoard(self.segment, self.shard)
         self.alarms.clear_all()  # those of the previous process
+        self.token_counts = self.counts_of(TOKENS)
+        self.access = Access(
+            None if config.auth_file is None else Path(config.auth_file),
+            ticket_key=bytes.fromhex(inheritance.ticket_key),
+            allowances=Allowances(self.segment, self.shard, config.limits),
+            audit=self.audit if self.shard == 0 else None,
+            tally_of=self.token_counts.tally_of,
+            read_before=read_before(config, writes=self.shard == 0, stands_in=True),
+        )
+
+    def counts_of(self, names: NameKind[Tally]) -> NameCounts[Tally]:
+        """Counts by name of this shard."""
+        return NameCounts(
+            names, self.segment, self.shard,
+            partial(self.lock_file.try_lock, locks.NAME_SLOTS),
+            partial(self.lock_file.unlock, locks.NAME_SLOTS),
+        )  # fmt: skip
 
     def open_ledger(self) -> Ledger:
         """One more connection to the ledger, which the caller closes."""

@@ -144,7 +144,7 @@ def _run(
         owner_log = OwnerLog(store, this_owner(config.data_dir), sleep_s)
         listeners = open_listeners(config.listen_host, config.listen_port, config.shards)
         tls_listeners: list[socket.socket] = []
-        if certificate is not None:
+        if config.tls_listen is not None:
             tls_listeners = open_listeners(
                 config.tls_host, config.tls_port, config.shards, "tls_listen"
             )
@@ -213,10 +213,11 @@ def _run(
                 " streams_max", open_files.limit(), files,
             )  # fmt: skip
         log.info("store %s, data directory %s", config.store_url, config.data_dir)
-        if certificate is not None:
+        if certificate is not None and tls_listeners:
             log.info("TLS on https://%s for %s", address_of(tls_listeners[0]), certificate.in_force)
         if kafka[0]:
-            log.info("Kafka's protocol on %s", address_of(kafka[0][0]))
+            how = "" if certificate is None else f" by TLS for {certificate.in_force}"
+            log.info("Kafka's protocol on %s%s", address_of(kafka[0][0]), how)
         if config.insecure_open and config.auth_file is None:
             log.warning(
                 "insecure_open is on: every client that reaches %s may read, write and delete"

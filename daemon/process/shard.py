@@ -6,7 +6,8 @@ backlog of its group. After records were published it looks at its group, but on
 can matter. Disk and network I/O is in threads: uploaders, one ledger thread, readers of the store.
 
 This module says when each part takes its steps, and decides nothing. The parts are wired in
-``write_side.py``, ``delivery_side.py`` and ``api_side.py``, from what ``opened.py`` opens.
+``write_side.py``, ``delivery_side.py``, ``api_side.py`` and ``kafka_side.py``, from what
+``opened.py`` opens.
 ``shards/layout.py`` says who may write what.
 """
 
@@ -20,16 +21,11 @@ import importlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 
 import uvloop
 
-from daemon.access.access import Access, read_before
-from daemon.access.allowance import Allowances
 from daemon.governor.board import pressure_of
 from daemon.governor.memory import FreedMemory, be_killed_first
 from daemon.governor.shard_sensors import ShardSensors
@@ -46,8 +42,6 @@ from delivery.dispatch import SLICE_NS
 from ledger.errors import LedgerError
 from ledger.types import Commit
 from shards import layout as at
-from shards import locks
-from shards.boards.namecounts import TOKENS, NameCounts
 from shards.clock import monotonic_ns, process_cpu_ns
 from uploader.groups.adopt import adopt_orphans
 from uploader.groups.upload_turn import NEVER
@@ -92,9 +86,6 @@ class Shard:
     """The parts of one shard, and the steps that they take in its loop."""
 
     def __init__(self, inheritance: Inheritance) -> None:
-        self._listener = socket.socket(fileno=inheritance.listen_fd)
-        self._admin_listener = socket.socket(fileno=inheritance.admin_fd)
-        self._pipe_listener = socket.socket(fileno=inheritance.pipe_fd)
         self._alive_fd = inheritance.alive_fd
         self._opened = opened = Opened(inheritance)
         self.shard, self.segment, self._bells = opened.shard, opened.segment, opened.bells
@@ -103,36 +94,16 @@ class Shard:
             opened, self._take, self._published, self._short_of_time, _end
         )
         self._feed, self._ring, self._pending = write.feed, write.ring, write.pending
-        auth_file = opened.config.auth_file
-        self._token_counts = NameCounts(
-            TOKENS, self.segment, self.shard,
-            partial(opened.lock_file.try_lock, locks.NAME_SLOTS),
-            partial(opened.lock_file.unlock, locks.NAME_SLOTS),
-        )  # fmt: skip
-        access = Access(
-            None if auth_file is None else Path(auth_file),
-            ticket_key=bytes.fromhex(inheritance.ticket_key),
-            allowances=Allowances(self.segment, self.shard, opened.config.limits),
-            audit=opened.audit if self.shard == 0 else None,
-            tally_of=self._token_counts.tally_of,
-            read_before=read_before(opened.config, writes=self.shard == 0, stands_in=True),
-        )
-        self._delivery = DeliverySide(opened, write, inheritance.pipe_token, access, _failed, _end)
-        self._tls_listener = (
-            None if inheritance.tls_fd is None else socket.socket(fileno=inheritance.tls_fd)
-        )
-        self._api = ApiSide(opened, write, self._delivery, access, inheritance.tls_pair)
+        self._delivery = DeliverySide(opened, write, _failed, _end)
+        self._api = ApiSide(opened, write, self._delivery)
         self._server = self._api.server
-        self._kafka_sockets = kafka = inheritance.kafka
         self._kafka = None
-        if kafka is not None:
-            from daemon.kafka.side import kafka_server  # no other shard loads it
+        if inheritance.kafka is not None:
+            from daemon.process.kafka_side import kafka_server  # no other shard loads it
 
             self._kafka = kafka_server(
-                opened.config, self.shard, kafka.ports, write.topics, self._ring, self._pending,
-                write.admission, self._delivery.partitions, self._delivery.reader.waiters,
-                self._published, self._short_of_time, opened.ledger, self._delivery.flush.write,
-                write.may_deliver,
+                opened, write, self._delivery, inheritance.kafka.ports,
+                self._published, self._short_of_time,
             )  # fmt: skip
         self._sensors = ShardSensors(
             self.segment, self.shard, self._delivery.dispatcher, write.leases,
@@ -158,10 +129,10 @@ class Shard:
         self._loop.add_signal_handler(signal.SIGTERM, self._do_nothing)
         self._loop.add_reader(self._alive_fd, self._orphaned)
         self._loop.add_reader(self._bells.fds[self.shard], self._rung)
-        await self._delivery.start(self._loop, self._pipe_listener)
-        await self._api.start(self._listener, self._admin_listener, self._tls_listener)
-        if self._kafka is not None and self._kafka_sockets is not None:
-            await self._kafka.start(self._kafka_sockets.fds)
+        await self._delivery.start(self._loop)
+        await self._api.start()
+        if self._kafka is not None and self._opened.inheritance.kafka is not None:
+            await self._kafka.start(self._opened.inheritance.kafka.fds, self._server.tls)
         self._heartbeat()
         self._words[self._base + at.S_READY] = 1
         self._rung()
@@ -187,10 +158,14 @@ class Shard:
         words[base + at.S_STREAMS] = len(self._server.streams)
         self._server.limit_memory(answers_bytes(int(words[at.G_BODIES_BYTES])))
         words[base + at.S_QUEUED] = self._write.admission.queued
+        if self._kafka is not None:
+            words[base + at.S_KAFKA_CONNECTIONS] = self._kafka.connections
+            words[base + at.S_KAFKA_GROUPS], words[base + at.S_KAFKA_MEMBERS] = self._kafka.groups
+            words[base + at.S_KAFKA_FAILURES] = self._kafka.failures
         self.segment.follow_epoch(self.shard)
         self._delivery.tick()
         self._write.topic_counts.store()
-        self._token_counts.store()
+        self._opened.token_counts.store()
         words[base + at.S_OWNS] = self._delivery.owned
         self._sensors.store(monotonic_ns())
         self._freed_memory.look(monotonic_ns())
@@ -198,7 +173,8 @@ class Shard:
         if level != self._log_level:
             self._log_level = level
             logs.set_level(logs.LEVELS[level])
-        self._api.follow_files()
+        if self._api.follow_files() and self._kafka is not None:
+            self._kafka.end_revoked()
         self._end_overdue()
         self._loop.call_later(HEARTBEAT_S, self._heartbeat)
 

@@ -167,8 +167,9 @@ async def _listen(
         await server.listen_too(_unblocked(each))
     await server.listen_on(_unblocked(listeners.admin.dup()))
     if certificate is not None:
+        server.serve_certificate(certificate.in_force)
         for each in listeners.tls:
-            await server.listen_by_tls(_unblocked(each.dup()), certificate.in_force)
+            await server.listen_by_tls(_unblocked(each.dup()))
 
 
 def _unblocked(listener: socket.socket) -> socket.socket:

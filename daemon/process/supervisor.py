@@ -39,10 +39,10 @@ from daemon.process.heartbeat import HeartbeatVerdict, Pulse
 from daemon.process.inherit import Ground
 from daemon.process.listeners import address_of
 from daemon.process.notify import Notifier
-from daemon.process.orphans import Orphans
 from daemon.process.push_balance import PushBalance, balancer_settings
 from daemon.process.starvation import Starvation
 from daemon.tls.certificate import Certificate, CertificateError
+from daemon.upkeep.group_lags import GroupLags
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
@@ -59,6 +59,7 @@ from shards.commitlog import CommitLog
 from shards.journal import FinishedJournal
 from shards.leases import LeaseTable
 from shards.locks import LockFile
+from uploader.groups.adopt import Orphans
 from uploader.groups.puller import GroupTable
 from uploader.ownership.ownerlog import OwnerLog, SealedLog
 from uploader.stores.counted import CountedPartedStore
@@ -110,6 +111,7 @@ class Supervisor:
         self._upkeep = UpkeepThread(
             self.segment, kept, lambda: self.config.retention_interval_ms, clocks,
             SecretsFile(Path(config.data_dir)), lambda: self._owner.told,
+            None if config.kafka_listen is None else GroupLags(self.segment, kept),
         )  # fmt: skip
         self._alarms = AlarmBoard(self.segment, config.shards)
         self._images = ImageThread(
@@ -127,7 +129,9 @@ class Supervisor:
         self._standing_log = StandingLog()
         self._state_log = StateLog(self.segment)
         self._gate = ProducersGate(
-            disks_of(config), Gate(gate_band(config), self._memory_short, self._memory_suffices)
+            disks_of(config),
+            Gate(gate_band(config), self._memory_short, self._memory_suffices),
+            self._accept_memory,
         )
         self._notify = notify or Notifier.take(os.environ, os.getpid())
         self.audit = AuditLog(None, "supervisor", 0, [0], 0)
@@ -427,6 +431,15 @@ class Supervisor:
             " (gate_resume_below)",
             monotonic_ns(),
         )
+
+    def _accept_memory(self, now_ns: int) -> None:
+        if more := self._governor.memory.grant(now_ns):
+            log.warning(
+                "%d MiB more stay in use though nothing waits to be stored: the daemon takes"
+                " requests with what its limit of memory leaves; give it more memory, or fewer"
+                " shards",
+                more >> 20,
+            )
 
     def _memory_suffices(self) -> None:
         self._alarms.clear(AlarmKind.MEMORY_SHORT)

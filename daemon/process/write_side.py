@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from daemon.intake.caps import CapTrackers
@@ -22,8 +21,7 @@ from daemon.process.opened import Opened
 from delivery.push.secrets import SecretsFile
 from ledger.types import Commit
 from shards import layout as at
-from shards import locks
-from shards.boards.namecounts import TOPICS, NameCounts
+from shards.boards.namecounts import TOPICS
 from shards.clock import boottime_ns, wall_ns
 from shards.commitlog import CommitLog
 from shards.leases import LeaseTable
@@ -57,11 +55,7 @@ class WriteSide:
         )  # fmt: skip
         self.leases = LeaseTable(opened.words, segment.layout)
         self.ring = RingWriter(segment, shard)
-        self.topic_counts = NameCounts(
-            TOPICS, segment, shard,
-            partial(opened.lock_file.try_lock, locks.NAME_SLOTS),
-            partial(opened.lock_file.unlock, locks.NAME_SLOTS),
-        )  # fmt: skip
+        self.topic_counts = opened.counts_of(TOPICS)
         self.pending = PendingRequests(
             segment, shard, self.topic_counts.tally_of, config.ack_timeout_ms * 1_000_000
         )

@@ -323,7 +323,8 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
             Meta(
                 min_length=1,
                 max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX,
-                description="a repeat within `dedupe_window_ms` is not stored again",
+                description="a repeat within `dedupe_window_ms` is not stored again, and other"
+                " records are refused",
             ),
         ]
         | None
@@ -402,6 +403,13 @@ class ProduceQuery(ProduceOptions, kw_only=True):
     """The query of a produce request; for a body that has no place for these."""
 
     create: Annotated[bool, Meta(description="false: 404 for a topic that does not exist")] = True
+    raw: Annotated[
+        bool,
+        Meta(
+            description="also without a value: one record, the body as it came; the rest is then as"
+            " in `HookQuery`"
+        ),
+    ] = False
     key: (
         Annotated[
             str,
@@ -510,10 +518,13 @@ class CursorSourceState(Struct, frozen=True):
         int | None,
         Meta(
             description="from the cursor to `size_bytes`; null if that is unknown, or was"
-            " told more than an hour ago and not reached"
+            " told more than an hour ago and not reached; and for sources in Kafka"
         ),
     ]
     told_ms: Annotated[int, Meta(description="when, epoch milliseconds")]
+    lag_records: Annotated[
+        int | None, Meta(description="the lag of a source in Kafka, whose positions are offsets")
+    ] = None
 
 
 class CursorState(Struct, frozen=True):

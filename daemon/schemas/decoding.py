@@ -80,7 +80,7 @@ def read_query(query: dict[str, str], type_: type[T], named: str = "parameter") 
             ) from error
         path = "." + error_place(error)[1].removeprefix(".").partition(".")[0]
         name = path[1:]
-        wanted = shapes.describe(shapes.type_at(inspect.type_info(type_), path))
+        wanted = shapes.describe(shapes.type_at(_described(cast(Hashable, type_)), path))
         raise invalid(
             f"{name} must be {_article(wanted.removesuffix(' or null'))}, got"
             f" {query.get(name, '')[:_SHOWN_CHARACTERS_MAX]!r}",
@@ -109,8 +109,14 @@ def read_headers(headers: dict[str, str], type_: type[T]) -> T:
 
 
 @lru_cache(None)
+def _described(type_: Hashable) -> inspect.Type:
+    """It takes a millisecond or more, as long as ten other refusals."""
+    return inspect.type_info(type_)
+
+
+@lru_cache(None)
 def _fields(type_: Hashable) -> dict[str, type[inspect.Type]]:
-    info = inspect.type_info(type_)
+    info = _described(type_)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: shapes.kind(field.type) for field in info.fields}
 
@@ -158,7 +164,7 @@ def _wrong_value(body: bytes, error: msgspec.ValidationError, type_: Any, hint: 
         return invalid(
             f"{where}{said.replace('missing required', 'misses the required')}{hint}", **detail
         )
-    wanted = shapes.type_at(inspect.type_info(type_), path)
+    wanted = shapes.type_at(_described(type_), path)
     is_object = shapes.kind(wanted) is inspect.StructType
     said = "a JSON object" if is_object else _article(shapes.describe(wanted))
     got = _got(body, path, sentence)

@@ -10,8 +10,10 @@ from msgspec.structs import fields
 from daemon.schemas.status import PushCounters
 from delivery.push.secrets import HEADERS_MAX
 from delivery.push.signatures import SIGNING_MAX
+from delivery.subscriptions.attempts import ATTEMPTS_MAX
 from ledger.delivery.push_settings import PushTarget
 from ledger.delivery.subscription_rules import SubscriptionRules
+from ledger.types import INTEGER_MAX
 
 TEST_BYTES_MAX = 64 << 10
 _MADE = ("headers", "signed", "secrets_count")  # of what a request says otherwise
@@ -110,6 +112,19 @@ class PushTestRequest(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = UNSET
     key: Annotated[str, Meta(max_length=1_024, description="of the record")] | None = None
+
+
+class AttemptsQuery(Struct, frozen=True):
+    """Which attempts to list."""
+
+    partition: (
+        Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="of messages in it")] | None
+    ) = None
+    seq: (
+        Annotated[int, Meta(ge=1, le=INTEGER_MAX, description="of messages with this offset")]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX, description="attempts in the answer")] = 100
 
 
 class ShownConfig(SubscriptionRules, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from daemon.schemas.bill import BillStatus, StoreStatus
+from daemon.schemas.kafka import KafkaGroupScaling, KafkaStatus
 from daemon.schemas.standby import StandbysStatus
 from shards import layout as at
 from shards.boards.figures import Family, RouterCounters, SubscriptionCounters, figure
@@ -141,7 +142,8 @@ class ImportScaling(Struct, frozen=True):
             " count in no lag"
         ),
     ]
-    lag_bytes: Annotated[int, figure("what is left of the other sources")]
+    lag_bytes: Annotated[int, figure("what is left of the other sources that are text")]
+    lag_records: Annotated[int, figure("what is left of those in Kafka, in offsets")]
     told_age_ms: Annotated[int | None, figure("how long ago the oldest of their sizes was told")]
 
 
@@ -162,6 +164,13 @@ class Scaling(Struct, frozen=True):
             " within a second"
         ),
     ] = None
+    kafka_groups: Annotated[
+        list[KafkaGroupScaling],
+        figure(
+            "consumer groups of Kafka's protocol, each in the topics that it has committed of; the"
+            " first 512"
+        ),
+    ] = []
 
 
 class SubscriptionFigures(SubscriptionCounters, frozen=True, kw_only=True):
@@ -565,5 +574,15 @@ class Status(Struct, frozen=True):
     shards: Annotated[list[ShardStatus], figure("", by="shard")]
     groups: Annotated[list[GroupStatus], figure("", by="group")]
     totals: Totals
-    certificate: Annotated[CertificateStatus | None, figure("null without `tls_listen`")] = None
+    certificate: Annotated[CertificateStatus | None, figure("null without `tls_certificate`")] = (
+        None
+    )
     standbys: Annotated[StandbysStatus, figure("")] = StandbysStatus()
+    imports: Annotated[
+        list[ImportScaling] | None,
+        figure(
+            "topics with imports that have not ended; null if the ledger did not answer"
+            " within a second"
+        ),
+    ] = None
+    kafka: Annotated[KafkaStatus | None, figure("null without `kafka_listen`")] = None

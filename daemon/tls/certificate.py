@@ -1,4 +1,4 @@
-"""The certificate that the TLS listener shows, its key, and the authorities of client certificates.
+"""The certificate that the TLS listeners show, its key, and the authorities of client certificates.
 
     read (the files) -> served (they are right for each other, and now) -> in force -> replaced
 
@@ -76,10 +76,10 @@ class CheckedPair(Struct, frozen=True):
 
 
 def files_of(config: Config) -> Files | None:
-    """Those of a daemon with this configuration; None if it has no TLS listener."""
-    if config.tls_listen is None:
+    """Those of a daemon with this configuration; None if it has no certificate."""
+    if config.tls_certificate is None:
         return None
-    assert config.tls_certificate is not None and config.tls_key is not None  # daemon/config checks
+    assert config.tls_key is not None  # daemon/config checks
     ca = config.tls_client_ca
     return Files(
         Path(config.tls_certificate), Path(config.tls_key), None if ca is None else Path(ca)

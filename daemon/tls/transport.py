@@ -98,7 +98,7 @@ class Secured(Protocol):
     def client_is(self, names: tuple[str, ...]) -> None: ...
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
     def data_received(self, data: bytes) -> None: ...
-    def eof_received(self) -> bool: ...
+    def eof_received(self) -> bool | None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
@@ -160,7 +160,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Without a close_notify before it. That a message is whole, HTTP says by itself."""
         if self._state == _SHAKING:
             return False
-        return self._connection.eof_received()
+        return bool(self._connection.eof_received())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._tls.end(self)
@@ -185,8 +185,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             return
         write = self._ssl.write
         size = write(data)
-        while size < len(data):
-            size += write(data[size:])
+        if size < len(data):  # a record has 16 KiB
+            left = memoryview(data)[size:]
+            while left:
+                left = left[write(left) :]
         self._send()
 
     def write_eof(self) -> None:

@@ -28,12 +28,12 @@ from compaction.access.operations import NOW
 from compaction.access.settings import LakeSettings
 from compaction.inputs.objects import ExtentBytes, TaskExtent, TaskObject, fetch
 from compaction.inputs.place import Place
-from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
+from compaction.parquet.writer import Syncs
 from compaction.run.backlog import topics_of
 from compaction.run.file_groups import TopicWork, write_file_group
-from compaction.run.lease import RunLease
 from compaction.run.report import RunReport
 from compaction.run.run import Run, new_run
+from compaction.run.run_lease import RunLease
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.prepare import prepare_tables
 from ledger import reads
@@ -144,9 +144,8 @@ class QuarantineRetry:
         work = TopicWork(table.topic_id, table.location, table.columns)
         try:
             result = write_file_group(
-                self._place, syncs, work, extents, (), run, secrets.randbelow(10**8), 0,
-                ZSTD_LEVEL, FILE_BYTES_MAX,
-            )  # fmt: skip
+                self._place, syncs, work, extents, (), run, secrets.randbelow(10**8), 0
+            )
             syncs.wait()
         finally:
             syncs.close()

@@ -2,7 +2,8 @@
 
 Every ``retention_interval_ms`` it looks at the topics with limits (``daemon/upkeep/retention.py``
 says which and by what time) and evicts in short transactions; where no topic has a limit that is
-one read of the ledger. Every ten seconds it clears results of commits that nobody asks for any
+one read of the ledger. Each second it goes on with the lags of Kafka's groups (``group_lags.py``).
+Every ten seconds it clears results of commits that nobody asks for any
 more, and removes rows of what was deleted (``ledger/space/leftovers.py``). Every ten minutes it
 raises the epoch in the names of new objects, and, where names of deleted objects wait for it, the
 epoch floor; then it removes secrets of push subscriptions that are gone.
@@ -19,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from daemon.intake.commit_feed import followed_and_live
+from daemon.upkeep.group_lags import GroupLags
 from daemon.upkeep.retention import CLOCK_NOTE, Noted, Schedule, judge, note_of, noted_of
 from delivery.push.secrets import SecretsFile, SecretsFileError
 from ledger import commits, dedupe, epochs, notes, topics
@@ -63,8 +65,10 @@ class UpkeepThread:
         now: Callable[[], Noted],
         secrets: SecretsFile,
         told: Callable[[], Mark],
+        lags: GroupLags | None = None,
     ) -> None:
-        """``told`` is up to where accepted entries of the owner's log have the ledger."""
+        """``told`` is up to where accepted entries of the owner's log have the ledger; ``lags``
+        tells those of Kafka's groups, if there may be any."""
         self._words = segment.words
         self._layout = segment.layout
         self._leases = LeaseTable(segment.words, segment.layout)
@@ -73,6 +77,7 @@ class UpkeepThread:
         self._now = now
         self._secrets = secrets
         self._told = told
+        self._lags = lags
         self._schedule = Schedule()
         self._alarms = AlarmBoard(segment, segment.layout.shards)
         self._aged: Aged | None = None
@@ -97,6 +102,8 @@ class UpkeepThread:
             try:
                 self.note_ages()
                 self.look_at_keys()
+                if self._lags is not None:
+                    self._lags.look()
                 if passed_ms >= self._interval_ms():
                     passed_ms = 0
                     self.round()

@@ -6,46 +6,53 @@
 
 The attributes of an event:
 
-    specversion, type         "1.0", "headgate.record"
+    specversion               "1.0"
+    type                      "headgate.record", or what the settings take it from (type_of)
     source                    /topics/NAME
     id                        names the record: the same in all attempts, see EventSource
     time                      the timestamp of the record
-    datacontenttype           application/json, or application/octet-stream for bytes
+    datacontenttype           application/json, or application/octet-stream for bytes. In the format
+                              binary it is the content type of the POST
     partition, seq, attempt   as for any consumer; seq is a string, as integers have 32 bits there
     key, tag, node, meta      of the record, if it has them; meta is JSON text
 
-JSON is written as text here, and not encoded, because the data of a record is JSON text already.
+``_attributes`` has them for all formats. The data of a record is JSON text already: it goes into a
+document as it is.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
-from json.encoder import encode_basestring as quoted
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.json import encode
 from msgspec.structs import force_setattr
 
+from delivery.filters import text_at
 from delivery.push.secrets import PushSecrets, SecretMissing, missing
 from delivery.push.signatures import signature_headers
 from delivery.subscriptions.consumers.handing import PushedMessage
 from ledger.delivery.push_settings import PushSettings
+from uploader.l0.records import Record
 
 TYPE = "headgate.record"
+TYPE_CHARACTERS_MAX = 1_024
 JSON = "application/json"
 BYTES = "application/octet-stream"
 STRUCTURED = "application/cloudevents+json; charset=utf-8"
 BATCH = "application/cloudevents-batch+json; charset=utf-8"
 
+Attributes = dict[str, object]  # of an event, by name
 PushRequest = tuple[dict[str, str], bytes]  # headers, body
 
 # What the HTTP binding of CloudEvents does not percent-encode: U+0021 to U+007E without " and %.
 _SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_control = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _unsafe = re.compile(r"[^!#$&-~]")
 
 
@@ -86,20 +93,21 @@ def request_of(
     why = missing(settings, secrets)
     if why:
         raise SecretMissing(why)
+    events = [_attributes(source, each, type_of(settings, each.record)) for each in messages]
     if settings.format == "batch":
-        body = f"[{','.join([_document(source, each) for each in messages])}]".encode()
+        pairs = zip(events, messages, strict=True)
+        body = encode([_document(event, each.record.data) for event, each in pairs])
         headers = {"content-type": BATCH}
         webhook_id = batch_id(source, messages)
     else:
-        (message,) = messages
-        webhook_id = source.id_of(message)
+        (message,), (event,) = messages, events
+        webhook_id, data = source.id_of(message), message.record.data
         if settings.format == "structured":
-            body = _document(source, message).encode()
+            body = encode(_document(event, data))
             headers = {"content-type": STRUCTURED}
         else:
-            data = message.record.data
             body = data.encode() if isinstance(data, str) else bytes(data)
-            headers = _attributes(source, message)
+            headers = _headers(event)
     if secrets is not None:
         for name in settings.headers:
             lower = name.lower()
@@ -107,6 +115,18 @@ def request_of(
         if settings.signed:
             headers.update(signature_headers(webhook_id, now_ms, body, secrets.signing))
     return headers, body
+
+
+def type_of(settings: PushSettings, record: Record) -> str:
+    """The type of a record's event. A text that cannot be one (CloudEvents 1.0.2, section 2.4 and
+    3.1), because it is empty or has control characters, or is longer than labels are, is none."""
+    if settings.type_from is None:
+        return TYPE
+    field = settings.type_field
+    found = record.tag if field is None else text_at(record.data, field)
+    if not found or len(found) > TYPE_CHARACTERS_MAX or _control.search(found):
+        return TYPE
+    return found
 
 
 def batch_id(source: EventSource, messages: Sequence[PushedMessage]) -> str:
@@ -120,51 +140,45 @@ def percent_encoded(value: str) -> str:
     return quote(value, safe=_SAFE) if _unsafe.search(value) else value
 
 
-def _attributes(source: EventSource, message: PushedMessage) -> dict[str, str]:
+def _attributes(source: EventSource, message: PushedMessage, type_: str) -> Attributes:
+    """The attributes of an event, for all formats and in the order in which they are sent. An
+    integer is one in JSON, too."""
     record = message.record
-    headers = {
-        "content-type": JSON if isinstance(record.data, str) else BYTES,
-        "ce-specversion": "1.0",
-        "ce-id": source.id_of(message),
-        "ce-source": source.source,
-        "ce-type": TYPE,
-        "ce-time": _time(message.ts),
-        "ce-partition": str(message.partition),
-        "ce-seq": str(message.seq),
-        "ce-attempt": str(message.attempt),
+    found: Attributes = {
+        "specversion": "1.0",
+        "id": source.id_of(message),
+        "source": source.source,
+        "type": type_,
+        "time": _time(message.ts),
+        "datacontenttype": JSON if isinstance(record.data, str) else BYTES,
+        "partition": message.partition,
+        "seq": str(message.seq),
+        "attempt": message.attempt,
     }
     if record.key is not None:
-        headers["ce-key"] = percent_encoded(record.key)
+        found["key"] = record.key
     if record.tag is not None:
-        headers["ce-tag"] = percent_encoded(record.tag)
+        found["tag"] = record.tag
     if record.node is not None:
-        headers["ce-node"] = percent_encoded(record.node)
+        found["node"] = record.node
     if record.meta is not None:
-        headers["ce-meta"] = percent_encoded(record.meta)
+        found["meta"] = record.meta
+    return found
+
+
+def _headers(attributes: Attributes) -> dict[str, str]:
+    headers = {"content-type": str(attributes.pop("datacontenttype"))}
+    for name, value in attributes.items():
+        headers[f"ce-{name}"] = percent_encoded(str(value))
     return headers
 
 
-def _document(source: EventSource, message: PushedMessage) -> str:
-    record = message.record
-    data = record.data
-    is_json = isinstance(data, str)
-    text = (
-        f'{{"specversion":"1.0","id":"{source.id_of(message)}","source":"{source.source}",'
-        f'"type":"{TYPE}","time":"{_time(message.ts)}",'
-        f'"datacontenttype":"{JSON if is_json else BYTES}","partition":{message.partition},'
-        f'"seq":"{message.seq}","attempt":{message.attempt}'
-    )
-    if record.key is not None:
-        text += f',"key":{quoted(record.key)}'
-    if record.tag is not None:
-        text += f',"tag":{quoted(record.tag)}'
-    if record.node is not None:
-        text += f',"node":{quoted(record.node)}'
-    if record.meta is not None:
-        text += f',"meta":{quoted(record.meta)}'
+def _document(attributes: Attributes, data: str | bytes) -> Attributes:
     if isinstance(data, str):
-        return f'{text},"data":{data}}}'
-    return f'{text},"data_base64":"{b64encode(data).decode()}"}}'
+        attributes["data"] = Raw(data)
+    else:
+        attributes["data_base64"] = data
+    return attributes
 
 
 def _time(ms: int) -> str:

@@ -4,7 +4,7 @@ An operator wants to see what the receiver says now, and a sender in slow mode w
 minute. So a test does not wait for the limiter's mode, but it keeps the limit: it begins no earlier
 than the maximum allows after the last attempt, and counts as an attempt, with what becomes of it.
 While one waits for its turn, the sender begins nothing else. A success ends the slow mode of all
-senders (``runtime.py``).
+senders (``senders.py``).
 
 Nothing that is secret is in an exchange: values of own headers are replaced, also where the
 receiver repeats them.
@@ -17,9 +17,8 @@ import asyncio
 from msgspec.structs import replace
 
 from delivery.push.events import request_of
-from delivery.push.hiding import HIDDEN
 from delivery.push.posts.answers import PushAnswer, PushVerdict
-from delivery.push.secrets import PushSecrets
+from delivery.push.secrets import HIDDEN, PushSecrets
 from delivery.push.sender import PushSender, SenderTools
 from delivery.subscriptions.consumers.handing import PushedMessage
 from delivery.subscriptions.requests import OwnerRefused, TryPush

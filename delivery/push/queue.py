@@ -150,6 +150,7 @@ class PushQueue(Generic[M]):
         self.messages = 0  # with those under way; ``bytes`` is their size
         self.bytes = 0
         self._rules = rules
+        self._order = rules.mode_facts.order
         self._runs: dict[RunName, MessageRun[M]] = {}
         self._ready: deque[MessageRun[M]] = deque()  # may be sent, and have messages
         self._ready_count = 0  # of these messages
@@ -182,10 +183,14 @@ class PushQueue(Generic[M]):
             self._change(run, RunEvent.CAME)
 
     def _name_of(self, message: M) -> RunName:
-        if self._rules.mode == "exclusive":
-            return message.place[0]
-        key = self._rules.key_of(message) if self._rules.mode == "key_shared" else None
-        return message.place if key is None else key
+        match self._order:
+            case "partition":
+                return message.place[0]
+            case "key":
+                key = self._rules.key_of(message)
+                return message.place if key is None else key
+            case "none":
+                return message.place
 
     def _change(self, run: MessageRun[M], event: RunEvent) -> None:
         """Something has become of a run: it may be sent, or is forgotten, or neither."""

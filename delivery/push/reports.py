@@ -9,13 +9,16 @@ before, the next one sends it again, and it is acknowledged without another POST
 what is sent again after it is meant to be delivered again. So is a resent message, whenever it
 comes: whoever remembers it cannot tell which delivery that was.
 
-Bounds: what is with the sender (``window_max``), and REMEMBERED_MAX messages more.
+Attempts are told once, for people to look at; nothing waits for them.
+
+Bounds: what is with the sender (``window_max``), REMEMBERED_MAX messages more, and ATTEMPTS_MAX.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -26,12 +29,13 @@ from delivery.subscriptions.requests import (
     Acknowledge,
     MessageRef,
     Nack,
+    NoteAttempts,
     OwnerRefused,
     OwnerRequest,
     PausePush,
 )
 from delivery.subscriptions.running import REFUSED_NAMED
-from delivery.subscriptions.schemas import Acknowledged
+from delivery.subscriptions.schemas import Acknowledged, PushAttempt
 from delivery.subscriptions.window.batches import Place
 from delivery.tasks import Tasks
 from ledger.errors import LedgerError
@@ -43,6 +47,7 @@ log = logging.getLogger("headgate.push")
 REPORT_MESSAGES = REFUSED_NAMED  # of one request: the answer names all that it refuses
 AGAIN_S = 0.2
 REMEMBERED_MAX = 10_000
+ATTEMPTS_MAX = 1_000  # that wait to be told: of one POST, if it is the largest
 
 
 class Failing(NamedTuple):
@@ -68,6 +73,7 @@ class SenderReports:
         self._acks: dict[Place, int] = {}  # with their epochs
         self._nacks: dict[Failing, list[PushedMessage]] = {}
         self._pause: PausePush | None = None
+        self._attempts: deque[PushAttempt] = deque(maxlen=ATTEMPTS_MAX)
         self._delivered: dict[Place, None] = {}  # whose acknowledgment was not accepted
         self._telling = Tasks(failed, self._start)
         self._is_gone = False
@@ -93,6 +99,11 @@ class SenderReports:
     def pause(self, endpoint: str, because: str) -> None:
         """The receiver wants no more."""
         self._pause = PausePush(self._subscription_id, endpoint, because)
+        self._start()
+
+    def attempted(self, attempts: Iterable[PushAttempt]) -> None:
+        """A POST has ended."""
+        self._attempts.extend(attempts)
         self._start()
 
     def is_delivered(self, message: PushedMessage) -> bool:
@@ -128,7 +139,7 @@ class SenderReports:
             self._telling.start(self._tell())
 
     def _has_more(self) -> bool:
-        return bool(self._acks or self._nacks or self._pause)
+        return bool(self._acks or self._nacks or self._pause or self._attempts)
 
     async def _tell(self) -> None:
         while self._has_more() and not self._is_gone:
@@ -142,6 +153,16 @@ class SenderReports:
             for failing, messages in nacks.items():
                 for first in range(0, len(messages), REPORT_MESSAGES):
                     await self._give_back(failing, messages[first : first + REPORT_MESSAGES])
+            if self._attempts:
+                await self._note_attempts()
+
+    async def _note_attempts(self) -> None:
+        attempts = [*self._attempts]
+        self._attempts.clear()
+        try:
+            await self._owners.ask(NoteAttempts(self._subscription_id, attempts))
+        except (OwnerRefused, LedgerError):
+            pass  # they are lost with a shard, too
 
     async def _give_back(self, failing: Failing, messages: list[PushedMessage]) -> None:
         refs = [MessageRef(*each.place, each.epoch) for each in messages]

@@ -12,27 +12,35 @@ A kill between two steps and the deletion of a topic leave entries that no setti
 removes them a day later. Entries are never changed: settings that change get another id, so that a
 sender never has secrets of one state and settings of another.
 
-All calls block for a few ms; none is for an event loop. No message shows a secret.
+All calls of the file block for a few ms; none is for an event loop. No message shows a secret, and
+``Hiding`` takes them out of what a receiver repeats.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
+import json
 import logging
 import os
 import re
 import secrets as randomness
+from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
-from delivery.push.signatures import SIGNING_MAX, key_of
+from delivery.push.signatures import PREFIX, SIGNING_MAX, key_of
 from ledger.delivery.push_settings import PushSettings
 from shards.clock import wall_ms
 from uploader.stores.disk import locked, replace_private
+
+if TYPE_CHECKING:
+    from delivery.push.posts.answers import PushAnswer  # whoever names a limit loads less
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +54,14 @@ HEADER_NAME_MAX = 64
 # Receivers take 8 KiB of headers or more; the other half is for attributes of records. With 1,024
 # subscriptions, each with 4 signing secrets of 100 characters, the file has 5 MiB.
 HEADER_CHARACTERS_MAX = 4_096
+HIDDEN = "(hidden)"
+# What is shorter protects nothing, and stands in texts by chance.
+SECRET_CHARACTERS_MIN = 4
 
 _name = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _value = re.compile(r"[!-~]([ -~]*[!-~])?")
 # What the request itself needs, or the connection.
-_RESERVED = frozenset(
+RESERVED = frozenset(
     {
         "connection", "content-encoding", "content-length", "content-type", "expect", "host",
         "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
@@ -111,7 +122,7 @@ def check_header_name(name: str) -> str:
             f"the name of an own header must be a token of HTTP with 1 to {HEADER_NAME_MAX}"
             f" characters, got {name[:80]!r}"
         )
-    if lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
+    if lower in RESERVED or lower.startswith(_RESERVED_PREFIXES):
         raise SecretsRefused(f"the header {lower} is the daemon's own; use another name")
     return lower
 
@@ -263,3 +274,73 @@ class SecretsFile:
             except OSError as error:
                 raise SecretsFileError(f"cannot lock {self._lock_path}: {error}") from error
             yield
+
+
+class Hiding:
+    """Hides what one subscription keeps secret in what its receiver says: usually 1 KB, at most 20.
+
+    The beginning of an answer is shown to operators, logged, and kept as the reason of a dead
+    letter, which is a record and goes to the store. A receiver may repeat what it got: some show
+    the request they refuse. So whatever was secret in a request is replaced in its answer, also in
+    the forms that it has in JSON, HTML and URLs, and where the answer was cut in the middle of it.
+
+    A receiver that encodes what it repeats in another way cannot be helped."""
+
+    def __init__(self, secrets: PushSecrets | None) -> None:
+        self._forms = [] if secrets is None else _forms(secrets)
+        # As they are in bytes that are taken for characters.
+        self._as_bytes = [
+            form if form.isascii() else form.encode().decode("latin-1") for form in self._forms
+        ]
+
+    def shown(self, answer: PushAnswer) -> PushAnswer:
+        """An answer as it may be shown."""
+        if not self._forms:
+            return answer
+        return msgspec.structs.replace(
+            answer,
+            message=_hidden(answer.message, self._forms),
+            head=_hidden(answer.head.decode("latin-1"), self._as_bytes).encode("latin-1"),
+            headers=tuple((name, _hidden(value, self._forms)) for name, value in answer.headers),
+        )
+
+
+def _hidden(text: str, forms: list[str]) -> str:
+    for form in forms:
+        if form in text:
+            text = text.replace(form, HIDDEN)
+    for form in forms if text else ():
+        begin = text.find(form[:SECRET_CHARACTERS_MIN], max(0, len(text) - len(form)))
+        while begin >= 0:
+            if form.startswith(text[begin:]):
+                return text[:begin] + HIDDEN
+            begin = text.find(form[:SECRET_CHARACTERS_MIN], begin + 1)
+    return text
+
+
+def _forms(secrets: PushSecrets) -> list[str]:
+    """All that is to be hidden, the longest first, so that none is left in a part of another."""
+    found = set()
+    for part in _parts(secrets):
+        if len(part) >= SECRET_CHARACTERS_MIN:
+            found |= {part, json.dumps(part)[1:-1], html.escape(part), quote(part, safe="")}
+    return sorted(found, key=len, reverse=True)
+
+
+def _parts(secrets: PushSecrets) -> Iterator[str]:
+    for secret in secrets.signing:
+        yield secret
+        yield secret.removeprefix(PREFIX)
+    for value in secrets.headers.values():
+        yield value
+        scheme, _, rest = value.partition(" ")
+        if not rest:
+            continue
+        yield rest
+        if scheme.lower() == "basic":
+            try:
+                told = b64decode(rest, validate=True).decode()
+            except ValueError:
+                continue
+            yield told
+            yield told.partition(":")[2]

@@ -3,7 +3,7 @@
     connect (as consumer ``push/N`` at the owner) -> messages -> queue -> the limiter lets one go ->
     POST -> delivered: acknowledged
          -> the receiver failed, or asks for a pause: given back, to be sent again after a rest;
-            counted if it is the record that makes it fail (``failing_records.py``)
+            counted if it is the record that makes it fail (``answers.py``)
          -> the record was refused: given back, counted as a failed delivery
          -> gone: given back, and the subscription is paused
 
@@ -18,22 +18,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from delivery.push.events import EventSource, request_of
-from delivery.push.failing_records import FailingRecords
-from delivery.push.hiding import Hiding
-from delivery.push.posts.answers import AnswerOutcome, PushAnswer, PushVerdict, judge
+from delivery.push.posts.answers import (
+    AnswerOutcome,
+    FailingRecords,
+    PushAnswer,
+    PushVerdict,
+    judge,
+)
 from delivery.push.posts.client import PushClient
 from delivery.push.queue import PushQueue, Unit
-from delivery.push.rates.learned import LearnedRates
-from delivery.push.rates.limiter import NEVER_NS, Limiter, LimiterSettings
+from delivery.push.rates.limiter import LearnedRates, Limiter, LimiterSettings
+from delivery.push.rates.pacer import NEVER_NS
 from delivery.push.reports import Failing, SenderReports
-from delivery.push.secrets import PushSecrets
+from delivery.push.secrets import Hiding, PushSecrets
+from delivery.subscriptions.attempts import MESSAGE_CHARACTERS_MAX
 from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.consumers.handing import (
     Handed,
@@ -43,6 +48,7 @@ from delivery.subscriptions.consumers.handing import (
 )
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
+from delivery.subscriptions.schemas import PushAttempt
 from delivery.subscriptions.starting import kind_of
 from delivery.tasks import Tasks
 from ledger.delivery.push_rates import LearnedRate
@@ -383,16 +389,15 @@ class PushSender:
 
     async def _post(self, unit: Unit[PushedMessage]) -> None:
         job, push = self.job, self.job.push
-        began_ns = self._now_ns()
-        headers, body = request_of(
-            push, job.source, unit.messages, job.secrets, self._tools.wall_ms()
-        )
+        began_ns, began_ms = self._now_ns(), self._tools.wall_ms()
+        headers, body = request_of(push, job.source, unit.messages, job.secrets, began_ms)
         answer = await self._tools.client.post(push.endpoint, headers, body, push.timeout_ms)
         if answer.failure is not None or not 200 <= (answer.status or 0) <= 299:
             answer = job.hiding.shown(msgspec.structs.replace(answer, headers=()))
         verdict = self.count(answer, began_ns, len(unit.messages))
         is_current = self.limiter.is_of_this_receiver(began_ns)
-        self._judged(unit, verdict, is_current=is_current)
+        is_counted = self._judged(unit, verdict, is_current=is_current)
+        self.reports.attempted(attempts_of(unit.messages, answer, verdict, began_ms, is_counted))
         if verdict.outcome is AnswerOutcome.GONE and is_current:
             self._gone(push.endpoint, verdict.sentence)
 
@@ -414,14 +419,15 @@ class PushSender:
             self._tell_next()
         return verdict
 
-    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, *, is_current: bool) -> None:
+    def _judged(self, unit: Unit[PushedMessage], verdict: PushVerdict, *, is_current: bool) -> bool:
+        """Tells the owner; returns whether it counts as a failed delivery."""
         outcome, reports, is_reliable = verdict.outcome, self.reports, self.job.config.reliable
         places = [each.place for each in unit.messages]
         if outcome is AnswerOutcome.SUCCESS:
             if is_current:
                 self.failing.delivered(places)
             self._delivered(unit)
-            return
+            return False
         why = self._last_failure = verdict.sentence
         is_counted = outcome is AnswerOutcome.RECORD
         if not is_counted and is_current and is_reliable:
@@ -430,6 +436,7 @@ class PushSender:
         # What failed of an unreliable subscription is dropped, and counted as dropped.
         failed = self.queue.refused(unit) if is_counted else self.queue.failed(unit)
         reports.give_back(failed, Failing(why, is_counted and is_reliable))
+        return is_counted and is_reliable and bool(failed)
 
     def _delivered(self, unit: Unit[PushedMessage]) -> None:
         acknowledged, come_again = self.queue.done(unit)
@@ -441,3 +448,20 @@ class PushSender:
         """The receiver wants no more: an operator has to resume the subscription."""
         self.reports.pause(endpoint, why)
         self.limiter.hold(self._now_ns() + GONE_NS)  # until the settings say so
+
+
+def attempts_of(
+    messages: Iterable[PushedMessage], answer: PushAnswer, verdict: PushVerdict, began_ms: int,
+    is_counted: bool,
+) -> list[PushAttempt]:  # fmt: skip
+    """What the owner is told of a POST, for each message."""
+    is_delivered = verdict.outcome is AnswerOutcome.SUCCESS
+    told = verdict.sentence[:MESSAGE_CHARACTERS_MAX]
+    failure = None if answer.failure is None else answer.failure.value
+    return [
+        PushAttempt(
+            *each.place, each.attempt, began_ms, answer.took_ms, verdict.outcome.value, is_counted,
+            answer.status, failure, "" if is_delivered else told,
+        )
+        for each in messages
+    ]  # fmt: skip

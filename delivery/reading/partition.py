@@ -12,6 +12,7 @@ Waiting, answers and streams are not known here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -28,13 +29,14 @@ from delivery.reading.stored import Overtaken, StoredReader
 from delivery.reading.tail import TailReader
 from delivery.schemas import Tombstone
 from ledger import reads
-from uploader.l0 import records
+from uploader.l0 import payloads
 from uploader.l0.records import Record
 from uploader.stores.base import StoreError
 
 log = logging.getLogger("headgate.reads")
 
 SCANNED_MAX = 20_000  # records that a filter may pass over in one page
+TURN_RECORDS, TURN_BYTES = 128, 256 << 10  # that are compared before others have their turn
 OVERTAKEN_MAX = 8  # evictions between finding records and reading them
 QUARANTINED = "quarantined"
 
@@ -136,7 +138,7 @@ class PartitionReader:
                 read_bytes += taken * size
                 limit -= taken
                 reached += taken
-                decoded = records.decode(payload)[skip : skip + taken]
+                decoded = payloads.decode(head.codec, payload, count)[skip : skip + taken]
                 arrival_ms = head.arrival_ms
                 items += [
                     (offset, arrival_ms if record.ts is None else record.ts, record)
@@ -149,6 +151,39 @@ class PartitionReader:
                 continue
             break
         return None if reached == cursor else RingPage(items, reached, read_bytes)
+
+    async def kafka_batches(self, key: Key, cursor: int, bytes_max: int) -> list[tuple[int, bytes]]:
+        """Whole batches as Kafka's clients sent them, each with the offset of its first record, as
+        far as ``bytes_max`` allows, from the rings or else of one extent; none if the record after
+        ``cursor`` is in no such batch, or in a larger one, or compacted. Raises what ``page``
+        does."""
+        found = self._kafka_batches_of_rings(key, cursor, bytes_max)
+        if found is None:
+            found = await self._stored.kafka_batches(key, cursor + 1, bytes_max)
+        return found
+
+    def _kafka_batches_of_rings(
+        self, key: Key, cursor: int, bytes_max: int
+    ) -> list[tuple[int, bytes]] | None:
+        """None if they do not hold the record after ``cursor``."""
+        found: list[tuple[int, bytes]] = []
+        reached, left_bytes = cursor, bytes_max
+        is_held = False
+        for extent in self.followed.tail(key, cursor + 1):
+            is_held = True
+            for batch in self.tail.kafka_batches(key, extent, reached + 1, left_bytes):
+                if batch is None:
+                    self.followed.forget_tail(key)
+                    return found or None
+                first, count, data = batch
+                if first > reached + 1:
+                    return found
+                found.append((first, data))
+                reached = first + count - 1
+                left_bytes -= len(data)
+            if reached < extent.last_offset:
+                break
+        return found if is_held else None
 
     async def page(
         self,
@@ -223,7 +258,7 @@ class PartitionReader:
         """
         reached = from_seq
         left_bytes = bytes_max
-        scanned = 0
+        scanned = turn_bytes = 0
         try:
             async with aclosing(self._chunks(key, from_seq + 1)) as chunks:
                 async for chunk in chunks:
@@ -241,6 +276,10 @@ class PartitionReader:
                         scanned += 1
                         if len(found) >= limit or scanned >= SCANNED_MAX:
                             return reached
+                        turn_bytes += len(record.data)
+                        if not scanned % TURN_RECORDS or turn_bytes > TURN_BYTES:
+                            turn_bytes = 0
+                            await asyncio.sleep(0)  # a filter may take some time
         except Overtaken:
             if reached == from_seq:
                 raise

@@ -27,7 +27,8 @@ from ledger.lake import lake_files
 from ledger.lake.types import FileRange
 from ledger.tx import ReadTx
 from ledger.types import Extent
-from uploader.l0 import records_of
+from shards.frame import CODEC_RECORDS
+from uploader.l0 import kafka_batches, records_of
 from uploader.stores.base import ObjectMissing
 from uploader.stores.retry import OVERTAKEN, delay_s
 
@@ -83,6 +84,28 @@ class StoredReader:
         self._l0 = l0
         self._lake = lake
         self._rng = rng
+
+    async def kafka_batches(self, key: Key, offset: int, bytes_max: int) -> list[tuple[int, bytes]]:
+        """Whole batches as Kafka's clients sent them, each with the offset of its first record: of
+        one extent that is not compacted, from the one that holds ``offset`` on, as ``bytes_max``
+        allows. None if there is another batch, or nothing to read: ``chunks`` knows what is there.
+
+        Raises StoreError, L0Error."""
+        found = await self._ledger.read(locate, key, offset)
+        if not found.extents or not max(found.earliest_seq, found.compacted_seq + 1) <= offset:
+            return []
+        extent = found.extents[0]
+        if extent.codec == CODEC_RECORDS or offset < extent.first_offset:
+            return []
+        try:
+            data = await self._l0.bytes_of(extent)
+        except ObjectMissing:
+            return []
+        return list(
+            kafka_batches(
+                data, extent.first_offset, extent.voids, offset, bytes_max, extent.locator
+            )
+        )
 
     async def chunks(
         self, key: Key, offset: int, since_ms: int = EVER_MS

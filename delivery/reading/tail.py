@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from delivery.reading.followed import Key, TailExtent
 from ledger.types import ExtentRun
-from shards.frame import RecordBatchHead, verify_payload
+from shards.frame import BATCH_BYTES, CODEC_KAFKA, RecordBatchHead, codec_of, verify_payload
 from shards.ring import Link, RingReader
 from shards.segment import Segment
-from uploader.l0 import records
+from uploader.l0 import payloads
 from uploader.l0.records import Record
 from uploader.lru import LruCache
 
@@ -51,6 +51,7 @@ class _Pieces(NamedTuple):
     head: RecordBatchHead
     each: int  # records in a piece; the last one has fewer
     cuts: array[int]
+    lead: bytes
 
 
 class TailReader:
@@ -82,27 +83,20 @@ class TailReader:
                 yield None
                 return
             offset, head, payload = batch
-            yield offset, head.arrival_ms, records.decode(payload)
+            decoded = payloads.decode(head.codec, payload, head.record_count)
+            yield offset, head.arrival_ms, decoded
 
     def raw_batches(
         self, key: Key, extent: TailExtent, from_offset: int
     ) -> Iterator[tuple[int, RecordBatchHead, bytes] | None]:
         """The same, with each batch's head and its payload as it is; the checksum was verified. A
         large batch comes in pieces, each as if it were a batch."""
-        voids = extent.void_positions
-        for run in extent.runs:
-            links = self._links(key, extent, run)
-            if links is None:
+        for placed in self._placed(key, extent, from_offset):
+            if placed is None:
                 yield None
                 return
-            offset = run.first_offset
-            if voids:
-                links = [link for link in links if (run.shard, link.position) not in voids]
-            start = 0
-            while start < len(links) and offset + links[start].record_count <= from_offset:
-                offset += links[start].record_count
-                start += 1
-            at_link = start
+            run, offset, links = placed
+            at_link = 0
             while at_link < len(links):
                 if not _is_small(links[at_link]):
                     for piece in self._in_pieces(extent, run, links[at_link], offset, from_offset):
@@ -123,6 +117,52 @@ class TailReader:
                     yield offset, head, payload
                     offset += head.record_count
 
+    def kafka_batches(
+        self, key: Key, extent: TailExtent, from_offset: int, bytes_max: int
+    ) -> Iterator[tuple[int, int, bytes] | None]:
+        """(first offset, records, bytes) of whole batches that came from Kafka's clients, the first
+        of which holds ``from_offset``, up to ``bytes_max``; ends before any other batch. Yields
+        None and ends if the ring has overwritten them."""
+        left = bytes_max
+        for placed in self._placed(key, extent, from_offset):
+            if placed is None:
+                yield None
+                return
+            run, offset, links = placed
+            reader = self._readers[run.shard]
+            for link in links:
+                left -= link.length - BATCH_BYTES
+                if left < 0 or codec_of(reader.data, link.offset) != CODEC_KAFKA:
+                    return
+                copies = reader.copy([link])
+                if copies is None:
+                    yield None
+                    return
+                ((head, payload),) = copies
+                verify_payload(head, payload)
+                yield offset, head.record_count, payload
+                offset += head.record_count
+
+    def _placed(
+        self, key: Key, extent: TailExtent, from_offset: int
+    ) -> Iterator[tuple[ExtentRun, int, Sequence[Link]] | None]:
+        """Of each run the live batches from the one that holds ``from_offset`` on, and the offset
+        of their first record. Yields None and ends if they were overwritten."""
+        voids = extent.void_positions
+        for run in extent.runs:
+            links = self._links(key, extent, run)
+            if links is None:
+                yield None
+                return
+            offset = run.first_offset
+            if voids:
+                links = [link for link in links if (run.shard, link.position) not in voids]
+            start = 0
+            while start < len(links) and offset + links[start].record_count <= from_offset:
+                offset += links[start].record_count
+                start += 1
+            yield run, offset, links[start:]
+
     def _in_pieces(
         self, extent: TailExtent, run: ExtentRun, link: Link, offset: int, from_offset: int
     ) -> Iterator[tuple[int, RecordBatchHead, bytes] | None]:
@@ -139,10 +179,11 @@ class TailReader:
             verify_payload(head, payload)
             each = PIECE_BYTES * head.record_count // len(payload)
             each = max(1, min(PIECE_RECORDS, each))
-            found = _Pieces(head, each, records.cuts(payload, each))
+            cuts = payloads.cuts(head.codec, payload, head.record_count, each)
+            found = _Pieces(head, each, cuts, payloads.lead(head.codec, payload))
             del copies, payload
             self._pieces.keep(identity, found)
-        head, each, cuts = found
+        head, each, cuts, lead = found
         for piece in range(max(0, from_offset - offset) // each, len(cuts) - 1):
             first = piece * each
             rows = reader.copy_part(link, cuts[piece], cuts[piece + 1])
@@ -150,7 +191,7 @@ class TailReader:
                 yield None
                 return
             count = min(each, head.record_count - first)
-            payload = records.payload_of(count, rows)
+            payload = payloads.piece(head.codec, lead, first, count, rows)
             part = head._replace(payload_length=len(payload), record_count=count)
             yield offset + first, part, payload
 

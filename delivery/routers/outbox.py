@@ -1,4 +1,4 @@
-"""Where a router puts its frames: what the runtime needs of the shard's ring."""
+"""Where a router puts its frames: what the routers of a shard need of the shard's ring."""
 
 from __future__ import annotations
 

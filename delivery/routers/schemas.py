@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from ledger.delivery.routers import RouterFilter, RouterView, Start
+from ledger.delivery.record_filter import RecordFilter
+from ledger.delivery.routers import RouterView, Start
 from ledger.types import Offset
 from shards.boards.figures import RouterCounters, RouterCounts, values_of
 from shards.boards.rowboard import RouterRow, RowPhase
@@ -27,7 +28,7 @@ class RouterSettings(Struct, frozen=True, forbid_unknown_fields=True):
         | UnsetType
     ) = UNSET
     filter: (
-        Annotated[RouterFilter, Meta(description="which records are copied; null or empty: all")]
+        Annotated[RecordFilter, Meta(description="which records are copied; null or empty: all")]
         | UnsetType
         | None
     ) = UNSET
@@ -59,7 +60,7 @@ class RouterStatus(RouterCounters, frozen=True, kw_only=True):
     router_id: Annotated[int, Meta(description="never used twice; a new router has another")]
     source: str
     dest: str
-    filter: RouterFilter
+    filter: RecordFilter
     paused: bool
     state: Annotated[
         State,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from delivery.routers.plan import HOLD_NS, RouterPlan
+from delivery.routers.router_plan import HOLD_NS, RouterPlan
 from delivery.standstill import LOOK_NS, UNKNOWN, FirstUnfinished, Fronts, Since, Standstill, Why
 
 

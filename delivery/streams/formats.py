@@ -7,7 +7,7 @@
 What stands in an event is in events.py. The bytes of an event do not depend on who watches, so all
 watchers with the same format and filter share them. The position does depend on it, and ends each
 write: an event of its own, but in an event stream the ``id`` of the last records, so that a client
-that keeps the last ``id`` after each event has exactly those (decision 0011). Without records it
+that keeps the last ``id`` after each event has exactly those (decision 0010). Without records it
 has data, though the standard does not ask for any: Firefox forgets an ``id`` that comes without,
 and Safari does not count it before the next event that has some.
 

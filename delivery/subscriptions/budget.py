@@ -17,7 +17,6 @@ from math import inf
 
 from delivery.subscriptions.window.batches import SHORT_REASON
 from delivery.subscriptions.window.deliveries import BLOCKED_BYTES, SubscriptionWindow
-from delivery.subscriptions.window.exclusive import ExclusiveWindow
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
 from delivery.subscriptions.window.members import QUEUE_BYTES, text_bytes
 from delivery.subscriptions.window.unreliable import UnreliableWindow
@@ -81,8 +80,8 @@ class LookAheadBudget(SharedBudget):
 class SentBudget(SharedBudget):
     """What the messages of a shard take that are sent or blocked."""
 
-    def __init__(self, bytes_max: int = SENT_BYTES_MAX) -> None:
-        super().__init__(bytes_max)
+    def __init__(self) -> None:
+        super().__init__(SENT_BYTES_MAX)
 
 
 class MembersBudget(SharedBudget):
@@ -170,10 +169,9 @@ class Share:
         if not self._sent.is_full or not window.is_reliable:
             return ANY_NUMBER
         left = LITTLE_SENT - window.held_count
-        if name is not None and not isinstance(window, ExclusiveWindow):  # there one has all
-            members = window.members.by_name
-            part = max(1, LITTLE_SENT // len(members))
-            left = min(left, part - members[name].in_flight)
+        if name is not None:
+            part = max(1, LITTLE_SENT // window.sharers)
+            left = min(left, part - window.members.by_name[name].in_flight)
         return left
 
     def is_sent_out(self, names: Iterable[str]) -> bool:

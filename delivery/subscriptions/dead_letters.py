@@ -1,15 +1,15 @@
-"""Dead letters: copies of the messages that the policy of failures moves away.
+"""Dead letters: copies of the messages that the poison policy moves away.
 
     the window names a message -> its record is found -> a frame in the ring, with an advance that
     *settles* the message -> its commit is followed: the message is finished, in the same
     transaction that stored the copy -> ``moved``
 
 The letters that wait are the window's, so none outlives what it is for: a retry, a skip, an
-eviction, another policy or a seek takes it away. A copy that finds no room, or whose topic takes
-nothing now, is tried again; until then the message stays where it is, and ``reason`` says why. A
-copy that is void was stored before by a former owner, whose frame was committed late; or its topic
-or subscription is gone. A message that was sent once more (``resent.py``) has nothing to settle:
-it gets another letter, and after the death of its owner perhaps two.
+eviction, another poison policy or a seek takes it away. A copy that finds no room, or whose topic
+takes nothing now, is tried again; until then the message stays where it is, and ``reason`` says
+why. A copy that is void was stored before by a former owner, whose frame was committed late; or its
+topic or subscription is gone. A message that was sent once more (``resent.py``) has nothing to
+settle: it gets another letter, and after the death of its owner perhaps two.
 
 The copy keeps data, key, tag, node and time. Its ``meta`` names the origin, and has the record's
 own ``meta`` in a field ``meta``.

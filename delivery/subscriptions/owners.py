@@ -28,6 +28,7 @@ from delivery.subscriptions.requests import (
     Consume,
     Describe,
     DescribeKey,
+    ListAttempts,
     ListKeys,
     OwnerRefused,
     OwnerRequest,
@@ -42,7 +43,7 @@ log = logging.getLogger("headgate.subscriptions")
 OPEN_AGAIN_S = 0.5
 
 # They change nothing. One that kills its owner must not go on to kill each successor.
-SHOWING = (Describe, DescribeKey, ListKeys)
+SHOWING = (Describe, DescribeKey, ListKeys, ListAttempts)
 
 
 class SubscriptionOwner(Protocol):

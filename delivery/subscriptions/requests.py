@@ -19,6 +19,8 @@ from delivery.subscriptions.schemas import (
     ConsumerLeft,
     KeyState,
     Polled,
+    PushAttempt,
+    PushAttempts,
     PushExchange,
     PushPaused,
     RepairedMessages,
@@ -196,6 +198,20 @@ class TryPush(OwnerRequest[PushExchange], frozen=True, tag=True, array_like=True
     token: str
 
 
+class NoteAttempts(OwnerRequest[None], frozen=True, tag=True, array_like=True):
+    """A sender has made these attempts."""
+
+    attempts: list[PushAttempt]
+
+
+class ListAttempts(OwnerRequest[PushAttempts], frozen=True, tag=True, array_like=True):
+    """The last attempts: of a message, of a partition, or all."""
+
+    partition: int | None
+    seq: int | None
+    limit: int
+
+
 AnyRequest = (
     Consume
     | Poll
@@ -212,4 +228,6 @@ AnyRequest = (
     | Seek
     | PausePush
     | TryPush
+    | NoteAttempts
+    | ListAttempts
 )

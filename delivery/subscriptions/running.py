@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
+from delivery.filters import filter_of
 from delivery.reading.followed import Key
 from delivery.reading.readable import readable_of
 from delivery.schemas import Tombstone
 from delivery.streams.wire import chunk
+from delivery.subscriptions.admitting import admit
 from delivery.subscriptions.blocks import LOAD_RECORDS, MISSING, NEAR_RECORDS, Blocks, Wanted
-from delivery.subscriptions.budget import ADMIT_LOT, Budgets, Share
+from delivery.subscriptions.budget import Budgets, Share
 from delivery.subscriptions.consumers import encoding
 from delivery.subscriptions.consumers.encoding import Sent
 from delivery.subscriptions.consumers.gaps import Gaps
@@ -122,6 +124,7 @@ class RunningSubscription:
         self._is_paced = False  # what is far is left for later
         self._unread: OrderedDict[int, None]  # partitions that may have more to admit, in turn
         self._growth: list[tuple[PartitionGrowth, list[int]]]  # with the older ones that lag
+        self._filter = filter_of(view.subscription.config.filter)
         self._look_at_all()
 
     def _look_at_all(self) -> None:
@@ -134,7 +137,7 @@ class RunningSubscription:
         counts.delivered, counts.acknowledged = row.delivered, row.acknowledged
         counts.redelivered, self.refused = row.redelivered, row.refused
         counts.dropped, counts.skipped = row.dropped, row.skipped
-        counts.evicted = row.evicted
+        counts.evicted, counts.filtered = row.evicted, row.filtered
         counts.unmatched, self.dead_lettered = row.unmatched, row.dead_lettered
 
     def follow(self, view: SubscriptionView) -> None:
@@ -142,6 +145,7 @@ class RunningSubscription:
         are open already."""
         self.view = view
         self.consumers.follow(view)
+        self._filter = filter_of(view.subscription.config.filter)
         self.window.set_policy(policy_of(view.subscription.config))
         self._look_at_all()
 
@@ -212,7 +216,7 @@ class RunningSubscription:
         why = self.held or self.sender_held or self.unreadable or window.why_held
         is_held = bool(why) or config.paused
         found = drainable_lag(window.drainable, window.unfinished, unseen, held=is_held)
-        return min(1, found) if config.mode == "exclusive" else found
+        return min(1, found) if config.mode_facts.one_consumer else found
 
     def serve(self, budget_bytes: int, wanted: list[Wanted]) -> tuple[int, bool]:
         """Sends what may be sent, within a budget; returns what it cost, and whether more is left.
@@ -322,7 +326,7 @@ class RunningSubscription:
                     session.parked = batch
                     self._parked[session] = None
                     # With order per key it was loaded before, and is long ago.
-                    is_near = self.view.subscription.config.mode == "key_shared"
+                    is_near = self.view.subscription.config.mode_facts.is_keyed
                     records = NEAR_RECORDS if is_near else LOAD_RECORDS
                     wanted.append(Wanted(self._key(look_ahead.partition), offset, records))
                     return 0
@@ -377,7 +381,7 @@ class RunningSubscription:
 
     def _admit(self, wanted: list[Wanted]) -> int:
         """Takes the next records into the window; returns how many, 0 if none are at hand. One that
-        is compared with many patterns now counts as several."""
+        is compared with much counts as several."""
         window = self.window
         config = self.view.subscription.config
         self.share.note()
@@ -385,7 +389,7 @@ class RunningSubscription:
         if self.is_crowded:
             return 0
         is_busy = window.in_flight > BUSY_MESSAGES and window.unfinished > FAR_MESSAGES
-        self._is_paced = is_busy and config.mode == "key_shared" and self._far_left <= 0
+        self._is_paced = is_busy and config.mode_facts.is_keyed and self._far_left <= 0
         if self._is_paced:
             return 0
         unread, misses = self._unread, 0
@@ -425,9 +429,14 @@ class RunningSubscription:
         if count <= 0:
             return 0
         config = self.view.subscription.config
-        if config.mode == "exclusive" and config.reliable and look_ahead.loose_behind >= ADMIT_TURN:
-            return 0  # it goes in its order, so what is known of it waits, too
-        if config.mode != "key_shared":
+        mode = config.mode_facts
+        goes_in_order = mode.order == "partition" and config.reliable
+        if goes_in_order and look_ahead.loose_behind >= ADMIT_TURN:
+            return 0  # what is known of it waits, too
+        passing = self._filter
+        if passing is not None:
+            count = min(count, passing.lot)
+        elif not mode.is_keyed:
             window.admit_loose(partition, count)
             return count
         is_far = window.unfinished > FAR_MESSAGES
@@ -436,17 +445,7 @@ class RunningSubscription:
             self._pass_to(partition, look_ahead.end + 1 + min(left, known.gone))
             return 1
         if known.records:
-            if self.view.subscription.config.takes_nodes:
-                keys = [each.node if each.key is None else each.key for each in known.records]
-            else:
-                keys = [each.key for each in known.records]
-            keys = [*self.share.fitting(keys)]
-            if not config.reliable:  # its window finds the owner of each key now
-                count, work = window.members.matched_together(keys, ADMIT_LOT)
-                window.admit(partition, keys[:count])
-                return work
-            window.admit(partition, keys)
-            return len(keys)
+            return admit(window, self.share, config, passing, partition, known.records)
         if len(self.loading) < LOADS_EACH:
             self.loading.add(partition)
             wanted.append(Wanted(key, look_ahead.end + 1, LOAD_RECORDS))
@@ -456,7 +455,7 @@ class RunningSubscription:
         """Up to which offset a partition may be admitted. What came after partitions were added
         waits for all that came before, since a key may have moved, also to an older partition."""
         look_aheads = self.window.look_aheads
-        is_keyed = self.view.subscription.config.mode == "key_shared"
+        is_keyed = self.view.subscription.config.mode_facts.is_keyed
         for each in [*self._growth]:
             growth, lagging = each
             while lagging and look_aheads[lagging[-1]].end >= growth.heads[lagging[-1]]:

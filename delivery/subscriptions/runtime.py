@@ -35,6 +35,7 @@ from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions import repairs
+from delivery.subscriptions.attempts import AttemptHistories
 from delivery.subscriptions.blocks import Blocks, Wanted
 from delivery.subscriptions.budget import Budgets
 from delivery.subscriptions.journaled import JournaledProgress
@@ -47,8 +48,10 @@ from delivery.subscriptions.requests import (
     Describe,
     DescribeKey,
     Leave,
+    ListAttempts,
     ListKeys,
     Nack,
+    NoteAttempts,
     OwnerRefused,
     OwnerRequest,
     PausePush,
@@ -64,6 +67,7 @@ from delivery.subscriptions.running import OwnerTools, RunningSubscription
 from delivery.subscriptions.schemas import (
     BlockedKeys,
     ConsumerLeft,
+    PushAttempts,
     PushPaused,
     Sought,
 )
@@ -141,6 +145,7 @@ class Subscriptions:
         self._starting = Starting(reader, ledger, incarnation)
         self._blocks = Blocks(reader)
         self.budgets = Budgets()
+        self._attempts = AttemptHistories()
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
@@ -265,12 +270,33 @@ class Subscriptions:
             return await self._senders().test(request)
         if isinstance(request, PausePush):
             return await self._pause(request)
+        if isinstance(request, NoteAttempts):
+            self._attempts.note(request.subscription_id, request.attempts)
+            return None
+        if isinstance(request, ListAttempts):
+            return self._list_attempts(running, request)
         answer = self._answer(running, request)
         durable = self._record(running)
         self._wake(running)
         if durable is not None:
             await durable
         return answer
+
+    def _list_attempts(self, running: RunningSubscription, request: ListAttempts) -> PushAttempts:
+        """Raises OwnerRefused."""
+        subscription = running.view.subscription
+        if subscription.config.push is None:
+            raise OwnerRefused(
+                409, "not_pushed", f"subscription {subscription.name!r} is not pushed, so there are"
+                " no attempts",
+            )  # fmt: skip
+        known = self._attempts.of(subscription.subscription_id)
+        wanted = [
+            each
+            for each in known
+            if request.partition in (None, each.partition) and request.seq in (None, each.seq)
+        ]
+        return PushAttempts(wanted[: request.limit], len(known))
 
     async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The answer to a poll, as JSON. If the asker is gone, the next poll is told what may be
@@ -321,7 +347,8 @@ class Subscriptions:
             await self._changes.asked()
         running = self._running.get(subscription_id)
         # What senders have under way while the daemon ends is acknowledged still.
-        if self._closed and not (running is not None and isinstance(request, Acknowledge)):
+        is_told = isinstance(request, Acknowledge | NoteAttempts)
+        if self._closed and not (running is not None and is_told):
             raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
         if running is None:
             self._unserved.check(subscription_id)
@@ -392,7 +419,7 @@ class Subscriptions:
                 return  # the next look finds that it was deleted
             window = self._starting.window(view, known, running.window.epoch)
             running.restart(view, window, known)
-        elif kind_of(config) != kind_of(former.config):
+        elif kind_of(config) != kind_of(former.config) or config.filter != former.config.filter:
             running.restart(view, moved_over(view, running.window))
         else:
             for partition in range(len(running.window.look_aheads), len(view.partitions)):
@@ -431,6 +458,7 @@ class Subscriptions:
         running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
         self.budgets.forget(subscription.subscription_id)
+        self._attempts.forget(subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)

@@ -243,3 +243,41 @@ class PushExchange(Struct, frozen=True):
     ]
     meaning: Annotated[str, Meta(description="the same in a sentence")]
     retry_after_ms: Annotated[int | None, Meta(description="the pause that it asks for")]
+
+
+class PushAttempt(Struct, frozen=True, gc=False):
+    """A POST, as far as it is about one message."""
+
+    partition: int
+    seq: Offset
+    attempt: Annotated[
+        int, Meta(description="as the receiver was told: 1, and one more after each that counts")
+    ]
+    began_ms: Annotated[int, Meta(description="epoch milliseconds")]
+    took_ms: float
+    outcome: Annotated[
+        str,
+        Meta(description="`success`, `receiver`, `record`, `held` or `gone`, as of a test"),
+    ]
+    counted: Annotated[
+        bool, Meta(description="whether it counts as a failed delivery of the message")
+    ]
+    status: Annotated[int | None, Meta(description="of the answer; null: there is none")]
+    failure: Annotated[
+        str | None, Meta(description="why no answer counts, in a word; null if one does")
+    ]
+    message: Annotated[str, Meta(description="what happened, in a sentence; empty: delivered")]
+
+
+class PushAttempts(Struct, frozen=True):
+    """Attempts, the last one first."""
+
+    attempts: list[PushAttempt]
+    kept: Annotated[
+        int,
+        Meta(
+            description="attempts of the subscription that are kept: 1,000 at most, 200 of them of"
+            " messages that never failed, and fewer if a shard has more than 16 push"
+            " subscriptions. They are lost with the owner's process"
+        ),
+    ]

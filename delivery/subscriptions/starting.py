@@ -3,8 +3,8 @@
     pinned: its partitions are followed, with their heads -> what is finished is read, after the
     heads, so that nothing falls in between -> a window with a look-ahead for each partition
 
-A seek, another mode, other keys and the growth of the topic give it another window, or more
-look-aheads; consumers stay, and what they had is not theirs any more.
+A seek, another mode or filter, other keys and the growth of the topic give it another window, or
+more look-aheads; consumers stay, and what they had is not theirs any more.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _keys_of(view: SubscriptionView) -> list[Key]:
 
 
 def moved_over(view: SubscriptionView, former: SubscriptionWindow) -> SubscriptionWindow:
-    """A window of another mode, which goes on where the former one is. Without members."""
+    """A window of another kind or filter, which goes on where the former one is; no members."""
     config = view.subscription.config
     window = _window(config, former.epoch)
     for partition, look_ahead in former.look_aheads.items():

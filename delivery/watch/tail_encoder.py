@@ -19,6 +19,8 @@ from delivery.reading.tail import TailReader
 from delivery.streams.formats import Format, ForwardingFormat, Item, Origin
 from delivery.streams.wire import chunk
 from delivery.watch.positions import format_position
+from shards.frame import CODEC_RECORDS
+from uploader.l0 import payloads, records
 from uploader.lru import LruCache
 
 WRITE_BYTES_MAX = 256 << 10  # of records in one write; one larger record goes alone
@@ -103,7 +105,7 @@ class TailEncoder:
     def _forwarded(
         self, key: Key, cursor: int, format_: ForwardingFormat, origin: Origin
     ) -> tuple[bytes, int]:
-        """Whole batches as they are stored, undecoded."""
+        """Whole batches as they are stored, undecoded; those of Kafka as if they came by HTTP."""
         pieces: list[bytes] = []
         left_bytes = WRITE_BYTES_MAX
         reached = cursor
@@ -117,11 +119,16 @@ class TailEncoder:
                 if pieces and left_bytes < 0:
                     return b"".join(pieces), reached
                 skip = max(0, reached + 1 - first)
+                if head.codec != CODEC_RECORDS:  # which no watcher asks for
+                    payload = records.encode(
+                        payloads.decode(head.codec, payload, head.record_count)
+                    )
                 pieces.append(
                     format_.batch(
-                        origin, first, head.record_count, skip, head.codec, head.arrival_ms, payload
+                        origin, first, head.record_count, skip, CODEC_RECORDS, head.arrival_ms,
+                        payload,
                     )
-                )
+                )  # fmt: skip
                 reached = first + head.record_count - 1
         return b"".join(pieces), reached
 
@@ -138,8 +145,8 @@ class TailEncoder:
                 if batch is None:
                     self._followed.forget_tail(key)
                     return items
-                first, arrival_ms, records = batch
-                for offset, record in enumerate(records, first):
+                first, arrival_ms, decoded = batch
+                for offset, record in enumerate(decoded, first):
                     if offset <= cursor:
                         continue
                     left_bytes -= bytes_of(record)

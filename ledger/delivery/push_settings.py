@@ -15,6 +15,7 @@ from ledger.types import TokenName
 RATE_MIN = 1 / 60
 RATE_MAX = 100_000
 SENDERS_MAX = 64
+_IN_DATA = "data."
 PushFormat = Literal["binary", "structured", "batch"]
 
 
@@ -78,6 +79,17 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
     batch_wait_ms: Annotated[
         int, Meta(ge=0, le=60_000, description="how long a batch waits for more records")
     ] = 100
+    type_from: (
+        Annotated[
+            str,
+            Meta(
+                max_length=255,
+                description="what the `type` of an event is: `tag`, or `data.FIELD` for a field of"
+                " the data; null, and where there is none: `headgate.record`",
+            ),
+        ]
+        | None
+    ) = None
     headers: Annotated[
         list[str], Meta(description="names of own headers; their values are not shown")
     ] = []
@@ -95,9 +107,19 @@ class PushSettings(PushTarget, frozen=True, forbid_unknown_fields=True):
     token: TokenName | None = None
 
     @property
+    def type_field(self) -> str | None:
+        """The field of the data that the type of an event is, if it is one."""
+        if self.type_from is None or not self.type_from.startswith(_IN_DATA):
+            return None
+        return self.type_from.removeprefix(_IN_DATA)
+
+    @property
     def start_part(self) -> float | None:
         """The part of their maximum with which senders begin; None: it is not said."""
         return None if self.rate_start is None else min(1.0, self.rate_start / self.rate_max)
+
+
+TYPE_LEVELS_MAX = 8  # of objects in each other: each is a pass over what it has
 
 
 class SettingProblem(NamedTuple):
@@ -109,6 +131,17 @@ class SettingProblem(NamedTuple):
 
 def problem_of(push: PushSettings) -> SettingProblem | None:
     """What is wrong with settings whose fields are each within their limits; None: nothing."""
+    if push.type_from is not None and push.type_from != "tag" and not push.type_field:
+        return SettingProblem(
+            "type_from",
+            f"is {push.type_from!r}; give tag, or data.FIELD for a field of the data, such as"
+            " data.type",
+        )
+    if push.type_from is not None and push.type_from.count(".") > TYPE_LEVELS_MAX:
+        return SettingProblem(
+            "type_from",
+            f"is {push.type_from.count('.')} levels deep, the limit is {TYPE_LEVELS_MAX}",
+        )
     if push.senders > push.rate_max * 60:
         return SettingProblem(
             "senders",

@@ -14,13 +14,14 @@ under the same name is not its source. What a router does is decided in ``delive
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from ledger import changes, cursors, notes, reads, topics
 from ledger.delivery import copy_paths
+from ledger.delivery.record_filter import RecordFilter
 from ledger.errors import (
     RouterBound,
     RouterCycle,
@@ -39,25 +40,13 @@ Start = Literal["earliest", "now"] | Offset | list[Offset]
 """Before the first record that can be read, after the last one, or after an offset; a list has the
 offset of each partition."""
 
-Pattern = Annotated[
-    str, Meta(max_length=1_024, description="exact text, or a pattern with `*` and `?`")
-]
-
-
-class RouterFilter(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which records are copied: those that match every pattern that is given."""
-
-    tag: Pattern | None = None
-    node: Pattern | None = None
-    key: Pattern | None = None
-
 
 class Router(Struct, frozen=True):
     """A router. Ids are never used twice."""
 
     router_id: int
     name: str
-    filter: RouterFilter
+    filter: RecordFilter
     created_ms: int
     deleted_ms: int | None
     source_id: int
@@ -83,13 +72,12 @@ class RouterView(Struct, frozen=True):
         return sum(max(0, state.head_seq - position) for position, state in self.partitions)
 
 
-NO_FILTER = RouterFilter()
 _COLUMNS = (
     "router_id, name, config, created_ms, deleted_ms, source_id, dest_id, cursor_id, slot, paused,"
     " token"
 )
 _encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(RouterFilter)
+_decoder = msgspec.json.Decoder(RecordFilter)
 _token_decoder = msgspec.json.Decoder(TokenName)
 
 
@@ -98,7 +86,7 @@ def create(
     name: str,
     source_name: str,
     dest_name: str,
-    filter_: RouterFilter,
+    filter_: RecordFilter,
     start: Start,
     paused: bool,
     now_ms: int,
@@ -136,7 +124,7 @@ def alter(
     name: str,
     source_name: str | None,
     dest_name: str | None,
-    filter_: RouterFilter | None,
+    filter_: RecordFilter | None,
     paused: bool | None,
     token: TokenName | None = None,
 ) -> Router:

@@ -1,21 +1,47 @@
-"""The settings of a subscription, as consumers of all kinds need them."""
+"""The settings of a subscription, as consumers of all kinds need them, and what each mode is.
+
+Whoever depends on the mode asks ``MODES``, by what a mode is and not by its name. Only the table of
+windows (``delivery/subscriptions/window/windows.py``) has the names again.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from msgspec import Meta, Struct
+
+from ledger.delivery.record_filter import RecordFilter
 
 Mode = Literal["key_shared", "shared", "exclusive"]
 Poison = Literal["block", "drop", "dead_letter"]
 Unmatched = Literal["hold", "skip"]
 KeyFallback = Literal["none", "node"]
+Order = Literal["key", "partition", "none"]
+
+
+class ModeFacts(NamedTuple):
+    """What a mode is."""
+
+    order: Order  # messages of one key, or of one partition, are dealt with one after the other
+    one_consumer: bool  # one gets everything, the others stand by; else all share the messages
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether keys mean something: who gets a message, and what waits for what."""
+        return self.order == "key"
+
+
+MODES: dict[Mode, ModeFacts] = {
+    "key_shared": ModeFacts("key", one_consumer=False),
+    "shared": ModeFacts("none", one_consumer=False),
+    "exclusive": ModeFacts("partition", one_consumer=True),
+}
 
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 
 
 class Keyed(Protocol):
-    """What a message is ordered by."""
+    """What has a key, or a node that may count as it."""
 
     @property
     def key(self) -> str | None: ...
@@ -84,17 +110,32 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
             " nothing, or its `node`"
         ),
     ] = "none"
+    filter: (
+        Annotated[
+            RecordFilter,
+            Meta(
+                description="which records are delivered; all others are finished without a"
+                " delivery. null or empty: all are delivered"
+            ),
+        ]
+        | None
+    ) = None
     paused: Annotated[bool, Meta(description="nothing is sent while it is")] = False
     paused_because: Annotated[
         str, Meta(description="why the daemon itself has paused it; empty: it has not")
     ] = ""
 
     @property
+    def mode_facts(self) -> ModeFacts:
+        """What the mode is."""
+        return MODES[self.mode]
+
+    @property
     def takes_nodes(self) -> bool:
         """Whether the node of a message without a key counts as its key."""
-        return self.mode == "key_shared" and self.key_fallback == "node"
+        return self.mode_facts.is_keyed and self.key_fallback == "node"
 
     def key_of(self, message: Keyed) -> str | None:
-        """What orders a message; None: nothing does."""
+        """The key of a message, or what counts as it; None: nothing does."""
         key = message.key
         return message.node if key is None and self.takes_nodes else key

@@ -95,7 +95,7 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
     ),
     "cursors": (
         ("cursor_id", "name", "kind", "created_ms", "deleted_ms", "changed", "source",
-         "source_topic_id", "source_bytes", "told_ms"),
+         "source_topic_id", "source_bytes", "told_ms", "used_ms"),
         1,
     ),
     "cursor_positions": (

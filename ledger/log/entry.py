@@ -28,9 +28,9 @@ from ledger.log.backup import Changes, Mark
 
 # 2: the lake. 3: its quarantine, and tables' names. 4: images outside the log. 5: cursors. 6:
 # subscriptions. 7: what cursors follow. 8: with which tokens routers and push were set up. 9:
-# idempotent producers. 10: what groups of Kafka have committed. A program that does not know them
-# would skip them.
-VERSION = 10
+# idempotent producers. 10: what groups of Kafka have committed. 11: when they were last used. A
+# program that does not know them would skip them.
+VERSION = 11
 PREFIX = "ledger/"
 
 

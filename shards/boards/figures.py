@@ -56,6 +56,11 @@ def figures_of(kind: type) -> Mapping[str, tuple[Figure, inspect.Type]]:
     """The fields of a Struct that are figures, with their types."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
+    return figures_in(info)
+
+
+def figures_in(info: inspect.StructType) -> Mapping[str, tuple[Figure, inspect.Type]]:
+    """The same, of a Struct whose types are known."""
     return {
         each.name: (each.type.extra["figure"], each.type.type)
         for each in info.fields
@@ -157,10 +162,18 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     unmatched: Annotated[
         int,
         figure(
-            "messages that were skipped because no filter matched them; without `reliable`,"
-            " also because there was no consumer",
+            "messages that were skipped because no consumer's filter matched them; without"
+            " `reliable`, also because there was no consumer",
             _OUTCOMES,
             outcome="unmatched",
+        ),
+    ] = 0
+    filtered: Annotated[
+        int,
+        figure(
+            "records that the subscription's filter left out, each time they were read",
+            _OUTCOMES,
+            outcome="filtered",
         ),
     ] = 0
 
@@ -204,4 +217,16 @@ class RouterCounters(RouterCounts, frozen=True, kw_only=True):
 
     lag: Annotated[
         int, figure("offsets of the source that are not dealt with", "headgate_router_lag_records")
+    ] = 0
+
+
+class KafkaGroupCounters(Struct, frozen=True, kw_only=True):
+    """Figures of a group of Kafka's consumers in a topic, or of all together."""
+
+    lag: Annotated[
+        int,
+        figure(
+            "records that are there and follow what the group has committed",
+            "headgate_kafka_group_lag_records",
+        ),
     ] = 0

@@ -103,6 +103,10 @@ class SharedRate:
         self._use(needed_ns)
         return max(0, needed_ns - room)
 
+    def debt_ns(self) -> int:
+        """For how many ns nothing should be used: more was charged than there was room for."""
+        return max(0, -self._look())
+
     def give_back(self, units: float) -> None:
         """What was taken and is not used after all. More than a claim is for all shards."""
         self._left_ns += units * self._unit_ns

@@ -1,6 +1,8 @@
-"""How far each subscription and each router is, in shared memory, so that any shard can report it.
+"""How far each subscription, router and group of Kafka is, in shared memory, so that any shard can
+report it.
 
-Lifecycle of a row: it is of a slot (``subscriptions.py``, ``routers.py`` in ledger/delivery/). Its
+Lifecycle of a row: it is of a slot (``subscriptions.py``, ``routers.py`` in ledger/delivery/; of a
+group, ``daemon/upkeep/group_lags.py`` chooses it and is its owner). Its
 owner writes it at a heartbeat, with its own id, if anything has changed -> frees it when its
 subject is deleted. Counts are since the daemon started: a successor of the owner goes on from the
 row that it finds.
@@ -22,7 +24,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shards import layout as at
-from shards.boards.figures import RouterCounters, SubscriptionCounters
+from shards.boards.figures import KafkaGroupCounters, RouterCounters, SubscriptionCounters
 from shards.rows import whole, writing
 from shards.segment import Segment
 
@@ -63,7 +65,15 @@ class RouterRow(RouterCounters, frozen=True):
     stands: str = ""  # at which record, and why (delivery/standstill.py)
 
 
-Row = TypeVar("Row", bound=SubscriptionRow | RouterRow)
+class KafkaGroupRow(KafkaGroupCounters, frozen=True):
+    """The lag of a group of Kafka's consumers in a topic. Its id is that of its cursor."""
+
+    topic: str = ""
+    group: str = ""
+    partitions: int = 0  # of which it has committed anything
+
+
+Row = TypeVar("Row", bound=SubscriptionRow | RouterRow | KafkaGroupRow)
 
 
 class Placed(NamedTuple, Generic[Row]):
@@ -152,7 +162,8 @@ class Board(Generic[Row]):
 
         found, text = whole(words, start + at.B_VERSION, copy)
         fields: dict[str, Any] = dict(zip(self._numbers, found[at.B_NUMBERS :], strict=False))
-        fields["phase"] = RowPhase(fields["phase"] & 3)
+        if "phase" in fields:
+            fields["phase"] = RowPhase(fields["phase"] & 3)
         begin = 0
         for name, length in zip(self._texts, found[at.B_LENGTHS :], strict=False):
             fields[name] = text[begin : begin + length].decode(errors="replace")
@@ -171,10 +182,16 @@ class Board(Generic[Row]):
 
 def subscription_board(segment: Segment) -> Board[SubscriptionRow]:
     """The rows of all subscriptions."""
-    first = segment.layout.subscription(0)
+    first = segment.layout.board("subscriptions")
     return Board(segment, first, at.SUBSCRIPTION_SLOTS, SubscriptionRow)
 
 
 def router_board(segment: Segment) -> Board[RouterRow]:
     """The rows of all routers."""
-    return Board(segment, segment.layout.router(0), at.ROUTER_SLOTS, RouterRow)
+    return Board(segment, segment.layout.board("routers"), at.ROUTER_SLOTS, RouterRow)
+
+
+def kafka_group_board(segment: Segment) -> Board[KafkaGroupRow]:
+    """The rows of groups of Kafka's consumers, one for each topic that they have committed of."""
+    first = segment.layout.board("kafka groups")
+    return Board(segment, first, at.KAFKA_GROUP_SLOTS, KafkaGroupRow)

@@ -108,7 +108,7 @@ def test_a_request_that_waits_for_its_commit_keeps_no_head(slow: Daemon, guard: 
         assert shard_bytes(slow) - before_bytes < KEPT_BYTES_MAX
 
 
-@pytest.mark.parametrize("head", [path, origin])
+@pytest.mark.parametrize("head", [pytest.param(path, marks=pytest.mark.slow), origin])
 def test_what_was_refused_and_waits_for_a_long_poll_keeps_no_head(
     slow: Daemon, guard: Guard, head: Head
 ) -> None:

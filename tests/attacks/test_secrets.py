@@ -40,6 +40,7 @@ def said_by(daemon: Daemon, token: str) -> Iterator[tuple[str, bytes]]:
     for method, path in (
         ("GET", "/v0/status"), ("GET", "/metrics"), ("GET", "/v0/subscriptions"),
         ("GET", SUBSCRIPTION), ("POST", f"{SUBSCRIPTION}/push/test"), ("GET", "/openapi.json"),
+        ("GET", f"{SUBSCRIPTION}/push/attempts"),
         ("GET", "/v0/admin/lake"), ("GET", f"/v0/topics/t?token={token}"),
         ("GET", f"/v0/{token}"), ("PUT", f"/v0/topics/{token}!"), ("DELETE", f"/v0/plans/{token}"),
         ("GET", f"http://x:{token}@127.0.0.1/v0/topics"), ("GET", f"{ticket['stream_url']}x"),

@@ -12,6 +12,8 @@ import click
 
 from tests.chaos.pair import bucket_in
 from tests.chaos.run import (
+    only_kafka,
+    only_library,
     only_push,
     only_soak,
     only_subscriptions,
@@ -37,13 +39,15 @@ SHOWN_MAX = 20
 @click.option("--pressure", is_flag=True, help="Small rings, and a store that is slow and busy.")
 @click.option("--subscriptions", is_flag=True, help="Subscriptions and little else.")
 @click.option("--push", is_flag=True, help="Push subscriptions and little else.")
+@click.option("--kafka", is_flag=True, help="Kafka's clients and little else.")
+@click.option("--library", is_flag=True, help="The Python client and little else.")
 @click.option("--recreate", is_flag=True, help="What is used is deleted and created again.")
 @click.option("--soak", is_flag=True, help="Fifty subscriptions, and no kills.")
 @click.option("--pair", is_flag=True, help="An owner and its standby, on MinIO.")
 @click.option("--no-steps", is_flag=True, help="Only store faults, no kills.")
 def main(
     seconds: float, seed: int, kills: int, shards: int, spec: str, no_lake: bool, pressure: bool,
-    subscriptions: bool, push: bool, recreate: bool, soak: bool,
+    subscriptions: bool, push: bool, kafka: bool, library: bool, recreate: bool, soak: bool,
     pair: bool, no_steps: bool,
 ) -> None:  # fmt: skip
     """Runs kills and faults under load, then checks all answers and all stored records."""
@@ -59,6 +63,10 @@ def main(
         options = only_subscriptions(options)
     if push:
         options = only_push(options)
+    if kafka:
+        options = only_kafka(options)
+    if library:
+        options = only_library(options)
     if recreate:
         options = with_recreation(options)
     if soak:
@@ -91,6 +99,10 @@ def main(
     click.echo(f"watchers: {report.streams} streams, {report.records_watched} records seen")
     consumed = ", ".join(f"{count} {what}" for what, count in sorted(report.consumed.items()))
     click.echo(f"consumers: {consumed or 'none'}")
+    of_kafka = ", ".join(f"{count} {what}" for what, count in sorted(report.kafka.items()))
+    click.echo(f"Kafka's clients: {of_kafka}")
+    of_library = ", ".join(f"{count} {what}" for what, count in sorted(report.library.items()))
+    click.echo(f"the Python client: {of_library}")
     pushed = ", ".join(f"{count} {what}" for what, count in sorted(report.pushed.items()))
     click.echo(f"receiver: {pushed or 'none'}")
     if report.contradictions:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tests.chaos import letters, pushes, renewing, routers, soak, subscriptions
+from tests.chaos import kafka, letters, library, pushes, renewing, routers, soak, subscriptions
 from tests.chaos.consumers import Consumes
 from tests.chaos.history import Capped, History, Lossy, Place, Subscribed
 from tests.chaos.watchers import CLICKS
@@ -21,11 +21,12 @@ TOPICS: dict[str, dict[str, object]] = {
     LOSSY: {"lossy": True},
     letters.FULL[0]: letters.FULL_TOPIC,
     **soak.TOPICS,
+    **kafka.TOPICS,
 }
 
 
 class Cast(Struct, frozen=True):
-    """``produced`` is written by producers, ``others`` by the daemon."""
+    """``produced`` is written by producers, ``others`` by the daemon or by Kafka's."""
 
     produced: Sequence[Place]
     others: Sequence[Place]
@@ -47,6 +48,10 @@ def cast_of(options: Options) -> Cast:
             [*PLACES, *soak.PLACES], made.letters, made.subscribed, made.consumes, made.pushed
         )
     others = [*routers.COPIES, *subscriptions.BURIED, *pushes.BURIED]
+    if options.kafka:
+        others += kafka.PLACES
+    if options.library:
+        others += library.PLACES
     if options.renew:
         return Cast(
             [*PLACES, *renewing.PLACES], [*others, *renewing.ALL_PLACES], renewing.SUBSCRIPTIONS,

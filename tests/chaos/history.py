@@ -146,6 +146,7 @@ class Subscribed(msgspec.Struct, frozen=True, tag="subscribed"):
     dead_letters: str = ""
     starts: tuple[int, ...] = ()
     key_fallback: str = "none"
+    only: Filters = {}  # its filter
 
 
 class Consuming(msgspec.Struct, frozen=True, tag="consuming"):

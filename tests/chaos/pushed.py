@@ -12,8 +12,8 @@
   processes were killed or stopped about then.
 - overtried: while nothing is killed or stopped, no record comes again after its last permitted
   refusal.
-- overstepped: in no window of WINDOWS_MS more POSTs arrive than the rate allows, and those that may
-  have been held up on their way.
+- overstepped: in no window of WINDOWS_MS more POSTs arrive than the rate allows, a burst of BURST_S
+  of it or one POST for each sender, and those that may have been held up on their way.
 - lingering: while nothing is killed or stopped, no POST arrives HELD_MS after it was deleted.
 - mistold: what arrives is a record of the topic.
 - reburied: a dead letter is stored once; misburied: after enough refusals.
@@ -33,6 +33,7 @@ FLUSHED_MS = 10_000  # far more than the second after which what is finished is 
 HELD_MS = 5_000  # an acknowledgment may be held up as long by a process that was stopped
 SLOW_MS = 500  # an answer this long before its time-out may come too late
 WINDOWS_MS = (1_000, 10_000)
+BURST_S = 0.05
 END = 1 << 62
 
 Rule = Callable[[Known, Posts], Iterator[str]]
@@ -146,7 +147,7 @@ def _overstepped(known: Known, posts: Posts) -> Iterator[str]:
     rules = posts.rules
     held = rules.senders * (rules.connections_max + 1)
     for window_ms in WINDOWS_MS:
-        most = rules.rate_max * window_ms / 1e3 + held
+        most = rules.rate_max * (window_ms / 1e3 + BURST_S) + held
         first = 0
         for last, at_ms in enumerate(posts.times_ms):
             while posts.times_ms[first] <= at_ms - window_ms:

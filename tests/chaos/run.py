@@ -22,7 +22,9 @@ from msgspec.structs import replace
 from shards.clock import monotonic_ns
 from tests.chaos import (
     history,
+    kafka,
     letters,
+    library,
     pressure,
     pushes,
     renewing,
@@ -43,6 +45,7 @@ from tests.chaos.watchers import WANTED, Watcher, wait_until_seen
 from tests.chaos.world import Options, World
 from tests.e2e.daemon import HANG_S, wait_until
 from tests.minio import Bucket
+from tools.minio import free_ports
 
 FIRST_RECORDS = 200  # of each partition before the first compaction
 
@@ -67,6 +70,8 @@ class Report(Struct):
     streams: int = 0
     records_watched: int = 0
     consumed: Counter[str] = Counter()
+    kafka: Counter[str] = Counter()
+    library: Counter[str] = Counter()
     pushed: Counter[str] = Counter()
     rungs: Counter[str] = Counter()
     windows_ms: set[float] = set()
@@ -93,6 +98,21 @@ def only_push(options: Options) -> Options:
         options, read=False, lake=False, push=True, producers=pushes.PRODUCERS,
         pause_s=pushes.PAUSE_S, settings=options.settings | pushes.SETTINGS,
     )  # fmt: skip
+
+
+def only_kafka(options: Options) -> Options:
+    """The same run, with Kafka's clients and little else."""
+    port = free_ports(1 + options.shards)
+    return replace(
+        options, read=False, kafka=True, producers=2,
+        settings=options.settings | {"kafka_listen": f"127.0.0.1:{port}"},
+    )  # fmt: skip
+
+
+def only_library(options: Options) -> Options:
+    """The same run, with the Python client and little else."""
+    listen = f"127.0.0.1:{free_ports(1)}"
+    return replace(options, read=False, library=True, producers=2, listen=listen)
 
 
 def with_recreation(options: Options) -> Options:
@@ -169,6 +189,24 @@ def _live(
         each.begin()
         pushes.create(world.daemon, written, each.receiver, cast.pushed)
     keeper = world.keeper
+    senders: list[kafka.KafkaProducer] = []
+    members: list[kafka.Member] = []
+    progress = kafka.Progress()
+    if options.kafka:
+        bootstrap = str(options.settings["kafka_listen"])
+        senders += [
+            kafka.KafkaProducer(number, bootstrap, written, numbers, options.pause_s)
+            for number in range(kafka.PRODUCERS)
+        ]
+        members += [
+            kafka.Member(number, bootstrap, written, progress, options.seed)
+            for number in range(kafka.MEMBERS)
+        ]
+    libraries: list[library.Library] = []
+    if options.library:
+        libraries.append(
+            library.Library(f"http://{options.listen}", written, numbers, options.pause_s)
+        )
     renewers: list[renewing.Renewer] = []
     operators: list[letters.LettersOperator | soak.SoakOperator] = []
     passers: list[renewing.Sink | renewing.Intruder | soak.MemoryWatch] = []
@@ -187,7 +225,8 @@ def _live(
         passers.append(renewing.Intruder(world.port, options.seed))
     clients = [
         *producers, *readers, *rereaders, *watchers, *consumers, *spoilers, *renewers, *passers,
-        *operators, governor,
+        *operators, *senders, *members, *(one for used in libraries for one in used.clients),
+        governor,
     ]  # fmt: skip
 
     def is_met() -> bool:
@@ -216,7 +255,14 @@ def _live(
         _stop(renewers)
         _stop(passers)
         # Producers with keys go on until the answer; the others read what is outstanding.
-        _stop(producers)
+        _stop([*producers, *senders])
+        for used in libraries:
+            _stop(used.senders)
+            used.wait_until_done()
+            _stop([*used.watches, *used.workers])
+        if members:
+            kafka.wait_until_read(world.port, progress)
+            _stop(members)
         if options.read:
             routers.wait_until_copied(world.port)
             wait_until_seen(watchers, world.port)
@@ -235,6 +281,7 @@ def _live(
             written.add(page)
     world.calm()
     world.restart()
+    contradictions += progress.contradictions
     if options.subscribe:
         contradictions += subscriptions.undone(world.port, cast.subscribed)
     contradictions += pushes.undone(world.port, cast.pushed) if options.push else []
@@ -271,6 +318,20 @@ def _live(
         rungs=governor.rungs,
         windows_ms=governor.windows_ms,
         consumed=subscriptions.told(consumers),
+        library=Counter(
+            {
+                "stored": sum(one.stored for used in libraries for one in used.senders),
+                "watched": sum(one.records for used in libraries for one in used.watches),
+                "worked on": sum(len(used.work.done) for used in libraries),
+            }
+        ),
+        kafka=Counter(
+            {
+                "stored": sum(sender.acknowledged for sender in senders),
+                "read": sum(member.records for member in members),
+                "joins": sum(member.joins for member in members),
+            }
+        ),
         contradictions=contradictions,
     )
 

@@ -5,8 +5,8 @@ The key of a message is its node, if it has no key and the subscription has ``ke
 Of each reliable subscription:
 
 - undrained: in the end it has no lag, unless it was deleted.
-- unserved: each record of its topic was acknowledged by a consumer, or went the way of the poison
-  policy after enough deliveries, or was evicted.
+- unserved: each record of its topic that its filter lets pass was acknowledged by a consumer, or
+  went the way of the poison policy after enough deliveries, or was evicted.
 - redone: what was acknowledged, and accepted, is not sent again. Only if all processes were killed
   then, it may be, unless the owner did something FLUSHED_MS later: it flushes while it lives, and
   its successor does before all else.
@@ -26,7 +26,8 @@ Of each reliable subscription:
 Of every subscription:
 
 - mistold: a message is what is kept at its offset.
-- unwanted: its key passes the filters of the consumer, and it has one if there are filters.
+- unwanted: it passes the filter of the subscription; and its key passes the filters of the
+  consumer, and it has one if there are filters.
 - twice: an epoch names each message once, and one connection.
 - damaged: no consumer is told of gaps but of evicted records, and those that all readers see.
 - unsteady: if the subscription is not reliable, each connection sees each key in order.
@@ -39,7 +40,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from tests.chaos.handings import Handing, Handings, Said
-from tests.chaos.history import Spot, key_of, matches
+from tests.chaos.history import Spot, key_of, matches, passes
 from tests.chaos.known import EVICTED, Known
 
 FLUSHED_MS = 10_000  # far more than the second after which what is finished is on disk
@@ -249,6 +250,8 @@ def _unwanted(known: Known, served: Handings) -> Iterator[str]:
         key = key_of(record, served.rules.key_fallback)
         if consuming.filters and not any(matches(g, key) for g in consuming.filters):
             yield f"unwanted: {consuming.consumer} of {consuming.filters} got {record}"
+        if not passes(served.rules.only, record):
+            yield f"unwanted: {served.rules.subscription} sent {record}, which it filters out"
 
 
 def _twice(known: Known, served: Handings) -> Iterator[str]:
@@ -303,7 +306,7 @@ def _kept(known: Known, served: Handings) -> Iterator[tuple[Spot, str]]:
         if place[0] == served.rules.topic:
             first = max(known.evicted[place], starts.get(place[1], 0))
             for seq, record in sorted(records.items()):
-                if seq > first:
+                if seq > first and passes(served.rules.only, record):
                     yield (place[1], seq), record
 
 

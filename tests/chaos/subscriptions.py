@@ -36,6 +36,8 @@ SUBSCRIPTIONS = [
     Subscribed("blocking", "orders", "key_shared", "block", FAILURES_MAX, ACK_TIMEOUT_MS),
     Subscribed("by-node", "clicks", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS,
                key_fallback="node"),
+    Subscribed("some", "clicks", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS,
+               only={"tag": "tag-1*"}),
     Subscribed("capped", "short", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS),
     Subscribed("loose", "clicks", "key_shared", "drop", FAILURES_MAX, ACK_TIMEOUT_MS,
                reliable=False),
@@ -59,6 +61,8 @@ CONSUMES = [
     Consumes("clicks", "by-node", "anna", Form.NDJSON),
     Consumes("clicks", "by-node", "bert", filters=("producer-*", "key-1*"), wanders=True),
     Consumes("clicks", "by-node", "carl", Form.MSGPACK, wanders=True),
+    Consumes("clicks", "some", "anna", Form.NDJSON),
+    Consumes("clicks", "some", "bert", wanders=True),
     Consumes("short", "capped", "anna", Form.NDJSON, wanders=True),
     Consumes("short", "capped", "bert"),
     Consumes("clicks", "loose", "anna", Form.NDJSON, mute=True),
@@ -73,6 +77,8 @@ def settings_of(each: Subscribed) -> dict[str, object]:
         "ack_timeout_ms": each.ack_timeout_ms, "redeliveries_max": each.failures_max - 1,
         "backoff_ms": [20, 200], "poison": each.poison, "key_fallback": each.key_fallback,
     }  # fmt: skip
+    if each.only:
+        settings["filter"] = each.only
     if each.dead_letters:
         settings["dead_letter_topic"] = each.dead_letters
     return settings

@@ -216,3 +216,14 @@ def test_no_window_has_more_posts_than_the_rate_allows() -> None:
     steady = [line for n in range(120) for line in posted(4, status=503, at_ms=AT_MS + n * 80)]
     late = [line for seq in (1, 2, 3, 4) for line in posted(seq, at_ms=AT_MS + 60_000)]
     assert names(world(*steady, *late, end[-1], rules=shared)) == {"overstepped"}
+
+
+def test_a_window_may_begin_with_a_burst() -> None:
+    """100 a second, 5 of a burst, and 5 that may have been held up."""
+    quick = replace(RULES, mode="shared", rate_max=100)
+    burst = [line for n in range(110) for line in posted(4, status=503, at_ms=AT_MS + n)]
+    rest = [line for seq in (1, 2, 3, 4) for line in posted(seq, at_ms=AT_MS + 20_000)]
+    end: list[Line] = [*rest, Drained("p", 0)]
+    assert check(world(*burst, *end, rules=quick)) == []
+    more = [*burst, *posted(4, status=503, at_ms=AT_MS + 200)]
+    assert names(world(*more, *end, rules=quick)) == {"overstepped"}

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.chaos.kafka import MEMBERS
 from tests.chaos.plan import OF_PAIR
 from tests.chaos.pressure import RUNGS
 from tests.chaos.pushes import KINDS
 from tests.chaos.run import (
+    only_kafka,
+    only_library,
     only_push,
     only_soak,
     only_subscriptions,
@@ -74,6 +77,27 @@ def test_kills_while_pushing_lose_and_reorder_nothing(tmp_path: Path) -> None:
     pushed = report.pushed
     assert pushed["answered 200"] > report.records_kept / 2, "little was pushed"
     assert set(pushed) >= KINDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kills_lose_double_and_reorder_nothing_of_kafkas_clients(tmp_path: Path) -> None:
+    """Idempotent producers, and a group that skips nothing and forgets no commit."""
+    options = only_kafka(Options(tmp_path, seed=1, seconds=300, kills=15, lake=False))
+    report = run(options)
+    assert report.contradictions == []
+    assert report.kafka["stored"] and report.kafka["read"] >= report.kafka["stored"]
+    assert report.kafka["joins"] > 2 * MEMBERS, "the group was left alone"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kills_lose_double_and_reorder_nothing_of_the_python_client(tmp_path: Path) -> None:
+    """Row N15; ``make chaos CHAOS="--library --kills 100 --seconds 900"`` is the whole of it."""
+    report = run(only_library(Options(tmp_path, seed=2, seconds=300, kills=15, lake=False)))
+    assert report.contradictions == []
+    assert report.library["stored"] == report.library["watched"] > 0
+    assert report.library["worked on"]
 
 
 def pair_options(folder: Path, bucket: Bucket, seed: int) -> Options:

@@ -205,6 +205,24 @@ def test_a_node_counts_as_a_key_if_the_subscription_says_so() -> None:
     assert judged("node", "key-*") == {"early", "locked", "unwanted"}
 
 
+def test_what_a_filter_leaves_out_is_not_sent_and_need_not_be() -> None:
+    rules = Subscribed("s", "t", "key_shared", "drop", 3, ACK_TIMEOUT_MS, only={"tag": "tag-1-0"})
+    records = ("2.1.0", "2.1.1")
+    kept = Page(COLD, T, 0, 2, tuple(enumerate(records, 1)))
+
+    def judged(*seqs: int) -> set[str]:
+        lines: list[Line] = [rules, Sent(1, 1, T, records), Consuming("s", "a", A, 0)]
+        for epoch, seq in enumerate(seqs, 1):
+            message = Message(0, seq, records[seq - 1])
+            lines.append(Handed("s", A, epoch, (message,), 100_000, 100_000))
+            lines.extend(said(epoch, seq))
+        return names([*lines, Drained("s", 0), kept])
+
+    assert judged() == {"unserved"}
+    assert judged(1) == set()
+    assert judged(1, 2) == {"unwanted"}
+
+
 def test_other_modes_do_not_order_keys() -> None:
     lines = [got(A, 1, 2, 1), *said(1, 1, 2), *served(A, 3, 3), *REST]
     shared = Subscribed("s", "t", "shared", "drop", 3, ACK_TIMEOUT_MS)

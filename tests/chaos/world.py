@@ -36,9 +36,10 @@ KILLS_BEFORE_READY_MAX = 3
 class Options(Struct, frozen=True):
     """Options of a run. It ends after ``seconds``, or after this many ``kills`` (0: no limit) if it
     has met by then what it is about: all ``rungs``, and each kind of answer to a push. ``read``:
-    there are readers, watchers and routers; ``subscribe``: subscriptions; ``push``: push
-    subscriptions; ``renew``: names are deleted and created again; ``soak``: see soak.py;
-    ``bucket``: there is a pair on it, see pair.py."""
+    there are readers, watchers and routers; ``subscribe``: subscriptions; ``kafka``: Kafka's
+    clients; ``library``: the Python client, which needs an address that stays (``listen``);
+    ``push``: push subscriptions; ``renew``: names are deleted and created again; ``soak``: see
+    soak.py; ``bucket``: there is a pair on it, see pair.py."""
 
     folder: Path
     seed: int
@@ -50,6 +51,9 @@ class Options(Struct, frozen=True):
     lake: bool = True
     read: bool = True
     subscribe: bool = False
+    kafka: bool = False
+    library: bool = False
+    listen: str = "127.0.0.1:0"
     push: bool = False
     renew: bool = False
     soak: bool = False
@@ -104,7 +108,7 @@ class World:
         for _ in range(START_TRIES):
             daemon = Daemon(
                 self._options.folder / "data", shards=self._options.shards,
-                settings=self._settings, config_file=self._config,
+                settings=self._settings, config_file=self._config, listen=self._options.listen,
                 command=(sys.executable, "-m", "cli", "serve", *chaos),
             )  # fmt: skip
             daemon.start()

@@ -126,6 +126,7 @@ def test_ctrl_c_ends_produce_with_a_summary_and_a_point_where_it_continues(daemo
     summary = json.loads(out)
     assert (summary["records"], summary["error"]["code"]) == (95, "interrupted")
     assert b"stopped before line 96" in err and b"`tail -n +96` has the rest" in err
+    assert b"and nothing after it" in err and not summary["error"]["is_unsure"]
     text = "".join(f"{n}\n" for n in range(120))
     again = run(daemon, "produce", "cut", "--resume", summary["error"]["resume"], stdin=text)
     assert again.exit_code == 0, again.stderr
@@ -200,7 +201,7 @@ def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> No
     status = parsed(run(daemon, "status", "-o", "json"))
     documented = {
         "version", "uptime_s", "ready", "store", "window_ms", "pressure", "memory_bound_bytes",
-        "shards", "groups", "totals", "certificate", "standbys",
+        "shards", "groups", "totals", "certificate", "standbys", "imports",
     }  # fmt: skip
     assert documented <= set(status)
     assert {"level", "rung", "inputs"} <= set(status["pressure"])

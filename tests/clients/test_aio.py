@@ -18,7 +18,7 @@ from headgate import (
     Record,
     Unreachable,
 )
-from tests.e2e.daemon import Daemon
+from tests.e2e.daemon import HANG_S, Daemon
 from tools.ports import kept_port
 
 Body = Callable[[AsyncClient], Awaitable[None]]
@@ -58,6 +58,23 @@ def test_records_are_produced_read_and_watched(daemon: Daemon, topic: str) -> No
         assert topic in [each["topic"] async for each in client.topics()]
         with pytest.raises(NotFound):
             await client.topic(topic + "-not")
+
+    run(daemon, body)
+
+
+def test_a_watch_goes_on_after_an_anext_that_was_cancelled(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        await client.produce_many(topic, [NewRecord(n) for n in range(3)])
+        async with client.watch(topic, from_seq=0) as watch:
+            await taken(watch, 3)
+            waiting = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await client.produce(topic, "later")
+            (found,) = await taken(watch, 1)
+            assert isinstance(found, Record) and (found.seq, found.data) == (4, "later")
 
     run(daemon, body)
 
@@ -110,6 +127,55 @@ def test_a_cancelled_producer_ends_though_nobody_answers(daemon: Daemon, topic: 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    run(daemon, body)
+
+
+def test_what_another_task_sends_while_a_producer_ends_is_stored_or_refused(
+    daemon: Daemon, topic: str
+) -> None:
+    async def body(client: AsyncClient) -> None:
+        sent = 0
+
+        async def sending() -> None:
+            nonlocal sent
+            while True:
+                await producer.send(sent)
+                sent += 1
+                await asyncio.sleep(0)
+
+        async with client.producer(topic) as producer:
+            task = asyncio.create_task(sending())
+            while not producer.position:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.01)
+        with pytest.raises(ValueError, match="not open"):
+            await task
+        assert producer.position == sent
+        await producer.flush()
+
+    run(daemon, body)
+
+
+def test_the_end_of_a_producer_is_told_to_whoever_waits_for_it(daemon: Daemon, topic: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        producer = client.producer(topic, limits=Limits(buffer_bytes=100, linger_s=3600))
+
+        async def ended_by_cancellation() -> None:
+            async with producer:
+                await producer.send(1)
+                waiting.append(asyncio.create_task(producer.send("x" * 100)))
+                await asyncio.sleep(0)
+                raise asyncio.CancelledError
+
+        waiting: list[asyncio.Task[None]] = []
+        with pytest.raises(asyncio.CancelledError):
+            await ended_by_cancellation()
+        (blocked,) = waiting
+        with pytest.raises(ValueError, match="not open"):
+            await asyncio.wait_for(blocked, HANG_S)
+        with pytest.raises(ProducerFailed, match="closed") as raised:
+            await asyncio.wait_for(producer.flush(), HANG_S)
+        assert raised.value.count == 1
 
     run(daemon, body)
 

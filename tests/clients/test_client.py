@@ -14,6 +14,7 @@ from headgate import (
     Client,
     ConditionFailed,
     Gap,
+    HeadgateError,
     Limits,
     Message,
     NewRecord,
@@ -148,6 +149,46 @@ def test_a_refused_record_fails_the_producer_and_its_sender_is_told(
         producer.send(float("nan"))
     with pytest.raises(ValueError, match="not open"):
         producer.send(1)
+
+
+def test_what_another_thread_sends_while_a_producer_ends_is_stored_or_refused(
+    client: Client, topic: str
+) -> None:
+    sent = 0
+
+    def sending() -> None:
+        nonlocal sent
+        while True:
+            producer.send(sent)
+            sent += 1
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match="not open"):
+            sending()
+
+    other = threading.Thread(target=refused, daemon=True)
+    with client.producer(topic) as producer:
+        other.start()
+        wait_until(lambda: producer.position, "a first record to be stored")
+    other.join()
+    assert producer.position == sent
+    producer.flush()
+
+
+def test_a_flush_after_a_producer_that_ended_early_says_how_many_are_not_stored(
+    client: Client, topic: str
+) -> None:
+    def sending() -> None:
+        with producer:
+            producer.send(1)
+            raise ProducerFailed(HeadgateError("other", "of another producer"), 0)
+
+    producer = client.producer(topic, limits=Limits(linger_s=3600))
+    with pytest.raises(ProducerFailed, match="of another"):
+        sending()
+    with pytest.raises(ProducerFailed, match="closed") as raised:
+        producer.flush()
+    assert raised.value.count == 1
 
 
 def test_a_sender_waits_while_the_buffer_is_full(client: Client, topic: str) -> None:

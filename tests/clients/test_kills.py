@@ -30,7 +30,7 @@ from tests.e2e.processes import succession
 SHARDS = 3
 PARTITIONS = 2
 KEYS = 8
-ROUNDS, KILLS_MIN = 12, 27
+ROUNDS, KILLS_MIN = 46, 100
 AHEAD = 100  # records that are sent and not consumed: consumers are slower than producers
 LIMITS = Limits(batch_records=40, buffer_bytes=64 << 10, linger_s=0)
 PATIENCE_S = 300.0

@@ -67,7 +67,9 @@ class World:
             case Send(request) | Open(request):
                 self.sent.append(request)
                 self.now_s += self._took_s
-                return self._told.pop(0) if len(self._told) > 1 else self._told[0]
+                told = self._told.pop(0) if len(self._told) > 1 else self._told[0]
+                self.is_reached |= isinstance(told, Answer)
+                return told
         raise AssertionError(step)
 
 
@@ -134,6 +136,18 @@ def test_a_daemon_that_never_answered_is_waited_for_briefly_even_by_the_patient(
     with pytest.raises(Unreachable, match="refused"):
         world.run(asked(ASK, patience_s=float("inf")))
     assert sum(world.waits) <= 5
+
+
+@pytest.mark.parametrize("patience_s", [None, 50.0])
+def test_the_patience_with_a_daemon_that_answers_is_the_whole(
+    patience_s: float | None,
+) -> None:
+    not_ready = refusing(503, "not_ready", {"retry-after": "4"})
+    world = World(Lost("refused", sent=False), not_ready)
+    world.is_reached = False
+    with pytest.raises(Refused):
+        world.run(asked(ASK, patience_s=patience_s))
+    assert (patience_s or 60) - 4 < sum(world.waits) <= (patience_s or 60)
 
 
 def test_an_outcome_that_stays_unknown_is_told_before_the_daemon_forgets_the_key() -> None:
@@ -203,6 +217,13 @@ def test_an_error_of_another_program_is_not_taken_for_the_daemons(body: bytes) -
     with pytest.raises(UnknownAnswer) as raised:
         World(Answer(404, {}, body)).run(asked(ASK))
     assert "404" in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [101, 301, 302, 304])
+def test_a_redirection_is_not_followed_and_says_where_it_goes(status: int) -> None:
+    moved = Answer(status, {"location": "https://example.invalid/"}, b"")
+    with pytest.raises(UnknownAnswer, match=rf"{status} .*https://example\.invalid/"):
+        World(moved).run(asked(ASK))
 
 
 def test_an_answer_that_is_not_json_is_an_unknown_answer() -> None:

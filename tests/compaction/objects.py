@@ -20,9 +20,10 @@ from compaction.parquet.writer import DAY_US, WrittenFile, day_text
 from ledger.lake.types import PlannedObject
 from ledger.types import Extent, LeaseId
 from shards.checksum import crc32c
-from shards.frame import CODEC_RECORDS, encode_batch
+from shards.frame import CODEC_KAFKA, CODEC_MIXED, CODEC_RECORDS
+from tests.uploader.l0_samples import batch, from_kafka
 from uploader.l0 import ExtentParts, RingRun, build, object_key, read_extent, records_of
-from uploader.l0.records import TIMESTAMP_MS_MAX, Record, encode
+from uploader.l0.records import TIMESTAMP_MS_MAX, Record
 from uploader.stores.base import ObjectStore
 
 DAY_MS = 86_400_000
@@ -42,6 +43,8 @@ class Draft(NamedTuple):
     partition: int
     batches: Batches
     voids: tuple[tuple[int, int], ...] = ()
+    of_kafka: frozenset[int] = frozenset()
+    """Which batches came from Kafka's clients."""
 
 
 class Heads:
@@ -70,10 +73,10 @@ def put(store: ObjectStore, heads: Heads, drafts: Sequence[Draft]) -> PlannedObj
                 f"topic-{draft.topic_id}",
                 draft.topic_id,
                 draft.partition,
-                CODEC_RECORDS,
+                CODEC_MIXED if draft.of_kafka else CODEC_RECORDS,
                 [
-                    encode_batch(len(some), arrival, encode(some), CODEC_RECORDS)
-                    for arrival, some in draft.batches
+                    batch(some, arrival, CODEC_KAFKA if n in draft.of_kafka else CODEC_RECORDS)
+                    for n, (arrival, some) in enumerate(draft.batches)
                 ],
                 len(records),
                 min(times),
@@ -186,20 +189,23 @@ def drafts(draw: st.DrawFn) -> list[Draft]:
     )
     found = []
     for topic_id, partition in places:
-        batches = draw(
+        made = draw(
             st.lists(
                 st.tuples(
                     st.integers(NOON_MS, NOON_MS + DAY_MS),
-                    st.lists(records, min_size=1, max_size=5),
+                    st.tuples(st.just(False), st.lists(records, min_size=1, max_size=5))
+                    | st.tuples(st.just(True), st.lists(from_kafka, min_size=1, max_size=5)),
                 ),
                 min_size=1,
                 max_size=3,
             )
         )
+        batches = [(arrival, some) for arrival, (_, some) in made]
+        of_kafka = frozenset(number for number, (_, (is_of, _)) in enumerate(made) if is_of)
         count = sum(len(some) for _, some in batches)
         voids: list[tuple[int, int]] = []
         for index in range(count):
             if draw(st.integers(0, 4)) == 0 and (not voids or sum(voids[-1]) < index):
                 voids.append((index, draw(st.integers(1, min(2, count - index)))))
-        found.append(Draft(topic_id, partition, batches, tuple(voids)))
+        found.append(Draft(topic_id, partition, batches, tuple(voids), of_kafka))
     return found

@@ -26,10 +26,11 @@ from ledger import epochs, topics
 from ledger.ledger import Ledger
 from ledger.types import Commit, CommitDraft, LeasedRange, LeaseId, Topic, TopicConfig
 from shards import layout as at
-from shards.frame import Part, encode_conditions
+from shards.frame import CODEC_RECORDS, Part, encode_conditions
 from shards.layout import Layout
 from shards.ring import RequestAt, RingReader, RingWriter
 from shards.segment import Segment
+from tests.uploader.l0_samples import kafka_payload
 from uploader import l0
 from uploader.l0.records import Record, encode
 from uploader.pipeline.assemble import assemble
@@ -92,8 +93,10 @@ class Node:
     def produce(
         self, shard: int, parts: Mapping[int, Sequence[Record]], *,
         idempotency_key: str | None = None, expected_seq: int | None = None,
+        codec: int = CODEC_RECORDS,
     ) -> None:  # fmt: skip
         """Publishes a request: records by partition. Raises RingFull."""
+        encoded = encode if codec == CODEC_RECORDS else kafka_payload
         times = {
             partition: [ARRIVAL_MS if r.ts is None else r.ts for r in records]
             for partition, records in parts.items()
@@ -103,8 +106,8 @@ class Node:
             ARRIVAL_MS,
             encode_conditions(idempotency_key, expected_seq),
             [
-                Part(self.topic.topic_id, p, len(records), encode(records),
-                     min(times[p]), max(times[p]))
+                Part(self.topic.topic_id, p, len(records), encoded([*records]),
+                     min(times[p]), max(times[p]), codec)
                 for p, records in sorted(parts.items())
             ],
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Filters by tag, node and key."""
+"""Filters by tag, node, key and fields of the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delivery import filters
-from delivery.filters import PATTERN_CHARACTERS_MAX, Filter, FilterError, compiled
+from delivery.filters import (
+    PATTERN_CHARACTERS_MAX,
+    Filter,
+    FilterError,
+    compiled,
+    parse_condition,
+    text_at,
+)
 from uploader.l0.records import Record
 
 VECTORS = [
@@ -153,3 +160,105 @@ def test_a_backslash_at_the_end_is_refused() -> None:
     with pytest.raises(FilterError, match=r"^key is a pattern that ends with a backslash") as told:
         Filter(key="a\\\\\\").check()
     assert told.value.field == "key"
+
+
+DATA = """{"status":"paid","n":5,"x":1.50,"t":true,"z":null,"l":[1],"o":{"in":"deep","a.b":1},
+"c.d":"whole","c":{"d":"part"},"huge":1e999,"e":1E3,"i":9007199254740993.0,"m":-0,"long":"%s","twice":1,"twice":2}"""
+DATA %= "x" * 1_025
+CONDITIONS = [
+    ("status=paid", True),
+    ("status=p*d", True),
+    ("status=pai", False),
+    ("status=", False),
+    ("status=*=*", False),
+    ("n=5", True),
+    ("x=1.50", True),
+    ("x=1.5", False),
+    ("e=1E3", True),
+    ("e=1000*", False),
+    ("i=9007199254740993.0", True),
+    ("m=-0", True),
+    ("t=true", True),
+    ("z=null", True),
+    ("z=*", True),
+    ("l=*", False),
+    ("o=*", False),
+    ("o.in=deep", True),
+    ("o.none=*", False),
+    ("status.in=*", False),
+    ("none=*", False),
+    ("c.d=whole", True),
+    ("c.d=part", False),
+    ("huge=1e999", True),
+    ("long=x*", True),
+    ("long=x*?", False),
+    ("twice=2", True),
+]
+
+
+@pytest.mark.parametrize(("condition", "expected"), CONDITIONS)
+def test_a_condition_compares_a_field_of_the_data(condition: str, expected: bool) -> None:
+    """Fields that cannot be decoded do not keep others from being compared."""
+    only = Filter(where=(condition,))
+    only.check()
+    assert only.matches(Record(DATA)) is expected
+    assert Filter(where=("status=paid", condition)).matches(Record(DATA)) is expected
+    assert not Filter(key="k", where=(condition,)).matches(Record(DATA)), "all must match"
+
+
+@pytest.mark.parametrize("data", [b'{"status":"paid"}', b"\xff", "[1]", '"status"', "null", "7"])
+def test_data_without_fields_matches_no_condition(data: str | bytes) -> None:
+    assert not Filter(where=("status=*",)).matches(Record(data))
+    assert text_at(data, "status") is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("status", r"where\[1\] cannot be used: 'status' has no = after the field"),
+        ("", r"where\[1\] cannot be used: '' has no = after the field"),
+        ("=paid", r"where\[1\] cannot be used: '=paid' has no field before ="),
+        (
+            "a=b\\",
+            r"where\[1\] cannot be used: character 4 of .* is the end of a pattern that ends",
+        ),
+        ("a=" + "x" * 1_025, r"where\[1\] .* has 1,025 characters, the limit is 1,024"),
+    ],
+)
+def test_a_condition_that_is_none_is_refused_with_its_place(condition: str, says: str) -> None:
+    with pytest.raises(FilterError, match=says) as told:
+        Filter(where=("a=b", condition)).check()
+    assert told.value.field == "where[1]"
+
+
+def test_only_patterns_that_may_take_long_make_lots_small() -> None:
+    quick = Filter(tag="a*b*c", where=("status=paid",))
+    assert (quick.slow, quick.lot) == (0, 4_096)
+    slow = Filter(tag="*" + "?a" * 500, where=("a=*?b*",))
+    assert slow.lot == 4
+    assert slow.cost([Record("1")]) > 20 * quick.cost([Record("1")])
+    assert quick.cost([Record("x" * 51_200)]) == 101
+
+
+def test_fields_are_looked_for_in_few_levels_and_each_level_is_charged() -> None:
+    deep = ".".join("abcdefgh")
+    assert parse_condition(f"{deep}=x").field == deep
+    with pytest.raises(ValueError, match="9 levels deep, the limit is 8"):
+        parse_condition(f"{deep}.i=x")
+    record = Record('{"a":{"b":"' + "x" * 51_200 + '"}}')
+    flat, nested = Filter(where=("a=x",)), Filter(where=("a.b=x",))
+    assert nested.cost([record]) == 2 * flat.cost([record]) - 1 > 200
+
+
+def test_conditions_share_the_objects_that_they_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    decode = filters._decode_fields
+
+    def counted(text: str) -> object:
+        seen.append(text)
+        return decode(text)
+
+    monkeypatch.setattr(filters, "_decode_fields", counted)
+    wanted = Filter(where=("a.b.c=1", "a.b.d=2", "a.e=3"))
+    assert wanted.matches(Record('{"a":{"b":{"c":1,"d":2},"e":3}}'))
+    assert len(seen) == 3

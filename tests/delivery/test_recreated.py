@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +10,9 @@ from delivery.reading.diff import OffsetPastEnd
 from delivery.schemas import DiffAnswer, Tombstone
 from ledger import topics
 from ledger.types import TopicConfig
-from tests.delivery.node import ARRIVAL_MS, Node, node_in
+from tests.delivery.node import ARRIVAL_MS, Node
 from tests.delivery.reading.test_diff import data_of, rec, told_reader
 from tests.ledger.upkeep import evict_all
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path) as made:
-        yield made
 
 
 def commit(node: Node, *texts: str) -> None:

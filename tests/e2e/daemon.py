@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from shards.clock import monotonic_ns
 
@@ -238,6 +239,16 @@ def wait_for_heartbeats(daemon: Daemon) -> None:
         return all(asked_ns - (age_ms + 1) * 1_000_000 > began_ns for age_ms in ages_ms)
 
     wait_until(are_later, "a heartbeat of every shard")
+
+
+def empty(daemon: Daemon) -> None:
+    """Deletes all routers, topics and cursors."""
+    for kind, name in (("routers", "router"), ("topics", "topic"), ("cursors", "cursor")):
+        while found := daemon.get(f"/v0/{kind}?limit=1000").json[kind]:
+            for each in found:
+                path = f"/v0/{kind}/{quote(each[name], safe='')}"
+                deleted = daemon.ask("DELETE", path + "?force=true" * (kind == "topics"))
+                assert deleted.status == 200, deleted
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 
@@ -42,8 +42,11 @@ class Sender:
     def send(
         self, topic: str, value: bytes | str | None, key: bytes | str | None = None, **more: Any
     ) -> None:
-        """Gives one record to the client."""
-        self.producer.produce(topic, value, key, on_delivery=self._heard, **more)
+        """Gives one record to the client, which refuses it itself if it knows already why."""
+        try:
+            self.producer.produce(topic, value, key, on_delivery=self._heard, **more)
+        except KafkaException as error:
+            self.failed.append(error.args[0])
 
     def _heard(self, error: KafkaError | None, message: Message) -> None:
         if error is None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import compaction.run.lease
+import compaction.run.run_lease
 from compaction import job
 from compaction.access.via_daemon import ViaDaemon
 from ledger.lake import catalog
@@ -24,8 +24,8 @@ LEASE_MS = 2_000
 
 def stop_before_a_swap() -> None:
     """The driver stops once, with its tables' files and metadata written."""
-    compaction.run.lease.LEASE_MS = LEASE_MS
-    compaction.run.lease.RENEW_S = 0.2
+    compaction.run.run_lease.LEASE_MS = LEASE_MS
+    compaction.run.run_lease.RENEW_S = 0.2
     operate = ViaDaemon._operate
     left = [1]
 

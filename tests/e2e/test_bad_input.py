@@ -88,105 +88,17 @@ def record(text: bytes) -> bytes:
     return b'{"records":[{"data":1},%s]}' % text
 
 
-DEEP = 513
 MALFORMED: dict[str, tuple[bytes, dict[str, object]]] = {
-    "nothing": (post(b""), {}),
-    "blank": (post(b" \n"), {}),
-    "half an object": (post(b'{"records":[{"data":1}'), {}),
-    "two objects": (post(b'{"records":[{"data":1}]}{}'), {"line": 1}),
     "line 3": (post(b'{"records":\n[{"data":1},\n{"data":oops}]}'), {"line": 3}),
-    "a number": (post(b"5"), {}),
-    "no records": (post(b"{}"), {}),
-    "records are null": (post(b'{"records":null}'), {}),
-    "empty records": (post(b'{"records":[]}'), {}),
-    "empty array": (post(b"[]"), {}),
-    "a record is a number": (post(record(b"7")), {"record": 1}),
     "no data": (post(record(b'{"key":"k"}')), {"record": 1}),
-    "data twice": (post(record(b'{"data":1,"data_b64":""}')), {"record": 1}),
-    "no base64": (post(record(b'{"data_b64":"a"}')), {"record": 1}),
-    "an unknown field": (post(record(b'{"data":1,"offset":5}')), {"record": 1}),
-    "an unknown setting": (post(b'{"records":[{"data":1}],"acks":"all"}'), {}),
-    "a key of another type": (post(record(b'{"data":1,"key":5}')), {"record": 1}),
-    "a tag of another type": (post(record(b'{"data":1,"tag":{}}')), {"record": 1}),
-    "meta is an array": (post(record(b'{"data":1,"meta":[]}')), {"record": 1}),
-    "a negative time": (post(record(b'{"data":1,"ts":-1}')), {"record": 1}),
-    "a time as text": (post(record(b'{"data":1,"ts":"2024-01-01"}')), {"record": 1}),
-    "a time too late": (post(record(b'{"data":1,"ts":9007199254740993}')), {"record": 1}),
     "partition 1 of 1": (post(b"[1]", path=TOPIC + "?partition=1"), {"partition": 1}),
     "partition -1": (post(b"[1]", path=TOPIC + "?partition=-1"), {"parameter": "partition"}),
-    "partition +1": (post(b"[1]", path=TOPIC + "?partition=+1"), {"parameter": "partition"}),
-    "partition 1e0": (post(b"[1]", path=TOPIC + "?partition=1e0"), {"parameter": "partition"}),
-    "partition 1000": (post(b"[1]", path=TOPIC + "?partition=1000"), {"parameter": "partition"}),
-    "a negative offset": (
-        post(b"[1]", path=TOPIC + "?expected_seq=-1"),
-        {"parameter": "expected_seq"},
-    ),
-    "a huge offset": (
-        post(b"[1]", path=TOPIC + f"?expected_seq={10**30}"),
-        {"parameter": "expected_seq"},
-    ),
-    "an unknown parameter": (
-        post(b"[1]", path=TOPIC + "?partitions=1"),
-        {"parameter": "partitions"},
-    ),
-    "a key of an object": (post(b'[{"k":{}}]', path=TOPIC + "?key=k"), {"record": 0}),
-    "NaN": (post(b"[1,NaN]"), {}),
-    "a bare control": (post(b'["\x01"]'), {}),
-    "half a surrogate": (post(b'["\\ud800"]'), {}),
-    "UTF-16": (post('[1,"x"]'.encode("utf-16")), {}),
-    "bad UTF-8 in data": (post(record(b'{"data":"\xc3("}')), {"record": 1}),
-    "bad UTF-8 in a key": (post(record(b'{"data":1,"key":"\xff"}')), {}),
-    "bad UTF-8 in an array": (post(b'[1,"\xed\xa0\x80"]'), {"record": 1}),
-    "an array too deep": (post(b"[" + b"[" * DEEP + b"]" * DEEP + b"]"), {"limit_levels": 512}),
-    "an object too deep": (
-        post(record(b'{"data":%s1%s}' % (b'{"a":' * DEEP, b"}" * DEEP))),
-        {"record": 1},
-    ),
-    "meta too deep": (
-        post(record(b'{"data":1,"meta":%s1%s}' % (b'{"a":' * DEEP, b"}" * DEEP))),
-        {"record": 1},
-    ),
     "very deep": (post(b"[" * (200 * KIB)), {"limit_levels": 512}),
     "lines: one of three": (post(b'1\n{"a"}\n3', NDJSON), {"line": 2}),
-    "lines: two on one": (post(b"1\n2 3\n4", NDJSON), {"line": 2}),
-    "lines: one on two": (post(b'1\n{"a":\n2}', NDJSON), {"line": 2}),
-    "lines: bad UTF-8": (post(b'1\n"\xff"', NDJSON), {"line": 2}),
-    "lines: too deep": (post(b"1\n\n" + b"[" * DEEP + b"]" * DEEP, NDJSON), {"line": 3}),
-    "lines: a bad key": (post(b'{"k":1}\n{"k":[]}', NDJSON, TOPIC + "?key=k"), {"line": 2}),
-    "lines: none": (post(b"\n\r\n \n", NDJSON), {}),
-    "msgpack: nothing": (post(b"", MSGPACK), {}),
-    "msgpack: JSON": (post(b'{"records":[{"data":1}]}', MSGPACK), {}),
     "msgpack: cut off": (post(pack({"records": [{"data": "abc"}]})[:-1], MSGPACK), {}),
-    "msgpack: more bytes after it": (post(pack({"records": [{"data": 1}]}) + b"\x00", MSGPACK), {}),
-    "msgpack: an array": (post(pack([1, 2]), MSGPACK), {}),
-    "msgpack: no data": (post(pack({"records": [{"data": 1}, {}]}), MSGPACK), {"record": 1}),
-    "msgpack: NaN": (post(pack({"records": [{"data": float("nan")}]}), MSGPACK), {"record": 0}),
-    "msgpack: extension": (
-        post(pack({"records": [{"data": msgspec.msgpack.Ext(5, b"x")}]}), MSGPACK),
-        {"record": 0},
-    ),
-    "msgpack: bad UTF-8": (
-        post(pack({"records": [{"data": "abc"}]}).replace(b"abc", b"a\xffc"), MSGPACK),
-        {"record": 0},
-    ),
-    "msgpack: a length that lies": (post(b"\x81\xa7records\xdd\x7f\xff\xff\xff", MSGPACK), {}),
-    "msgpack: a count that lies": (
-        post(b"\x81\xa7records\xdd\x00\x0f\xff\xff" + b"\x80" * 1000, MSGPACK),
-        {},
-    ),
-    "msgpack: too deep": (
-        post(b"\x81\xa7records\x91\x81\xa4data" + b"\x91" * DEEP + b"\x00", MSGPACK),
-        {"record": 0},
-    ),
-    "msgpack: Fluent Bit's": (post(b"\x92\xd7\x00" + bytes(8) + b"\x81\xa1a\x01", MSGPACK), {}),
     "bytes: none": (post(b"", OCTETS), {}),
-    "gzip: none": (post(b"[1]", Content_Encoding="gzip"), {}),
     "gzip: cut off": (post(gzip.compress(b"[1]")[:-1], Content_Encoding="gzip"), {}),
-    "gzip: garbage after it": (post(gzip.compress(b"[1]") + b"x", Content_Encoding="gzip"), {}),
-    "gzip: a wrong sum": (post(gzip.compress(b"[1]")[:-8] + bytes(8), Content_Encoding="gzip"), {}),
-    "gzip: nothing inside": (post(gzip.compress(b""), Content_Encoding="gzip"), {}),
     "deflate: raw": (post(zlib.compress(b"[1]")[2:-4], Content_Encoding="deflate"), {}),
-    "zstd: none": (post(b"[1]", Content_Encoding="zstd"), {}),
     "zstd: cut off": (post(zstandard.compress(b"[1]")[:-1], Content_Encoding="zstd"), {}),
 }
 
@@ -209,22 +121,8 @@ def test_a_malformed_body_makes_no_topic(daemon: Daemon) -> None:
 BOMB = b"[" + b" " * (8 << 20) + b"1]"
 TOO_LARGE = {
     "a record": post(b'[1,"%s"]' % (b"x" * RECORD_MAX)),
-    "a record in bytes, not characters": post(b'["%s"]' % ("é" * (RECORD_MAX // 2)).encode()),
-    "a record of an object": post(record(b'{"data":"%s"}' % (b"x" * RECORD_MAX))),
-    "a record of bytes": post(b"x" * (RECORD_MAX + 1), OCTETS),
-    "a line": post(b'1\n"%s"' % (b"x" * RECORD_MAX), NDJSON),
-    "msgpack: a record": post(pack({"records": [{"data": "x" * RECORD_MAX}]}), MSGPACK),
-    "a count": post(b"[" + b",".join([b"1"] * (RECORDS_MAX + 1)) + b"]"),
-    "a count of objects": post(
-        b'{"records":[%s]}' % b",".join([b'{"data":1}'] * (RECORDS_MAX + 1))
-    ),
     "a count of lines": post(b"1\n" * (RECORDS_MAX + 1), NDJSON),
-    "a count in msgpack": post(pack({"records": [{"data": 1}] * (RECORDS_MAX + 1)}), MSGPACK),
-    "a count that is huge": post(b"[" + b"0," * (120 * KIB) + b"0]"),
     "a gzip bomb": post(gzip.compress(BOMB), Content_Encoding="gzip"),
-    "a deflate bomb": post(zlib.compress(BOMB), Content_Encoding="deflate"),
-    "a zstd bomb": post(zstandard.compress(BOMB), Content_Encoding="zstd"),
-    "a bomb of many frames": post(zstandard.compress(b" " * KIB) * 300, Content_Encoding="zstd"),
     "settings": request("PUT", TOPIC, b" " * (2 << 20)),
     "a question": request("POST", TOPIC + "/diff", b" " * (2 << 20)),
 }
@@ -294,42 +192,10 @@ def test_a_name_that_leads_elsewhere_is_400(daemon: Daemon, name: str, suffix: s
 
 HEAD = b"POST /v0/topics/victim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 GARBAGE: dict[str, tuple[bytes, int, str]] = {
-    "letters": (b"hello daemon, how are you?\r\n\r\n", 400, "bad_request"),
     "TLS": (bytes.fromhex("16030100f8010000f40303") + b"\x00" * 50, 400, "bad_request"),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "bad_request"),
-    "HTTP/0.9": (b"GET /v0/topics\r\n\r\n", 400, "bad_request"),
-    "HTTP/3": (b"GET /livez HTTP/3.0\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
-    "no host": (b"GET /livez HTTP/1.1\r\n\r\n", 400, "bad_request"),
-    "two hosts": (b"GET /livez HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "bad_request"),
-    "bare LF": (b"GET /livez HTTP/1.1\nHost: h\n\n" + b" " * 99 + b"\r\n\r\n", 400, "bad_request"),
-    "a folded header": (
-        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n",
-        400,
-        "bad_request",
-    ),
-    "a blank in a name": (
-        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA b: c\r\n\r\n",
-        400,
-        "bad_request",
-    ),
-    "a fragment": (b"GET /livez#x HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
-    "half an escape": (b"GET /livez?a=%f HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "bad_request"),
     "a parameter twice": (
         HEAD.replace(b"victim ", b"victim?partition=0&partition=0 ")
         + b"Content-Length: 3\r\n\r\n[1]",
-        400,
-        "bad_request",
-    ),
-    "length -1": (HEAD + b"Content-Length: -1\r\n\r\n", 400, "bad_request"),
-    "length +3": (HEAD + b"Content-Length: +3\r\n\r\n[1]", 400, "bad_request"),
-    "length 3, 3": (HEAD + b"Content-Length: 3, 3\r\n\r\n[1]", 400, "bad_request"),
-    "two lengths": (
-        HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n[1]",
-        400,
-        "bad_request",
-    ),
-    "a length of 40 digits": (
-        HEAD + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n",
         400,
         "bad_request",
     ),
@@ -338,28 +204,8 @@ GARBAGE: dict[str, tuple[bytes, int, str]] = {
         400,
         "bad_request",
     ),
-    "gzip, chunked": (
-        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunked(b"[1]"),
-        400,
-        "bad_request",
-    ),
-    "chunked, chunked": (
-        HEAD + b"Transfer-Encoding: chunked, chunked\r\n\r\n" + chunked(b"[1]"),
-        400,
-        "bad_request",
-    ),
     "a chunk without a size": (
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        400,
-        "bad_request",
-    ),
-    "a chunk that is longer": (
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n[1]\r\n0\r\n\r\n",
-        400,
-        "bad_request",
-    ),
-    "a chunk of 2**36": (
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1000000000\r\n",
         400,
         "bad_request",
     ),
@@ -383,28 +229,7 @@ GARBAGE: dict[str, tuple[bytes, int, str]] = {
         431,
         "head_too_large",
     ),
-    "a head without end": (
-        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 10_000,
-        431,
-        "head_too_large",
-    ),
-    "many headers": (
-        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
-        + b"".join(b"A%d: b\r\n" % n for n in range(101))
-        + b"\r\n",
-        431,
-        "head_too_large",
-    ),
 }
-
-
-@pytest.mark.parametrize("name", GARBAGE)
-def test_what_is_not_http_is_refused_and_the_connection_closed(daemon: Daemon, name: str) -> None:
-    data, status, code = GARBAGE[name]
-    with Wire(daemon.port) as wire:
-        wire.send(data)
-        refused(wire.answer(), status, code)
-        assert wire.answers() == []
 
 
 @pytest.mark.parametrize("name", GARBAGE)

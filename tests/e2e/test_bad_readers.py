@@ -37,16 +37,20 @@ def test_readers_that_take_no_answers_are_limited_and_others_get_shorter_ones(
             f"Content-Length: {len(body)}",
         ]  # fmt: skip
         request = "\r\n".join(head).encode() + b"\r\n\r\n" + body
-        for _ in range(40):
-            greedy = stack.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
-            greedy.sendall(request * 20)
+
+        def ask_and_take_nothing(connections: int, requests: int) -> None:
+            for _ in range(connections):
+                greedy = stack.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
+                greedy.sendall(request * requests)
 
         def is_short() -> bool:
             found = daemon.diff("t", from_seq=0)
             assert found["records"][0]["seq"] == 1
             return len(found["records"]) == 1 and not found["caught_up"]
 
+        ask_and_take_nothing(8, 1)  # more than half of what may be held, and nobody is closed
         wait_until(is_short, "shorter answers")
+        ask_and_take_nothing(40, 20)
         wait_until(lambda: "took nothing" in daemon.text, "connections that were closed")
         used = psutil.Process(pid).memory_full_info().uss - before
         assert used < LIMIT + 8 * BYTES_MAX, "what waits, and what is being made"

@@ -18,7 +18,7 @@ import pytest
 
 from compaction.access.http_calls import socket_address
 from compaction.access.via_daemon import ViaDaemon
-from compaction.run.lease import RunLease
+from compaction.run.run_lease import RunLease
 from ledger import topics
 from ledger.lake import lake_tables
 from shards.clock import wall_ms

@@ -32,11 +32,46 @@ def test_a_repeated_key_replays_the_first_answer(shared_daemon: Daemon) -> None:
     first = shared_daemon.produce("repeat", "a", "b", idempotency_key="k1")
     shared_daemon.produce("repeat", "c")
     again = shared_daemon.produce("repeat", "a", "b", idempotency_key="k1")
-    other_content = shared_daemon.produce("repeat", "z", idempotency_key="k1")
 
     assert first.json["deduped"] is False
-    assert again.json == other_content.json == {**first.json, "deduped": True}
+    assert again.json == {**first.json, "deduped": True}
     assert [r["data"] for r in shared_daemon.read_all("repeat")] == ["a", "b", "c"]
+
+
+def test_other_records_under_a_used_key_are_refused_and_not_taken_for_a_repeat(
+    shared_daemon: Daemon,
+) -> None:
+    topic = "reused"
+    path = f"/v0/topics/{topic}?idempotency_key=k"
+    with wire_of_each_shard(shared_daemon, "warm") as wires:
+        first = wires[0].json("POST", f"/v0/topics/{topic}", {"records": [{"data": {"a": 1}}],
+                                                            "idempotency_key": "k"})  # fmt: skip
+        assert first.json["deduped"] is False
+        for wire in wires:
+            for records in (
+                [{"data": {"a": 2}}],
+                [{"data": {"a": 1}, "key": "x"}],
+                [{"data": 1}] * 2,
+            ):
+                answer = wire.json(
+                    "POST", f"/v0/topics/{topic}", {"records": records, "idempotency_key": "k"}
+                )
+                assert (answer.status, answer.code) == (422, "idempotency_key_reused")
+                assert answer.json["error"]["detail"] == {
+                    "partition": 0, "first_seq": 1, "last_seq": 1,
+                }  # fmt: skip
+    # The records count, not what else a body says, nor whether it is an object or lines.
+    patient = {"records": [{"data": {"a": 1}}], "idempotency_key": "k", "ack_timeout_ms": 9_000}
+    again = [
+        shared_daemon.json("POST", f"/v0/topics/{topic}", patient),
+        shared_daemon.ask("POST", path, b'{"a": 1}\n', content_type="application/x-ndjson"),
+        shared_daemon.ask("POST", path, b'[{"a": 1}]', content_type="application/json"),
+    ]
+    assert [(each.status, each.json.get("deduped")) for each in again] == [(200, True)] * 3
+    # Not a byte of the data may differ: a proxy must not write JSON anew.
+    tighter = shared_daemon.ask("POST", path, b'[{"a":1}]', content_type="application/json")
+    assert tighter.status == 422
+    assert [r["data"] for r in shared_daemon.read_all(topic)] == [{"a": 1}]
 
 
 def test_keys_are_of_one_topic(shared_daemon: Daemon) -> None:
@@ -50,7 +85,8 @@ def test_a_key_may_be_in_the_query(shared_daemon: Daemon) -> None:
     for deduped in (False, True):
         answer = shared_daemon.ask("POST", path, b"1\n2\n", content_type="application/x-ndjson")
         assert (answer.json["last_seq"], answer.json["deduped"]) == (2, deduped)
-    assert shared_daemon.produce("query-key", 9, idempotency_key="a key").json["deduped"] is True
+    answer = shared_daemon.produce("query-key", 1, 2, idempotency_key="a key")
+    assert answer.json["deduped"] is True
 
 
 def test_a_repeat_on_another_shard_is_found(shared_daemon: Daemon) -> None:
@@ -99,6 +135,12 @@ def test_a_request_over_several_partitions_is_replayed_whole(shared_daemon: Daem
     assert len(first.json["partitions"]) > 1
     assert again.json == {**first.json, "deduped": True}
     assert sum(len(shared_daemon.read_all("spread", p)) for p in range(4)) == 60
+    # More partitions, so others of them would get the records: it is still a repeat.
+    shared_daemon.json("PUT", "/v0/topics/spread", {"partitions": 7})
+    grown = shared_daemon.json("POST", "/v0/topics/spread", document)
+    assert grown.json == again.json
+    other = shared_daemon.json("POST", "/v0/topics/spread", {**document, "records": records[1:]})
+    assert other.code == "idempotency_key_reused"
 
 
 @pytest.mark.slow

@@ -1,13 +1,16 @@
-"""Real senders of other formats: Elasticsearch's client, and OpenTelemetry's exporter."""
+"""Real senders of other formats: Elasticsearch's client, OpenTelemetry's exporter, and an HTTP
+client that repeats with an event of the CloudEvents SDK."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
+import urllib3
+from cloudevents.core.bindings.http import to_binary_event
+from cloudevents.core.v1.event import CloudEvent
 from elasticsearch import Elasticsearch, helpers
 from opentelemetry._logs import SeverityNumber
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -17,7 +20,7 @@ from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
 from daemon.access.token_file import Scope, TokenFile
 from tests.e2e.daemon import Answer, Daemon, ask, running, wait_until
-from tests.e2e.wire import Wire, request
+from tests.e2e.wire import full_ring
 
 LINES = "application/x-ndjson"
 LOGS = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"stringValue":"x"}}]}]}]}'
@@ -166,21 +169,27 @@ def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: G
         provider.get_logger("app").emit(body="x")
         provider.shutdown()
 
-    with ThreadPoolExecutor(2) as threads:
-        with ExitStack() as filling:
-            for size in (*[16_000] * 5, *[1_000] * 16, *[100] * 16):
-                wire = filling.enter_context(Wire(daemon.port))
-                head = request(
-                    "POST", "/v0/topics/mine", None, "application/json",
-                    f"Content-Length: {size}", "Expect: 100-continue", f"Authorization: {bearer}",
-                )  # fmt: skip
-                assert wire.ask(head).status in (100, 429)
+    def event() -> int:
+        about = {"id": "A-1", "source": "/shop", "type": "order.placed", "specversion": "1.0",
+                 "datacontenttype": "application/json"}  # fmt: skip
+        sent = to_binary_event(CloudEvent(about, {"event": 1}))
+        again = urllib3.Retry(9, status_forcelist=(429, 503), allowed_methods=None)
+        with urllib3.PoolManager(retries=again) as pool:
+            headers = {**sent.headers, "Authorization": bearer}
+            url = f"{daemon.url}/v0/hooks/mine"
+            return pool.request("POST", url, body=sent.body, headers=headers).status
+
+    with ThreadPoolExecutor(3) as threads:
+        with full_ring(daemon, "mine", f"Authorization: {bearer}"):
             seen = refused()
-            sent = threads.submit(elastic), threads.submit(otlp)
-            wait_until(lambda: refused() >= seen + 2, "both to be refused")
+            bulk, logs = threads.submit(elastic), threads.submit(otlp)
+            events = threads.submit(event)
+            wait_until(lambda: refused() >= seen + 3, "all to be refused")
             assert len(daemon.read_all("mine")) == before
-        assert [ok for ok, _ in sent[0].result()] == [True] * 10
-        sent[1].result()
+        assert [ok for ok, _ in bulk.result()] == [True] * 10
+        logs.result()
+        assert events.result() == 200
     found = [each["data"] for each in daemon.read_all("mine")[before:]]
     assert sorted(each["n"] for each in found if "n" in each) == list(range(10))
     assert [each["body"] for each in found if "body" in each] == ["x"]
+    assert [each["event"] for each in found if "event" in each] == [1]

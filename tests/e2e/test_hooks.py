@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from delivery.push.secrets import FILE_NAME
+from shards.clock import wall_ms
 from tests.e2e.daemon import Answer, Daemon
 
 GITHUB = {"X-GitHub-Event": "push", "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958"}
@@ -104,6 +105,31 @@ def test_a_delivery_that_comes_again_is_stored_once_and_another_body_is_not_lost
     assert [each["data"]["n"] for each in daemon.read_all(topic)] == [1, 2, 1, 1]
 
 
+def test_one_body_under_a_used_key_or_name_is_another_record_if_it_is_stored_otherwise(
+    daemon: Daemon, topic: str
+) -> None:
+    used = "?idempotency_key=k"
+    assert hook(daemon, topic, b"a", "text/plain", used).json["deduped"] is False
+    assert hook(daemon, topic, b"a", "text/plain", used).json["deduped"] is True
+    for kind, more in (("text/html", ""), ("text/plain", "&tag=t"), ("text/plain", "&node=n")):
+        assert hook(daemon, topic, b"a", kind, used + more).code == "idempotency_key_reused"
+    for query in ("", "", "?tag=t"):
+        hook(daemon, topic, b"{}", query=query, **GITHUB)
+    assert [each.get("tag") for each in daemon.read_all(topic)] == [None, "push", "t"]
+
+
+def test_equal_bodies_are_two_if_one_is_read_and_the_other_kept_as_it_came(
+    daemon: Daemon, topic: str
+) -> None:
+    path = f"/v0/topics/{topic}?dedupe=body"
+    answers = [
+        daemon.ask("POST", each, b'{"n":1}', content_type="application/x-ndjson").json
+        for each in (path, f"{path}&raw", f"/v0/hooks/{topic}?dedupe=body")
+    ]
+    assert [each["deduped"] for each in answers] == [False, False, True]
+    assert len(daemon.read_all(topic)) == 2
+
+
 def test_a_compressed_body_is_stored_as_it_was_before(daemon: Daemon, topic: str) -> None:
     body = gzip.compress(b'{"a":1}')
     assert hook(daemon, topic, body, Content_Encoding="gzip").status == 200
@@ -184,8 +210,12 @@ def test_a_topic_with_a_secret_stores_signed_hooks_only(daemon: Daemon, topic: s
         ({"scheme": "none", "secrets": ["secret-text"]}, "scheme"),
         ({"scheme": "github", "secrets": ["secret-text"], "secrets_id": "x"}, "secrets_id"),
         ({"scheme": "hmac", "secrets": ["secret-text"], "header": "a b"}, "header"),
+        *(
+            ({"scheme": "hmac", "secrets": ["secret-text"], "header": name}, f"got {name}")
+            for name in ("Authorization", "X-Api-Key", "Host", "Transfer-Encoding")
+        ),
     ],
-    ids=["none", "empty", "blank", "type", "standard", "scheme", "id", "header"],
+    ids=range(12),
 )
 def test_settings_that_cannot_be_are_refused_without_showing_a_secret(
     daemon: Daemon, topic: str, asked: object, says: str
@@ -214,3 +244,98 @@ def test_without_its_secrets_a_topic_takes_no_hook_until_they_are_back(
         aside.rename(file)
     assert hook(daemon, topic, b"{}", **signed_by("the-secret", b"{}")).status == 200
     assert len(daemon.read_all(topic)) == 1
+
+
+def test_raw_on_produce_stores_what_comes_as_a_hook_does(daemon: Daemon, topic: str) -> None:
+    path = f"/v0/topics/{topic}"
+
+    def post(query: str, body: bytes, kind: str = "application/json") -> Answer:
+        return daemon.ask("POST", path + query, body, content_type=kind, **{"X-Shop": "1"})
+
+    plain = b'{"id":7, "status":"placed"}'
+    latin = "application/json; charset=iso-8859-1"
+    assert [post("", plain).status, post("?raw=false", plain).status] == [400, 400]
+    assert (post("", b'["\xe9"]', latin).status, post("?raw", b"").code) == (415, "invalid")
+    assert post("?raw=maybe", plain).json["error"]["detail"] == {"parameter": "raw"}
+    assert post("?raw&ts=1", plain).json["error"]["detail"] == {"field": "ts"}
+    for query in ("?raw&header=X-Shop&key=id&tag=t&idempotency_key=k", "?key=id&raw=true"):
+        assert post(query, plain).json["count"] == 1
+    assert post("?raw&key=id&tag=t&idempotency_key=k", plain).json["deduped"]
+    assert post("?raw&idempotency_key=k", b"other").code == "idempotency_key_reused"
+    assert post("?raw", b'["\xe9"]', latin).json["count"] == 1
+    assert post("?raw", b"<a/>", "application/xml").json["count"] == 1
+    first, second, *rest = daemon.read_all(topic)
+    assert (first["data"], first["key"], first["tag"]) == ({"id": 7, "status": "placed"}, "7", "t")
+    assert first["meta"] == {"content-type": "application/json", "x-shop": "1"}
+    assert (second["data"], second["meta"]) == (first["data"], {"content-type": "application/json"})
+    assert [base64.b64decode(each["data_b64"]) for each in rest] == [b'["\xe9"]', b"<a/>"]
+
+
+STANDARD_SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+
+
+def signed_now(scheme: str, body: bytes, off_s: int = 0) -> dict[str, str]:
+    """The headers of a signature that is made now."""
+    time = str(wall_ms() // 1_000 + off_s)
+    if scheme == "stripe":
+        made = hmac.digest(b"whsec_text", f"{time}.".encode() + body, "sha256").hex()
+        return {"Stripe-Signature": f"t={time},v1={made}"}
+    digest = hmac.digest(b"k" * 32, f"msg_1.{time}.".encode() + body, "sha256")
+    return {
+        "webhook-id": "msg_1", "webhook-timestamp": time,
+        "webhook-signature": "v1," + base64.b64encode(digest).decode(),
+    }  # fmt: skip
+
+
+EVENT = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","data":1}'
+CE = {"ce-specversion": "1.0", "ce-id": "2", "ce-source": "evil", "ce-type": "t"}
+
+
+@pytest.mark.parametrize("scheme", ["standard", "stripe"])
+def test_a_signed_hook_that_was_overheard_is_not_stored_again_under_another_url_or_header(
+    daemon: Daemon, topic: str, scheme: str
+) -> None:
+    secret = STANDARD_SECRET if scheme == "standard" else "whsec_text"
+    asked = {"hook": {"scheme": scheme, "secrets": [secret]}}
+    assert daemon.json("PUT", f"/v0/topics/{topic}", asked).status == 200
+    structured = "application/cloudevents+json"
+    headers = signed_now(scheme, EVENT)
+    assert hook(daemon, topic, EVENT, structured, **headers).status == 200
+    for kind, query, more in (
+        (structured, "", {}),
+        (structured, "?dedupe=none", {}),
+        (structured, "?dedupe=none&tag=refund", {}),
+        (structured, "?idempotency_key=another", {}),
+        ("text/plain", "", {}),
+        ("application/json", "?header=x&node=n", {"x": "y"}),
+        ("application/json", "", CE),
+    ):
+        answer = hook(daemon, topic, EVENT, kind, query, **headers, **more)
+        if answer.status == 200:
+            assert answer.json["deduped"], (kind, query)
+        else:
+            assert answer.code == "idempotency_key_reused", answer.body
+    assert len(daemon.read_all(topic)) == 1
+
+
+def test_a_signed_id_with_another_body_is_refused_and_a_new_time_of_stripe_is_another_hook(
+    daemon: Daemon, topic: str
+) -> None:
+    path = f"/v0/topics/{topic}"
+    for scheme, secret in (("standard", STANDARD_SECRET), ("stripe", "whsec_text")):
+        asked = {"hook": {"scheme": scheme, "secrets": [secret]}}
+        assert daemon.json("PUT", path, asked).status == 200
+        assert hook(daemon, topic, b"1", **signed_now(scheme, b"1")).status == 200
+        again = hook(daemon, topic, b"1", **signed_now(scheme, b"1", -5))
+        assert again.json["deduped"] is (scheme == "standard")
+        other = hook(daemon, topic, b"2", **signed_now(scheme, b"2"))
+        if scheme == "standard":
+            assert other.code == "idempotency_key_reused"
+        else:
+            assert not other.json["deduped"]
+    query = "?dedupe=body"  # attempts of stripe
+    stored = [
+        hook(daemon, topic, b"3", query=query, **signed_now("stripe", b"3", off_s))
+        for off_s in (-9, -5)
+    ]
+    assert [each.json["deduped"] for each in stored] == [False, True]

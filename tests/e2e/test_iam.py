@@ -20,7 +20,7 @@ import pytest
 from compaction import job
 from compaction.inputs.place import Place
 from compaction.run.session import spark_session
-from compaction.source.lease import end_batches
+from compaction.source.lease_keeper import end_batches
 from daemon.upkeep.image import COPY_SUFFIX
 from ledger import reads
 from ledger.log.entry import image_key

@@ -25,11 +25,11 @@ from uploader.stores.s3_reading import BucketReader, ListedObject
 
 TOTALS = {
     "sources", "failed", "stopped", "records", "already_stored", "filtered", "invalid",
-    "dead_letters", "requests", "retries", "read_bytes",
+    "dead_letters", "absent", "requests", "retries", "read_bytes",
 }  # fmt: skip
 SOURCE = {
     "source", "state", "cursor", "position", "records", "already_stored", "filtered", "invalid",
-    "dead_letters", "requests", "retries", "read_bytes", "error",
+    "dead_letters", "absent", "requests", "retries", "read_bytes", "error",
 }  # fmt: skip
 
 
@@ -223,7 +223,12 @@ def test_cursors_ls_names_the_file_of_an_import_also_after_it_was_rotated(
     assert line.rstrip().endswith(" 4 B")
     (behind,) = imports()
     assert 0 <= behind.pop("told_age_ms") < 3_600_000
-    assert behind == {"topic": "named", "sources": 1, "unknown": 0, "lag_bytes": 4}
+    assert behind == {
+        "topic": "named", "sources": 1, "unknown": 0, "lag_bytes": 4, "lag_records": 0,
+    }  # fmt: skip
+    status = CliRunner().invoke(cli.headgate, ["status"], env={"HEADGATE_URL": daemon.url})
+    (line,) = (line for line in status.stdout.splitlines() if "named, sources 1, lag 4 B" in line)
+    assert line.startswith("imports")
     # It is repaired and lies elsewhere; its former path is a link.
     (tmp_path / "logs").mkdir()
     rotated = tmp_path / "logs" / "app log.1"
@@ -322,8 +327,8 @@ def test_an_address_without_a_daemon_is_3_and_options_that_cannot_be_are_2(tmp_p
     assert away.exit_code == 3 and "no answer from" in away.stderr
     for options in (["--where", "x"], ["--follow", "--identity", "path"], ["--invalid"]):
         assert run(cli.headgate, ["import", "t", str(path), *options]).exit_code == 2
-    for source in ("-", "s3://b/p"):
-        assert run(cli.headgate, ["import", "t", source, "--follow"]).exit_code == 2
+    for sources in (["-"], ["s3://b/p", str(path)], []):
+        assert run(cli.headgate, ["import", "t", *sources, "--follow"]).exit_code == 2
 
 
 def test_objects_in_s3_are_imported_once_and_a_replaced_one_is_another(

@@ -14,8 +14,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from daemon.kafka.wire import SERVED, Key
+from daemon.kafka.served import SERVED
 from tests.compaction.by_hand import compact, delete_compacted
+from tests.daemon.kafka.frames import Key
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.kafka import Sender, bootstrap, consume, kafka_daemon
 from tests.e2e.processes import kill_shards

@@ -19,7 +19,12 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.kafka import Sender, bootstrap, kafka_daemon
@@ -207,6 +212,44 @@ def test_tools_list_describe_and_delete_groups(daemon: Daemon, spread: str, grou
     admin.delete_consumer_groups([group])[group].result()
     assert committed(daemon, group, spread) == [-1001] * PARTITIONS
     assert group not in {each.group_id for each in admin.list_consumer_groups().result().valid}
+
+
+def test_a_topic_lives_by_a_tool_and_the_lag_of_its_group_is_told(
+    daemon: Daemon, group: str
+) -> None:
+    admin, name = AdminClient({"bootstrap.servers": bootstrap(daemon)}), "of.a.tool"
+    wanted = NewTopic(name, 2, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([wanted], validate_only=True)[name].result()
+    assert daemon.get(f"/v0/topics/{name}").status == 404
+    admin.create_topics([wanted])[name].result()
+    with pytest.raises(KafkaException) as refused:
+        admin.create_topics([wanted])[name].result()
+    assert refused.value.args[0].name() == "TOPIC_ALREADY_EXISTS"
+    assert "already" in refused.value.args[0].str()
+    assert "nothing is compacted by key" in daemon.text
+    admin.create_partitions([NewPartitions(name, PARTITIONS)])[name].result()
+    (found,) = admin.describe_configs([ConfigResource("topic", name)]).values()
+    assert found.result()["cleanup.policy"].value == "compact"
+    fill(daemon, name)
+
+    def lag() -> int | None:
+        scaled = daemon.get("/v0/scaling").json["kafka_groups"]
+        return next((each["lag"] for each in scaled if each["group"] == group), None)
+
+    with reader(daemon, group, name) as one:
+        polled(one, until=lambda: len(one.read) == 40)
+        one.commit()
+        fill(daemon, name, 40)
+        wait_until(lambda: lag() == 40, "the lag")
+        kafka = daemon.get("/v0/status").json["kafka"]
+        assert kafka["connections"] > 0 and kafka["groups"] == 1 == kafka["members"]
+        assert {"topic": name, "group": group, "partitions": 4, "lag": 40} in kafka["first"]
+        series = f'headgate_kafka_group_lag_records{{group="{group}",topic="{name}"}} 40.0'
+        assert series in daemon.get("/metrics").body.decode().splitlines()
+    admin.delete_topics([name])[name].result()
+    assert name not in admin.list_topics(timeout=HANG_S).topics
+    assert daemon.get(f"/v0/topics/{name}").status == 404
+    wait_until(lambda: lag() is None, "the end of its lag")
 
 
 # Says how many partitions it has, whenever that changes.

@@ -17,10 +17,12 @@ from daemon.governor.cgroup import MAX_SHARE
 from tools.cgroups import memory_group
 
 MIB = 1 << 20
-# Two shards with the default rings: 146 MiB of shared memory and 75 of processes at rest. All
-# bodies that the rings have room for need another 150. ``ROOMY`` has that, ``TIGHT`` has not.
+# Two shards with the default rings: 146 MiB of shared memory and 98 of processes at rest. All
+# bodies that the rings have room for need another 150. ``ROOMY`` has that, ``TIGHT`` has not. With
+# ``SPENT`` memory is above the limit of the gate for good after the first requests.
 ROOMY_BYTES = 512 * MIB
-TIGHT_BYTES = 320 * MIB
+TIGHT_BYTES = 344 * MIB
+SPENT_BYTES = 312 * MIB
 CROWD = Crowd(seconds=120, large=150, waiting=30, small=20, stalled=20)
 HOARDERS = Crowd(seconds=15, stalled=150, large=20, small=20)
 
@@ -48,6 +50,18 @@ def test_ten_times_the_load_for_two_minutes_neither_kills_nor_loses(tmp_path: Pa
     assert found.bodies_acked >= 100
     assert set(found.statuses) <= {"200", "429 throttled", "503 memory_short"}, found
     assert found.statuses["503 memory_short"] > 0, "memory was never short"
+
+
+@pytest.mark.slow
+def test_memory_that_stays_used_refuses_nobody_for_good(tmp_path: Path) -> None:
+    """Those who wait are answered in the end, though what is used never falls again."""
+    crowd = replace(CROWD, seconds=30, stalled=0, large=20)
+    cpus = os.sched_getaffinity(0)
+    with memory_group(SPENT_BYTES) as group:
+        found = measure(group, tmp_path, crowd, 2, (cpus, cpus))
+
+    assert (found.kills, found.deaths, found.contradictions) == (0, 0, []), found
+    assert found.statuses["200"] > crowd.waiting
 
 
 @pytest.mark.slow

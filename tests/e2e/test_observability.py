@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import strictyaml
+from confluent_kafka import Consumer, TopicPartition
 from prometheus_client import parser
 
 from daemon.alarms.alarms import MEANINGS
 from daemon.api.figures.metric_table import METRICS
 from shards.latency import Stage
-from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import ROOT, Daemon, wait_until
+from tests.e2e.kafka import bootstrap, kafka_daemon
 from tests.e2e.secured import Authority
 from tests.e2e.streams import WatchLine
 from tests.promql import Selector, named_in
@@ -42,16 +45,17 @@ class Scraped(NamedTuple):
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scraped]]:
     """What a daemon answers that has been written to, read, watched, subscribed to and given a
     budget and a certificate."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
     settings = {
         "put_budget_usd_per_month": 1_000,
         "store_class": "standard",
-        **Authority(tmp_path_factory.mktemp("tls")).settings,
+        **authority.settings,
     }
-    with running(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
-        yield work(daemon)
+    with kafka_daemon(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
+        yield work(daemon, authority)
 
 
-def work(daemon: Daemon) -> dict[str, Scraped]:
+def work(daemon: Daemon, authority: Authority) -> dict[str, Scraped]:
     assert daemon.produce("t", 0).status == 200
     assert daemon.json("PUT", "/v0/topics/t/subscriptions/s", {}).status == 201
     with WatchLine(daemon, "/v0/topics/t/watch") as watching:
@@ -60,6 +64,7 @@ def work(daemon: Daemon) -> dict[str, Scraped]:
         watching.read_until(lambda: len(watching.records) == RECORDS - 1)
         daemon.read_all("t")
         consume(daemon)
+        commit(daemon, authority)
 
         def is_counted() -> bool:
             latency = daemon.status()["latency"]
@@ -67,6 +72,8 @@ def work(daemon: Daemon) -> dict[str, Scraped]:
             by_topic = found["headgate_topic_acked_records_total"].samples
             counts = [latency[stage.name.lower()]["count"] for stage in Stage]
             lag = sum(found["headgate_subscription_lag_records"].samples)
+            if "headgate_kafka_group_lag_records" not in found:
+                return False
             return sum(by_topic) == RECORDS and all(counts) and lag == RECORDS - ACKNOWLEDGED
 
         wait_until(is_counted, "each stage, topic and subscription to be counted")
@@ -80,6 +87,18 @@ def consume(daemon: Daemon) -> None:
     batch = {"consumer": "c", "batch": polled["epoch"]}
     acknowledged = daemon.json("POST", f"{path}/ack", batch)
     assert acknowledged.json["accepted"] == ACKNOWLEDGED, acknowledged.body
+
+
+def commit(daemon: Daemon, authority: Authority) -> None:
+    """A consumer group of Kafka commits an offset."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap(daemon), "group.id": "g", "security.protocol": "SSL",
+            "ssl.ca.location": str(authority.file),
+        }
+    )  # fmt: skip
+    with contextlib.closing(consumer):
+        consumer.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
 
 
 def scrape(daemon: Daemon) -> dict[str, Scraped]:
@@ -245,6 +264,7 @@ def test_each_rule_says_what_is_wrong_and_what_to_do() -> None:
 
 
 def test_the_rules_are_those_that_the_page_of_operations_asks_for() -> None:
-    rows = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", MONITORING, re.MULTILINE)) - {"alarms"}
+    pattern = r"^\| (?:<a id=\S+></a>)?`([a-z_.\[\]]+)` \|"
+    rows = set(re.findall(pattern, MONITORING, re.MULTILINE)) - {"alarms"}
     watched = {rule["annotations"]["watches"] for rule in RULES}
     assert watched == rows | {meaning.name for meaning in MEANINGS.values()}

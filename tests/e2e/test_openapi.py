@@ -211,6 +211,8 @@ def pushes(api: Checked, one: str, other: str) -> None:
     """``one`` is not pushed, ``other`` does not exist."""
     assert api.ask("POST", f"{one}/push/test").status == 409
     assert api.ask("POST", f"{other}/push/test").status == 404
+    assert api.ask("GET", f"{one}/push/attempts").status == 409
+    assert api.ask("GET", f"{other}/push/attempts").status == 404
     assert api.ask("POST", f"{one}/push/resume").status == 409
     assert api.ask("POST", f"{other}/push/resume").status == 404
     # It answers 404, which is an answer.
@@ -225,6 +227,8 @@ def pushes(api: Checked, one: str, other: str) -> None:
     assert api.ask("POST", at, b"{}", "text/plain").status == 415
     assert api.ask("PUT", other, {"push": {"rate_max": 0.02}}).status == 200
     wait_until(lambda: api.ask("POST", at).status == 429, "the rate to be obeyed")
+    assert api.ask("GET", f"{other}/push/attempts?seq=1").json == {"attempts": [], "kept": 0}
+    assert api.ask("GET", f"{other}/push/attempts?seq=x").status == 400
     assert api.ask("POST", f"{other}/push/resume").status == 200
     assert api.ask("POST", f"{other}%21/push/resume").status == 400
     assert api.ask("DELETE", other).status == 200

@@ -118,6 +118,12 @@ def test_what_senders_do_is_shown_for_each_of_them(
     assert push["p50_ms"] is not None
     shown = headgate(daemon, "subscriptions", "show", "shown", "shown")
     assert "records 500" in shown.stdout and "next attempt" in shown.stdout, shown.stderr
+    for _ in range(4):  # at the shard that owns it, and at the other one
+        attempts = daemon.get(f"{pushing.path}/push/attempts?limit=1000").json
+        assert {each["outcome"] for each in attempts["attempts"]} == {"success"}
+        assert attempts["kept"] == len(attempts["attempts"]) == 200, "of both senders, the last"
+    tried = headgate(daemon, "push", "attempts", "shown", "shown", "--limit", "3")
+    assert tried.stdout.count("success") == 3, tried.stderr
     listed = headgate(daemon, "push", "ls", "shown")
     assert receiver.url("shown") in listed.stdout, listed.stderr
     # A sender that had nothing to do has given its share away, and gets it back when it is alone.

@@ -189,6 +189,7 @@ def test_after_a_clean_stop_nothing_is_unlisted_and_all_offsets_are_the_same(
         assert lasting(daemon) == topics
         again = daemon.produce("orders", "keyed", idempotency_key="k").json
         assert again["deduped"] and again["first_seq"] == before["orders", 0][-1]["seq"]
+        assert daemon.produce("orders", "other", idempotency_key="k").status == 422
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from compaction.inputs.place import Place
 from compaction.source.data_source import HeadgateReader
 from compaction.source.errors import DataLoss, SourceError, TopicUnknown
-from compaction.source.lease import end_batches
+from compaction.source.lease_keeper import end_batches
 from compaction.source.options import parse
 from compaction.source.partitions import TaskPartition
 from ledger import reads, topics

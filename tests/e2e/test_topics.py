@@ -13,6 +13,7 @@ DEFAULTS = {
     "partitions": 1, "columns": {}, "priority": None, "auto_priority": True, "lossy": False,
     "cap_records": None, "cap_bytes": None, "ttl_ms": None, "discard": "old",
     "dedupe": "none", "retain_for_subscriptions": None, "hook": None, "kafka_value": "bytes",
+    "kafka_cleanup_policy": "delete",
 }  # fmt: skip
 EMPTY = {
     "head_seq": 0, "earliest_seq": 1, "next_seq": 1, "count": 0, "bytes": 0,

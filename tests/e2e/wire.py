@@ -191,3 +191,18 @@ def _counted_by(daemon: Daemon, before: list[int]) -> int:
 
 def _acknowledged(daemon: Daemon) -> list[int]:
     return [shard["requests_acked"] for shard in daemon.status()["shards"]]
+
+
+@contextmanager
+def full_ring(daemon: Daemon, topic: str, *fields: str) -> Iterator[None]:
+    """While a ring of 64 KiB has no room, because bodies up to 16 kB are promised and do not come;
+    ``fields`` are those of the heads."""
+    with ExitStack() as filling:
+        for size in (*[16_000] * 5, *[1_000] * 16, *[100] * 16):
+            wire = filling.enter_context(Wire(daemon.port))
+            head = request(
+                "POST", f"/v0/topics/{topic}", None, "application/json",
+                f"Content-Length: {size}", "Expect: 100-continue", *fields,
+            )  # fmt: skip
+            assert wire.ask(head).status in (100, 429)
+        yield

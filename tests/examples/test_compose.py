@@ -8,15 +8,18 @@ environment works on a MinIO whose data directory is laid out as the file's comm
 from __future__ import annotations
 
 import shlex
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 import strictyaml
 
 from daemon.config import ENVIRONMENT_PREFIX, FIELDS
-from tests.e2e.daemon import ROOT, running
+from tests.e2e.daemon import ROOT, UNANSWERED, Daemon, ask, running, wait_until
+from tests.examples.test_proxies import program
 from tests.test_dist import instructions
 from tools import minio
 from tools.ports import kept_port
@@ -33,7 +36,9 @@ def services() -> dict[str, Any]:
     assert set(document) == {"services", "volumes"}
     found: dict[str, Any] = document["services"]
     for service in found.values():
-        assert {mount.split(":")[0] for mount in service["volumes"]} <= set(document["volumes"])
+        for mounted in (mount.split(":")[0] for mount in service["volumes"]):
+            is_file = mounted.startswith(".") and (FILE.parent / mounted).is_file()
+            assert is_file or mounted in document["volumes"], mounted
     return found
 
 
@@ -46,6 +51,40 @@ def test_the_daemons_service_fits_the_image(services: dict[str, Any]) -> None:
     keys = {ENVIRONMENT_PREFIX + field.name.upper() for field in FIELDS}
     named = {name for name in daemon["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
     assert named and named <= keys
+
+
+@pytest.mark.slow
+def test_a_prometheus_with_its_file_scrapes_a_daemon_and_takes_the_rules(
+    services: dict[str, Any], shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    given = {mount.split(":")[1]: FILE.parent / mount.split(":")[0] for mount in
+             services["prometheus"]["volumes"]}  # fmt: skip
+    text = given["/etc/prometheus/prometheus.yml"].read_text()
+    config = tmp_path / "prometheus.yml"
+    text = text.replace("headgate:7440", f"127.0.0.1:{shared_daemon.port}")
+    rules = "/etc/prometheus/alerts.yaml"
+    config.write_text(text.replace(rules, str(given[rules])))
+    with kept_port() as port, subprocess.Popen(
+        [program("prometheus", "prometheus"), f"--config.file={config}",
+         f"--storage.tsdb.path={tmp_path}/tsdb", f"--web.listen-address=127.0.0.1:{port}"],
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            wait_until(lambda: value_of(port, 'up{job="headgate"}') == "1", "a scrape")
+            assert value_of(port, "headgate_ready") == "1"
+            groups = ask(port, "GET", "/api/v1/rules").json["data"]["groups"]
+            assert len(groups) == 1 and len(groups[0]["rules"]) > 20
+        finally:
+            process.terminate()
+
+
+def value_of(port: int, query: str) -> str | None:
+    """What a query gives, if there is one value."""
+    with suppress(*UNANSWERED):
+        answer = ask(port, "GET", f"/api/v1/query?query={quote(query)}")
+        if answer.status == 200 and (found := answer.json["data"]["result"]):
+            return str(found[0]["value"][1])
+    return None
 
 
 def test_a_daemon_with_the_files_environment_works_on_a_minio_with_its_command(

@@ -43,7 +43,7 @@ def test_the_scaler_listens_where_keda_asks(documents: dict[tuple[str, str], Any
     (container,) = scaler["template"]["spec"]["containers"]
     assert container["ports"] == [{"containerPort": port}]
     program, command, *options = container["command"]
-    assert [program] == ["headgate"] and "keda" in " ".join(instructions()["RUN"]).split()
+    assert [program] == ["headgate"] and "grpc" in " ".join(instructions()["RUN"]).split()
     found = cli.headgate.get_command(click.Context(cli.headgate), command)
     assert found is not None
     with found.make_context(command, options) as context:

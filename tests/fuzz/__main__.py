@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz.run import Options, run
+from tests.fuzz.kafka import KafkaHunt
+from tests.fuzz.run import Hunt, Options, run
 
 SHOWN_MAX = 20
 
@@ -19,9 +20,12 @@ SHOWN_MAX = 20
 @click.option("--seed", default=1, show_default=True, help="What is sent follows from it.")
 @click.option("--only", type=int, help="Sends this one stream of the seed.")
 @click.option("--tokens", is_flag=True, help="The daemon needs tokens; not all are right.")
+@click.option("--kafka", is_flag=True, help="Sends Kafka's protocol instead of HTTP.")
 @click.option("--tls", is_flag=True, help="Sends it by TLS.")
-def main(seconds: float, seed: int, only: int | None, tokens: bool, tls: bool) -> None:
+def main(seconds: float, seed: int, only: int | None, tokens: bool, tls: bool, kafka: bool) -> None:
     """Sends what no client should to a daemon, and judges what it does."""
+    if kafka and tls:
+        raise click.UsageError("--kafka sends clear text; --tls cannot be used with it")
     folder = Path(tempfile.mkdtemp(prefix="headgate-fuzz-"))
     click.echo(f"seed {seed}, data in {folder}")
     report = run(
@@ -33,7 +37,8 @@ def main(seconds: float, seed: int, only: int | None, tokens: bool, tls: bool) -
             tokens=tokens,
             tls=tls,
             say=lambda line: click.echo(line, err=True),
-        )
+        ),
+        KafkaHunt if kafka else Hunt,
     )
     answers = ", ".join(f"{status} x{count}" for status, count in sorted(report.answers.items()))
     click.echo(

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import psutil
@@ -75,10 +75,11 @@ class Report(msgspec.Struct):
     findings: list[str] = []
 
 
-def run(options: Options) -> Report:
+def run(options: Options, kind: type[Hunt] | None = None) -> Report:
     """Fuzzes a daemon in ``options.folder`` and judges it."""
+    kind = kind or Hunt
     data = options.folder / "data"
-    settings, tokens = dict(SETTINGS), []
+    settings, tokens = SETTINGS | kind.SETTINGS, []
     authority = Authority(options.folder / "tls")
     if options.tls:
         settings |= authority.settings
@@ -92,7 +93,7 @@ def run(options: Options) -> Report:
         for topic in (*RECORD_TOPICS, PULSE_TOPIC):
             assert daemon.json("PUT", f"/v0/topics/{topic}").status == 201
         secured = Secured(daemon, authority) if options.tls else None
-        hunt = _Hunt(daemon, options, tokens[1:], secured)
+        hunt = kind(daemon, options, tokens[1:], secured)
         hunt.go()
         hunt.judge()
     (options.folder / "log").write_text(daemon.text)
@@ -101,7 +102,11 @@ def run(options: Options) -> Report:
     return hunt.report
 
 
-class _Hunt:
+class Hunt:
+    """Sends streams from several threads, and judges what the daemon did."""
+
+    SETTINGS: ClassVar[dict[str, object]] = {}
+
     def __init__(
         self, daemon: Daemon, options: Options, tokens: Sequence[str], secured: Secured | None
     ) -> None:
@@ -151,21 +156,24 @@ class _Hunt:
 
     def _send_streams(self) -> None:
         while (number := self._number()) is not None:
-            stream = stream_of(self.options.seed, number, BODY_BYTES_MAX, self._tokens)
-            began = self._pulses
-            try:
-                answers = _conversation(self._port, stream, self._context)
-            except StreamCut as error:
-                answers = []
-                if stream.size <= HttpLimits().stream_input_bytes_max:  # else it sent too much
-                    self._find(f"stream {number}: {error}")
-            except (AssertionError, TimeoutError, ValueError) as error:
-                self._find(f"stream {number}: {type(error).__name__} {error}")
-                answers = []
-            waited = self._pulses - began
-            if waited > PULSES_MAX and not any(b"wait_ms" in piece for piece in stream.pieces):
-                self._find(f"stream {number} was open during {waited} long polls of another")
-            self._note(stream, answers)
+            self._send_stream(number)
+
+    def _send_stream(self, number: int) -> None:
+        stream = stream_of(self.options.seed, number, BODY_BYTES_MAX, self._tokens)
+        began = self._pulses
+        try:
+            answers = _conversation(self._port, stream, self._context)
+        except StreamCut as error:
+            answers = []
+            if stream.size <= HttpLimits().stream_input_bytes_max:  # else it sent too much
+                self._find(f"stream {number}: {error}")
+        except (AssertionError, TimeoutError, ValueError) as error:
+            self._find(f"stream {number}: {type(error).__name__} {error}")
+            answers = []
+        waited = self._pulses - began
+        if waited > PULSES_MAX and not any(b"wait_ms" in piece for piece in stream.pieces):
+            self._find(f"stream {number} was open during {waited} long polls of another")
+        self._note(stream, answers)
 
     def _note(self, stream: Stream, answers: list[Answer]) -> None:
         with self._lock:

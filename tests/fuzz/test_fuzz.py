@@ -8,7 +8,9 @@ import pytest
 
 from tests.fuzz.inputs import RECORD_TOPICS, Sent, mark_of, marks_in, stream_of
 from tests.fuzz.judge import UNKNOWN, Said, judged
+from tests.fuzz.kafka import KafkaHunt
 from tests.fuzz.run import BODY_BYTES_MAX, Options, run
+from uploader.l0.kafka import CORRUPT_MESSAGE
 
 ME, OTHER = (7, 1), (8, 0)
 TWO = Sent(b"request", RECORD_TOPICS[0], marks=2)
@@ -83,3 +85,13 @@ def test_nothing_that_a_client_sends_breaks_the_daemon_or_is_half_stored(
     assert report.findings == []
     assert report.answers[200] and report.answers[400] and report.records
     assert tokens == (401 in report.answers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [False, True])
+def test_nothing_that_a_client_of_kafka_sends_breaks_the_daemon_or_is_half_stored(
+    tmp_path: Path, tokens: bool
+) -> None:
+    report = run(Options(tmp_path, seed=1, seconds=15, tokens=tokens), KafkaHunt)
+    assert report.findings == []
+    assert report.answers[0] and report.answers[CORRUPT_MESSAGE] and report.records

@@ -38,6 +38,7 @@ class Request(Struct, frozen=True):
     timestamp_ms: int = 1_000
     advance: Advance | None = None
     producer: ProducerBatch | None = None
+    fingerprint: int | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -78,6 +79,7 @@ def draft_of(lease_id: LeaseId, requests: Sequence[Request]) -> CommitDraft:
                     request.topic_id,
                     tuple(parts),
                     *asked,
+                    fingerprint=request.fingerprint,
                 )
             )
     extents: list[ExtentDraft] = []

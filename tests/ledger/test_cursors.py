@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ledger import changes, cursors, topics
-from ledger.cursors import SOURCE_KNOWN_MS, ImportLag, Setting, SourceTold
+from ledger.cursors import RECORDS_SCHEME, SOURCE_KNOWN_MS, ImportLag, Setting, SourceTold
 from ledger.errors import CursorMissing, CursorMoved, CursorOwned, CursorsFull
 from ledger.ledger import Ledger
 from ledger.log import backup
@@ -149,9 +149,11 @@ def test_more_cursors_than_one_statement_looks_up_are_found(ledger: Ledger) -> N
     assert there == {key: key[1] + 1 for key in keys}
 
 
-def told(ledger: Ledger, name: str, topic: Topic, size: int | None, at_ms: int = 1_000) -> None:
+def told(
+    ledger: Ledger, name: str, topic: Topic, size: int | None, at_ms: int = 1_000, scheme: str = ""
+) -> None:
     ledger.write(cursors.create, name, "client", 1)
-    source = SourceTold(f"/{name}", topic.topic_id, size)
+    source = SourceTold(f"{scheme}/{name}", topic.topic_id, size)
     ledger.write(cursors.tell, name, "client", source, at_ms)
 
 
@@ -206,15 +208,16 @@ def test_the_lag_of_imports_is_what_is_left_of_sizes_that_were_told_lately(
     ):
         told(ledger, name, topic, size, told_ms)
         ledger.write(cursors.set_positions, name, "client", [Setting(0, at), Setting(1, 99)])
+    told(ledger, "kafka", topic, 8, now, RECORDS_SCHEME)
     ledger.write(cursors.delete, "deleted", "client", now)
     created(ledger, "silent")
     other = ledger.write(topics.create, "other", TopicConfig(), 1)[0]
     told(ledger, "elsewhere", other, 1, now)
     name = topic.name
     assert sorted(ledger.read(cursors.imports, now)) == sorted(
-        [ImportLag(name, 4, 2, 70, now - 5), ImportLag("other", 1, 0, 1, now)]
+        [ImportLag(name, 5, 2, 70, 8, now - 5), ImportLag("other", 1, 0, 1, 0, now)]
     )
     ledger.write(topics.delete, "other", now)
     assert ledger.read(cursors.imports, now + SOURCE_KNOWN_MS + 9) == [
-        ImportLag(name, 4, 4, 0, None)
+        ImportLag(name, 5, 5, 0, 0, None)
     ]

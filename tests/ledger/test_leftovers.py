@@ -12,7 +12,7 @@ from ledger import reads, topics
 from ledger.checks import invariants
 from ledger.delivery import progress, routers, subscriptions
 from ledger.delivery.progress import SubscriptionFlush
-from ledger.delivery.routers import NO_FILTER
+from ledger.delivery.record_filter import NO_FILTER
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import DraftInvalid
 from ledger.lake import lake_tables, runs

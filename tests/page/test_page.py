@@ -62,6 +62,7 @@ def test_what_stands_still_is_shown_with_its_reason_as_text(daemon: Daemon, look
     expect(stands).to_contain_text(f"bad {HOSTILE}")
     expect(row(page, "subscriptions", "jobs / s").locator("td").nth(4)).to_have_text("1")
     expect(page.locator("#notes")).to_contain_text("stands_still")
+    assert violations(page) == [], "with notes, too"
     assert page.locator("img").count() == 0
     assert page.title() == "Headgate"
 
@@ -142,13 +143,18 @@ def test_axe_finds_no_serious_violation(
 ) -> None:
     view = {"width": width, "height": 800}
     page = ready(look(daemon, color_scheme=scheme, viewport=view))
+    assert violations(page) == []
+
+
+def violations(page: Page) -> list[tuple[str, str, str]]:
+    """What axe finds serious."""
     page.evaluate(f"{AXE};0")
     found = page.evaluate("axe.run()")["violations"]
-    assert [
+    return [
         (each["id"], each["nodes"][0]["html"], each["nodes"][0]["failureSummary"])
         for each in found
         if each["impact"] in ("serious", "critical")
-    ] == []
+    ]
 
 
 def test_it_is_dark_where_the_system_is(daemon: Daemon, look: Look) -> None:

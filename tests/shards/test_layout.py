@@ -47,12 +47,15 @@ def words(layout: Layout) -> list[tuple[str, int]]:
         for kind in range(at.ALARM_KINDS_MAX):
             row = layout.alarm(process, kind)
             found += [("A_", row + word) for word in range(at.ALARM_WORDS)]
-    for router_slot in (0, at.ROUTER_SLOTS - 1):
-        first = layout.router(router_slot)
-        found += [("B_", first + word) for word in range(at.BOARD_ROW_WORDS)]
+    for board, slots in (
+        ("routers", at.ROUTER_SLOTS),
+        ("subscriptions", at.SUBSCRIPTION_SLOTS),
+        ("kafka groups", at.KAFKA_GROUP_SLOTS),
+    ):
+        for slot in (0, slots - 1):
+            first = layout.board(board) + slot * at.BOARD_ROW_WORDS
+            found += [("B_", first + word) for word in range(at.BOARD_ROW_WORDS)]
     for subscription_slot in (0, at.SUBSCRIPTION_SLOTS - 1):
-        first = layout.subscription(subscription_slot)
-        found += [("B_", first + word) for word in range(at.BOARD_ROW_WORDS)]
         first = layout.offer(subscription_slot)
         found += [("O_", first + word) for word in range(at.OFFER_WORDS)]
     for shard in range(layout.shards):

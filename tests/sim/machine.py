@@ -22,7 +22,6 @@ from unittest.mock import patch
 
 from daemon.intake.commit_feed import followed_and_live
 from daemon.process.heartbeat import HeartbeatVerdict, Pulse
-from daemon.process.orphans import ADOPTIONS_MAX, Orphans
 from ledger import commits, epochs
 from ledger.errors import LedgerBusy, LedgerError
 from ledger.ledger import Ledger
@@ -65,7 +64,7 @@ from tests.sim.view import View
 from tests.sim.watched_ledger import Injected, WatchedLedger
 from uploader.groups import adopt
 from uploader.groups import puller as groups
-from uploader.groups.adopt import adopt_orphans
+from uploader.groups.adopt import ADOPTIONS_MAX, Orphans, adopt_orphans
 from uploader.groups.puller import GroupTable, Puller
 from uploader.groups.upload_turn import Policy
 from uploader.ownership.ownership import PERIOD_NS, Moment, tell_sent

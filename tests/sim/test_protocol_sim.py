@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 
 from daemon.intake.commit_feed import followed
-from daemon.process import orphans
 from daemon.upkeep import image
 from daemon.upkeep.collection.orphans import OrphanObject, OrphanObjects
 from ledger import commits, cursors
@@ -26,6 +25,7 @@ from shards.leases import LeaseTable
 from tests.sim import collection, machine
 from tests.sim.run import Failure, simulate
 from tests.sim.schedule import MS
+from uploader.groups import adopt
 from uploader.groups.puller import Look, Puller
 from uploader.ownership import ownerlog, ownership
 from uploader.pipeline import upload
@@ -108,7 +108,7 @@ def test_a_lease_whose_ledger_errors_end_its_upload_and_not_its_process_is_found
 
 @pytest.mark.slow
 def test_stuck_leases_without_an_alarm_are_found() -> None:
-    with patch.object(orphans, "_is_stuck", lambda _: False):
+    with patch.object(adopt, "_is_stuck", lambda _: False):
         assert "a stuck lease has its alarm" in str(first_failure())
 
 

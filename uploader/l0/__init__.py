@@ -3,7 +3,8 @@
 The format is specified in ``docs/l0-format.md``. ``layout`` has the names and the footer,
 ``writer`` builds an object, ``reader`` parses one, ``verify`` looks for damage. Nothing here opens
 a file or a socket or reads a clock. Spark executors import this package, so it imports only
-msgspec, ``shards.checksum``, ``shards.frame`` and ``ledger.types``.
+msgspec, ``shards.checksum``, ``shards.frame`` and ``ledger.types``; ``compression`` alone, which
+only the front of Kafka's protocol needs, imports more.
 """
 
 from uploader.l0.layout import (
@@ -20,6 +21,7 @@ from uploader.l0.reader import (
     Fetch,
     fetch_extent,
     fetch_footer,
+    kafka_batches,
     read_extent,
     read_footer,
     records_of,
@@ -40,6 +42,7 @@ __all__ = [
     "epoch_prefix",
     "fetch_extent",
     "fetch_footer",
+    "kafka_batches",
     "object_key",
     "parse_key",
     "read_extent",

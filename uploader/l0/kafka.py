@@ -1,6 +1,6 @@
 """Kafka's record batches (version 2), and what a record of Kafka is as one of Headgate.
 
-The mapping loses nothing in either direction (docs/decisions/0037-kafka-records.md):
+The mapping loses nothing in either direction (docs/decisions/0037-kafka.md):
 
 - A value is ``data``, as bytes. A key that is UTF-8 is ``key``.
 - What has no place in a record is JSON in ``meta``, below ``"kafka"``: ``headers``, a list of
@@ -8,22 +8,18 @@ The mapping loses nothing in either direction (docs/decisions/0037-kafka-records
   ``"value": null`` for a null value, whose ``data`` is the JSON text ``null``.
 - ``tag``, ``node`` and another ``meta`` of a record are headers ``headgate.tag`` and so on.
 
-Nothing is stored or sent here. Compressed batches are decompressed up to a limit, so that a small
-one cannot fill the memory.
+A batch of plain records is stored as it came, as codec 2 (docs/l0-format.md); the mapping is made
+when it is read. Nothing is stored or sent here.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
-import io
 import struct
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import zstandard
 
 from ledger.types import SEQUENCE_MAX, ProducerBatch
 from shards.checksum import crc32c
@@ -34,10 +30,8 @@ HEAD_BYTES = HEAD.size
 CRC_FROM = 21  # the checksum covers everything from the attributes on
 LENGTH_FROM = 12  # what the length of a batch counts begins here
 MAGIC = 2
-_COMPRESSION, _LOG_APPEND, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
 _MAGIC_AT = 16
-_XERIAL = b"\x82SNAPPY\x00"
-_BLOCKS_MAX = 16_384  # in such a frame: 16 MiB of the smallest that clients make
 RECORD_HEADERS_MAX = 256
 BATCH_HEADERS_MAX = 100_000
 # What is decoded without a pause; a header counts as some bytes.
@@ -88,6 +82,8 @@ class KafkaHead(NamedTuple):
     codec: int
     base_ts: int
     producer: ProducerBatch | None = None
+    is_usual: bool = False
+    """It says nothing that has no place in what is stored as it came (kafka_stored.py)."""
 
 
 def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
@@ -103,8 +99,8 @@ def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
             " is newer than 2017",
         )
     (
-        _, length, _, _, checksum, attributes, last_delta, base_ts, _, producer_id, epoch, sequence,
-        count,
+        base, length, _, _, checksum, attributes, last_delta, base_ts, _, producer_id, epoch,
+        sequence, count,
     ) = HEAD.unpack_from(batch)  # fmt: skip
     if length != len(batch) - LENGTH_FROM:
         raise BatchError(
@@ -138,31 +134,31 @@ def read_head(batch: bytes, limits: BatchLimits) -> KafkaHead:
             )
         last = (sequence + last_delta) % (SEQUENCE_MAX + 1)
         producer = ProducerBatch(producer_id, epoch, sequence, last)
-    return KafkaHead(count, attributes & _COMPRESSION, base_ts, producer)
+    is_usual = base == 0 and not attributes & ~COMPRESSION
+    return KafkaHead(count, attributes & COMPRESSION, base_ts, producer, is_usual)
 
 
 def records_of(
-    payload: bytes, head: KafkaHead, record_bytes_max: int
+    payload: bytes, head: KafkaHead, record_bytes_max: int, at: int = 0, first: int = 0
 ) -> Iterator[list[KafkaRecord]]:
-    """The records of a decompressed batch, in slices that take about a millisecond each. Raises
-    BatchError."""
+    """The records of a decompressed batch, in slices that take about a millisecond each. They begin
+    at byte ``at``, with the record of the number ``first``. Raises BatchError."""
     try:
-        yield from _records(payload, head.records, head.base_ts, record_bytes_max)
+        yield from _records(payload, head.records, head.base_ts, record_bytes_max, at, first)
     except (IndexError, UnicodeDecodeError) as error:
         raise BatchError(INVALID_RECORD, f"a record cannot be read: {error}") from error
 
 
 def _records(
-    payload: bytes, count: int, base_ts: int, record_bytes_max: int
+    payload: bytes, count: int, base_ts: int, record_bytes_max: int, at: int, first: int
 ) -> Iterator[list[KafkaRecord]]:
     # Most numbers have one byte; a call for each would take half of the time.
-    at = 0
     found: list[KafkaRecord] = []
     all_headers = 0
-    last, end_at = _SLICE_RECORDS - 1, _SLICE_BYTES  # of the slice
+    last, end_at = _SLICE_RECORDS - 1, at + _SLICE_BYTES  # of the slice
     read = len(payload)
     for index in range(count):
-        size, at = _varint(payload, at)
+        size, at = varint(payload, at)
         end = at + size
         if size < 0 or end > read:
             raise BatchError(INVALID_RECORD, f"record {index} ends after the batch")
@@ -176,10 +172,12 @@ def _records(
             ts_delta = (ts_delta >> 1) ^ -(ts_delta & 1)
             at += 2
         else:
-            ts_delta, at = _varint(payload, at + 1)
-        delta, at = _varint(payload, at)
-        if delta != index:
-            raise BatchError(INVALID_RECORD, f"record {index} says that it is record {delta}")
+            ts_delta, at = varint(payload, at + 1)
+        delta, at = varint(payload, at)
+        if delta != first + index:
+            raise BatchError(
+                INVALID_RECORD, f"record {first + index} says that it is record {delta}"
+            )
         if payload[at] == 1:
             key = None
             at += 1
@@ -219,7 +217,7 @@ def _records(
 
 
 def _headers(payload: bytes, at: int, end: int, index: int) -> tuple[tuple[Header, ...], int]:
-    count, at = _varint(payload, at)
+    count, at = varint(payload, at)
     if not 0 <= count <= end - at:
         raise BatchError(INVALID_RECORD, f"record {index} has {count} headers")
     if count > RECORD_HEADERS_MAX:
@@ -237,7 +235,7 @@ def _headers(payload: bytes, at: int, end: int, index: int) -> tuple[tuple[Heade
     return tuple(headers), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
     """A zigzag varint of up to 64 bits, and where it ends. Raises IndexError."""
     byte = data[at]
     at += 1
@@ -264,102 +262,13 @@ def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
         size = (size >> 1) ^ -(size & 1)
         at += 1
     else:
-        size, at = _varint(data, at)
+        size, at = varint(data, at)
     if size < 0:
         return None, at
     stop = at + size
     if stop > end:
         raise IndexError(f"{size} bytes are said where {end - at} are left")
     return data[at:stop], stop
-
-
-# Compression
-
-
-def decompressed(codec: int, data: bytes, bytes_max: int) -> bytes:
-    """What follows the head of a batch; MESSAGE_TOO_LARGE is over ``bytes_max``. Raises
-    BatchError."""
-    if codec == 0:
-        return data
-    decompress = _CODECS.get(codec)
-    if decompress is None:
-        raise BatchError(
-            UNSUPPORTED_COMPRESSION_TYPE,
-            f"compression {codec} is not one of {', '.join(map(str, (0, *_CODECS)))}",
-        )
-    try:
-        found = decompress(data, bytes_max)
-    except (zlib.error, zstandard.ZstdError, OSError, ValueError, IndexError) as error:
-        raise BatchError(CORRUPT_MESSAGE, f"the batch cannot be decompressed: {error}") from error
-    if len(found) > bytes_max:
-        raise BatchError(
-            MESSAGE_TOO_LARGE,
-            f"the batch has more than {bytes_max} bytes when it is decompressed; lower batch.size",
-        )
-    return found
-
-
-def _gzip(data: bytes, bytes_max: int) -> bytes:
-    stream = zlib.decompressobj(wbits=31)
-    found = stream.decompress(data, bytes_max + 1)
-    if not stream.eof and len(found) <= bytes_max:
-        raise ValueError("the gzip stream is cut off")
-    return found
-
-
-def _snappy(data: bytes, bytes_max: int) -> bytes:
-    if not data.startswith(_XERIAL):
-        return _snappy_block(data, bytes_max)
-    pieces: list[bytes] = []
-    at, left = len(_XERIAL) + 8, bytes_max  # after two versions
-    while at < len(data) and left >= 0:
-        if len(pieces) == _BLOCKS_MAX:
-            raise ValueError(f"it has more than {_BLOCKS_MAX} blocks")
-        size = int.from_bytes(data[at : at + 4], "big")
-        pieces.append(_snappy_block(data[at + 4 : at + 4 + size], left))
-        if not pieces[-1]:
-            raise ValueError(f"block {len(pieces) - 1} is empty")
-        left -= len(pieces[-1])
-        at += 4 + size
-    return b"".join(pieces)
-
-
-def _snappy_block(data: bytes, bytes_max: int) -> bytes:
-    size = 0
-    for index, byte in enumerate(data[:5]):
-        size |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            break
-    if size > bytes_max:
-        return bytes(bytes_max + 1)  # too large, which the caller says
-    found: bytes = snappy_codec().decompress(data, size, asbytes=True)
-    return found
-
-
-@functools.cache
-def snappy_codec() -> Any:
-    """Snappy, once for all blocks. Call it first where a loop must not wait: it loads pyarrow."""
-    import pyarrow  # other processes do not need it here
-
-    return pyarrow.Codec("snappy")
-
-
-def _lz4(data: bytes, bytes_max: int) -> bytes:
-    import pyarrow
-
-    with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "lz4") as stream:
-        found: bytes = stream.read(bytes_max + 1)
-    return found
-
-
-def _zstd(data: bytes, bytes_max: int) -> bytes:
-    with _zstd_decompressor.stream_reader(io.BytesIO(data)) as stream:
-        found: bytes = stream.read(bytes_max + 1)
-    return found
-
-
-_zstd_decompressor = zstandard.ZstdDecompressor()
-_CODECS: dict[int, Callable[[bytes, int], bytes]] = {1: _gzip, 2: _snappy, 3: _lz4, 4: _zstd}
 
 
 # Between Kafka's records and ours

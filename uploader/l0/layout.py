@@ -117,6 +117,7 @@ class FooterCondition(Struct, frozen=True, array_like=True):
     expected_seq: int | None = None
     advance: Advance | None = None
     producer: ProducerBatch | None = None
+    fingerprint: int | None = None
 
     def condition(self) -> Condition:
         """The condition as the ledger decides it."""
@@ -129,6 +130,7 @@ class FooterCondition(Struct, frozen=True, array_like=True):
             expected_seq=self.expected_seq,
             advance=self.advance,
             producer=self.producer,
+            fingerprint=self.fingerprint,
         )
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from ledger.types import Extent
 from shards.checksum import crc32c
 from shards.frame import (
+    CODEC_KAFKA,
     CODEC_RECORDS,
     Buffer,
     FrameError,
@@ -22,6 +23,7 @@ from shards.frame import (
     batch_payload,
     batches,
 )
+from uploader.l0 import payloads
 from uploader.l0.layout import (
     HEAD,
     HEAD_BYTES,
@@ -33,7 +35,7 @@ from uploader.l0.layout import (
     FooterExtent,
     L0Error,
 )
-from uploader.l0.records import Record, RecordsError, decode
+from uploader.l0.records import Record, RecordsError
 
 Fetch = Callable[[int, int], Buffer]
 
@@ -124,6 +126,42 @@ def records_of(
     left = limit
     if left == 0:
         return
+    for head, index, offset, dead in _placed(extent, first_offset, voids, from_offset, key):
+        for record in decode_batch(extent, head, key):
+            if index not in dead:
+                if offset >= from_offset:
+                    yield offset, head.arrival_ms if record.ts is None else record.ts, record
+                    if left is not None:
+                        left -= 1
+                        if left == 0:
+                            return
+                offset += 1
+            index += 1
+
+
+def kafka_batches(
+    extent: Buffer,
+    first_offset: int,
+    voids: Sequence[tuple[int, int]],
+    from_offset: int,
+    bytes_max: int,
+    key: str = "",
+) -> Iterator[tuple[int, bytes]]:
+    """Whole batches as Kafka's clients sent them, each with the offset of its first record, from
+    the one that holds ``from_offset`` on, up to ``bytes_max``; ends before any other batch. Raises
+    L0Error."""
+    for head, _, offset, dead in _placed(extent, first_offset, voids, from_offset, key):
+        bytes_max -= head.payload_length
+        if head.codec != CODEC_KAFKA or dead or bytes_max < 0:
+            return
+        yield offset, payload(extent, head, key)
+
+
+def _placed(
+    extent: Buffer, first_offset: int, voids: Sequence[tuple[int, int]], from_offset: int, key: str
+) -> Iterator[tuple[RecordBatchHead, int, int, set[int]]]:
+    """The batches with live records from ``from_offset`` on: each with the index of its first
+    record, the offset of the first live one, and the indexes of void ones."""
     offset = first_offset
     index = 0
     passed = 0  # voids that end before this batch
@@ -137,19 +175,9 @@ def records_of(
                 break
             dead.update(range(max(start, index), min(start + count, end)))
         live = head.record_count - len(dead)
-        if live == 0 or offset + live <= from_offset:
-            index, offset = end, offset + live
-            continue
-        for record in decode_batch(extent, head, key):
-            if index not in dead:
-                if offset >= from_offset:
-                    yield offset, head.arrival_ms if record.ts is None else record.ts, record
-                    if left is not None:
-                        left -= 1
-                        if left == 0:
-                            return
-                offset += 1
-            index += 1
+        if live and offset + live > from_offset:
+            yield head, index, offset, dead
+        index, offset = end, offset + live
 
 
 def _check_head(body: Buffer, key: str) -> None:
@@ -211,19 +239,28 @@ def payload(extent: Buffer, head: RecordBatchHead, key: str, extent_start: int =
         ) from error
 
 
+def check_codec(codec: int, key: str, byte: int) -> None:
+    """Raises L0Error for a batch that a newer version wrote."""
+    if codec not in (CODEC_RECORDS, CODEC_KAFKA):
+        raise L0Error(
+            key,
+            byte,
+            f"codec {CODEC_RECORDS} or {CODEC_KAFKA}",
+            f"{codec}, which this reader does not know: upgrade it",
+        )
+
+
 def decode_batch(
     extent: Buffer, head: RecordBatchHead, key: str, extent_start: int = 0
 ) -> list[Record]:
-    """The records of a batch of codec 1, after checks of checksum and count. Raises L0Error."""
+    """The records of a batch, after checks of checksum and count. Raises L0Error."""
     byte = extent_start + head.start
-    if head.codec != CODEC_RECORDS:
-        raise L0Error(
-            key, byte, f"codec {CODEC_RECORDS}", f"{head.codec}, which this reader does not know"
-        )
+    check_codec(head.codec, key, byte)
+    data = payload(extent, head, key, extent_start)
     try:
-        records = decode(payload(extent, head, key, extent_start))
+        records = payloads.decode(head.codec, data, head.record_count)
     except RecordsError as error:
-        raise L0Error(key, byte, "a msgpack array of records", str(error)) from error
+        raise L0Error(key, byte, f"records of codec {head.codec}", str(error)) from error
     if len(records) != head.record_count:
         raise L0Error(key, byte, f"{head.record_count} records", f"{len(records)}")
     return records

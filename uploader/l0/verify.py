@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shards.frame import CODEC_RECORDS, Buffer
+from shards.frame import CODEC_KAFKA, CODEC_MIXED, CODEC_RECORDS, Buffer
+from uploader.l0 import kafka_stored
 from uploader.l0.layout import (
     HEAD_BYTES,
     TAIL,
@@ -14,6 +15,8 @@ from uploader.l0.layout import (
     object_key,
 )
 from uploader.l0.reader import batch_heads, decode_batch, payload, read_extent, read_footer
+
+_KNOWN = {CODEC_RECORDS, CODEC_KAFKA}
 
 
 def verify(body: Buffer, key: str = "") -> list[L0Error]:
@@ -74,23 +77,29 @@ def _extent_problems(body: Buffer, extent: FooterExtent, key: str) -> Iterator[L
         )
     count = 0
     first_ms, last_ms = 1 << 64, 0
+    codecs: set[int] = set()
     try:
         for head in batch_heads(data, key, extent.byte_start):
             count += head.record_count
+            codecs.add(head.codec)
             byte = extent.byte_start + head.start
-            if head.codec != extent.codec:
+            if extent.codec not in (CODEC_MIXED, head.codec):
                 yield L0Error(key, byte, f"a batch of codec {extent.codec}", f"{head.codec}")
-            if head.codec == CODEC_RECORDS:
-                for record in decode_batch(data, head, key, extent.byte_start):
-                    ts_ms = head.arrival_ms if record.ts is None else record.ts
-                    first_ms, last_ms = min(first_ms, ts_ms), max(last_ms, ts_ms)
-            else:
+            if head.codec not in _KNOWN:
                 payload(data, head, key, extent.byte_start)
+                continue
+            for record in decode_batch(data, head, key, extent.byte_start):
+                ts_ms = head.arrival_ms if record.ts is None else record.ts
+                first_ms, last_ms = min(first_ms, ts_ms), max(last_ms, ts_ms)
+            if head.codec == CODEC_KAFKA:
+                wrong = kafka_stored.problem(bytes(data[head.payload_start : head.end]))
+                if wrong:
+                    yield L0Error(key, byte, "a batch that clients of Kafka can read", wrong)
     except L0Error as error:
         yield error
         return
     stated = (extent.first_timestamp_ms, extent.last_timestamp_ms)
-    if extent.codec == CODEC_RECORDS and (first_ms, last_ms) != stated:
+    if codecs <= _KNOWN and (first_ms, last_ms) != stated:
         yield L0Error(
             key,
             extent.byte_start,

@@ -25,6 +25,7 @@ from uploader.l0.layout import (
 )
 
 _encoder = msgspec.msgpack.Encoder()
+CONDITION_FIELDS_MIN = 6  # those after them are cut off where nothing follows
 
 
 class ExtentParts(Struct, frozen=True):
@@ -133,14 +134,17 @@ def _check(parts: ExtentParts, byte_length: int) -> None:
 
 
 def _footer_condition(condition: Condition) -> tuple[object, ...]:
-    found = (
+    found: tuple[object, ...] = (
         condition.shard,
         condition.position,
         condition.topic_id,
         condition.parts,
         condition.idempotency_key,
         condition.expected_seq,
+        condition.advance,
+        condition.producer,
+        condition.fingerprint,
     )
-    if condition.producer is not None:
-        return (*found, condition.advance, condition.producer)
-    return found if condition.advance is None else (*found, condition.advance)
+    while len(found) > CONDITION_FIELDS_MIN and found[-1] is None:
+        found = found[:-1]
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ledger.types import Condition, ConditionPart
-from shards.frame import CODEC_RECORDS, FrameError, decode_conditions
+from shards.frame import CODEC_MIXED, FrameError, codec_of, decode_conditions
 from shards.leases import Lease
 from shards.ring import RecordBatchAt, RequestAt, RingReader
 from uploader.l0 import ExtentParts, RingRun
@@ -31,9 +31,10 @@ class _Run:
 class _Extent:
     """An extent while its batches are gathered."""
 
-    __slots__ = ("batches", "count", "first_ms", "last_ms", "runs")
+    __slots__ = ("batches", "codec", "count", "first_ms", "last_ms", "runs")
 
-    def __init__(self) -> None:
+    def __init__(self, codec: int) -> None:
+        self.codec = codec
         self.batches: list[memoryview] = []
         self.count = 0
         self.first_ms = 1 << 63
@@ -77,9 +78,12 @@ def assemble(
         for batch in request.batches:
             topic_id, partition, count, offset, length, first_ms, last_ms = batch
             key = (topic_id, partition)
+            codec = codec_of(data, offset)
             extent = extents.get(key)
             if extent is None:
-                extent = extents[key] = _Extent()
+                extent = extents[key] = _Extent(codec)
+            elif extent.codec != codec:
+                extent.codec = CODEC_MIXED
             if request.conditions:
                 parts.append(ConditionPart(partition, extent.count, count))
             runs = extent.runs
@@ -106,6 +110,7 @@ def assemble(
                     asked.expected_seq,
                     asked.advance,
                     asked.producer,
+                    fingerprint=asked.fingerprint,
                 )
             )
     built = [
@@ -113,7 +118,7 @@ def assemble(
             topic_name=topic_name(topic_id),
             topic_id=topic_id,
             partition=partition,
-            codec=CODEC_RECORDS,
+            codec=extent.codec,
             batches=extent.batches,
             record_count=extent.count,
             first_timestamp_ms=extent.first_ms,

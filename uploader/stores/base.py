@@ -128,8 +128,9 @@ class ObjectStore(Protocol):
     def check(self) -> None:
         """Checks that the store can be used. Raises StoreRefused, which says why it cannot.
 
-        Puts a probe key twice, each time on condition that it is absent, and removes it. A store
-        that accepts the second put is refused: the fence of ownership would not work there.
+        Puts a probe key twice, each time on condition that it is absent, and removes it; on S3,
+        more such puts begin together. A store that accepts more than one of a key is refused: the
+        fence of ownership would not work there.
         """
         ...
 

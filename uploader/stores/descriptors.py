@@ -34,10 +34,10 @@ class _Opened:
 class Descriptors:
     """A bounded cache of read-only descriptors for the files of one folder."""
 
-    def __init__(self, folder: Path, limit: int = DESCRIPTORS_MAX) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._opened: LruCache[str, _Opened] = LruCache(limit)
+        self._opened: LruCache[str, _Opened] = LruCache(DESCRIPTORS_MAX)
 
     @contextmanager
     def open(self, name: str) -> Iterator[int]:

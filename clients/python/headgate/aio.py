@@ -199,7 +199,7 @@ class AsyncClient:
                 case Open(request):
                     response = await self._http.send(built(self._http, request), stream=True)
                     self._is_reached = True
-                    if response.status_code < 400:
+                    if response.is_success:
                         return answer_of(response, _Stream(response))
                     try:
                         await response.aread()
@@ -220,10 +220,10 @@ class _Stream:
 
 
 class AsyncWatch(AsyncIterator[Record | Gap]):
-    """As ``Watch``."""
+    """As ``Watch``. If an ``anext`` is cancelled, the next one goes on after the position."""
 
     def __init__(self, client: AsyncClient, watching: Watching) -> None:
-        self._watching = watching
+        self._client, self._watching = client, watching
         self._told = client.iterate(watching.told())
 
     @property
@@ -232,7 +232,11 @@ class AsyncWatch(AsyncIterator[Record | Gap]):
         return self._watching.position
 
     async def __anext__(self) -> Record | Gap:
-        return await anext(self._told)
+        try:
+            return await anext(self._told)
+        except asyncio.CancelledError:
+            self._told = self._client.iterate(self._watching.told())  # the former one has ended
+            raise
 
     async def aclose(self) -> None:
         """Ends the stream."""
@@ -268,7 +272,9 @@ class AsyncProducer:
         ProducerFailed."""
         line = NewRecord(data, key, tag, node, meta, ts).encoded()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._batching.has_room(line))
+            await self._changed.wait_for(
+                lambda: self._task is None or self._batching.has_room(line)
+            )
             if self._task is None:
                 raise ValueError("the producer is not open: use it inside its `async with`")
             self._batching.add(line, time.monotonic())
@@ -294,13 +300,18 @@ class AsyncProducer:
     ) -> None:  # fmt: skip
         task, is_lost = self._task, isinstance(error, ProducerFailed | asyncio.CancelledError)
         assert task is not None
+        self._task = None
         try:
             if not is_lost:
                 await self.flush()
         finally:
-            self._task = None
             task.cancel()
-            await asyncio.wait([task])
+            try:
+                await asyncio.wait([task])
+            finally:
+                async with self._changed:
+                    self._batching.close()
+                    self._changed.notify_all()
 
     async def _work(self) -> None:
         while True:

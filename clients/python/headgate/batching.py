@@ -123,6 +123,16 @@ class Batching:
         """The batch under way is not stored, or not known to be."""
         self._failure = error
 
+    def close(self) -> None:
+        """Nothing more is sent, which is a failure unless all is stored."""
+        if self._failure is None and self.stored < self.added:
+            self._failure = closed()
+
+
+def closed() -> HeadgateError:
+    """The failure of what a producer had when it was closed."""
+    return HeadgateError("closed", "the producer was closed before all was stored")
+
 
 def _size(line: bytes) -> int:
     return len(line) + RECORD_BYTES

@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 import httpx
 
 from headgate import calls
-from headgate.batching import Batch, Batching, Limits
+from headgate.batching import Batch, Batching, Limits, closed
 from headgate.calls import OnGap, warn_of
 from headgate.consuming import Consuming, Delivery, reason_of
 from headgate.errors import HeadgateError, ProducerFailed
@@ -213,7 +213,7 @@ class Client:
                 case Open(request):
                     response = self._http.send(built(self._http, request), stream=True)
                     self._is_reached = True
-                    if response.status_code < 400:
+                    if response.is_success:
                         return answer_of(response, _Stream(response))
                     try:
                         response.read()
@@ -278,6 +278,7 @@ class Producer:
         self._run_id = uuid.uuid4().hex
         self._changed = threading.Condition()
         self._batching = Batching(limits)
+        self._is_open = False  # for records
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=f"headgate-{topic}", daemon=True)
 
@@ -294,9 +295,9 @@ class Producer:
         ProducerFailed."""
         line = NewRecord(data, key, tag, node, meta, ts).encoded()
         with self._changed:
-            while not self._is_closed and not self._batching.has_room(line):
+            while self._is_open and not self._batching.has_room(line):
                 self._changed.wait()
-            if self._is_closed or not self._thread.ident:
+            if not self._is_open:
                 raise ValueError("the producer is not open: use it inside its `with`")
             self._batching.add(line, time.monotonic())
             self._changed.notify_all()
@@ -312,6 +313,7 @@ class Producer:
         if self._cursor is not None:
             stored = self._client.run(calls.position(self._cursor))
             self._batching = Batching(self._limits, stored)
+        self._is_open = True
         self._thread.start()
         return self
 
@@ -319,6 +321,9 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
         try:
             if not isinstance(error, ProducerFailed):
                 self.flush()
@@ -345,11 +350,14 @@ class Producer:
                 else:
                     self._batching.fail(failure)
                 self._changed.notify_all()
+        with self._changed:
+            self._batching.close()
+            self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
             if self._changed.wait_for(lambda: self._is_closed, seconds):
-                raise HeadgateError("closed", "the producer was closed before all was stored")
+                raise closed()
 
     def _next(self) -> Batch | None:
         """The next batch, when it is due; None when the producer is closed."""

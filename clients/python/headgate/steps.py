@@ -142,10 +142,7 @@ def asked(
     given, and for a daemon that never answered), and for ``window_s`` after the first attempt whose
     outcome is unknown."""
     moment: Moment = yield Look()
-    is_given = patience_s is not None and (moment.is_reached or patience_s < moment.patience_s)
-    until_s = moment.now_s + (
-        patience_s if is_given and patience_s is not None else moment.patience_s
-    )
+    began_s, window_until_s = moment.now_s, math.inf
     reconnect_s, is_unsure = RECONNECT_S, False
     error: HeadgateError
     while True:
@@ -159,12 +156,12 @@ def asked(
             if lost.is_final:
                 raise error from lost
         else:
-            if answer.status < 400:
+            if 200 <= answer.status < 300:
                 return answer
             error = refusal(request, answer)
             outcome_unknown = answer.status in (502, 504)
         if outcome_unknown and not is_unsure:
-            is_unsure, until_s = True, min(until_s, sent_s + window_s)
+            is_unsure, window_until_s = True, sent_s + window_s
         error.is_unsure = is_unsure
         if isinstance(error, Unreachable) or outcome_unknown:
             wait_s, reconnect_s = reconnect_s, min(2 * reconnect_s, RECONNECT_MAX_S)
@@ -172,7 +169,11 @@ def asked(
             wait_s = retry_after_s(error, answer)
         else:
             raise error
-        if (yield Look()).now_s + wait_s > until_s:
+        moment = yield Look()  # the daemon may have answered for the first time
+        patient_s = moment.patience_s
+        if patience_s is not None:
+            patient_s = patience_s if moment.is_reached else min(patience_s, patient_s)
+        if moment.now_s + wait_s > min(began_s + patient_s, window_until_s):
             if is_unsure:
                 raise OutcomeUnknown("outcome_unknown", error.message, error.detail) from error
             raise error
@@ -188,10 +189,12 @@ def refusal(request: Request, answer: Answer) -> HeadgateError:
             hint=str(error.get("hint", "")),
         )  # fmt: skip
     except (ValueError, LookupError, TypeError, AttributeError):
+        location = answer.headers.get("location")
         return UnknownAnswer(
             "unknown_answer",
             f"{request.method} {request.path} was answered {answer.status} without an error in"
-            f" Headgate's form: {answer.body[:80]!r}",
+            f" Headgate's form: {answer.body[:80]!r}"
+            + (f"; Location: {location[:200]}" if location else ""),
         )
 
 

@@ -1,7 +1,7 @@
 """Objects in S3 as sources: what a prefix or a pattern names, and their bytes.
 
 The identity of an object is its bucket, key and ETag. A replaced object is another source, and one
-that is replaced while it is read is a SourceChanged.
+that is replaced or deleted while it is read is a SourceChanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from commands.importing.reading.problems import SourceChanged, SourceMissing, SourceProblem
 from commands.importing.reading.raw import FileVersion
-from uploader.stores.base import StoreError
+from uploader.stores.base import ObjectMissing, StoreError
 from uploader.stores.retry import BULK
 from uploader.stores.retrying import Retry
 from uploader.stores.s3_reading import BucketReader, ListedObject, ObjectReplaced
@@ -108,6 +108,8 @@ class S3Object:
                     "was replaced by another object since it was listed",
                     hint="run the import again: it takes the new object as another source",
                 ) from error
+            except ObjectMissing as error:
+                raise SourceChanged("was deleted since it was listed") from error
             except StoreError as error:
                 raise SourceProblem(f"cannot be read: {error}") from error
             self._ahead = memoryview(read)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from commands.importing.reading.buckets import SCHEME, Buckets
+from commands.importing.reading.buckets import SCHEME, Buckets, S3Object
 from commands.importing.reading.problems import SourceMissing, SourceProblem
 from commands.importing.reading.raw import LocalFile, RawSource, open_local, shown
 
@@ -35,6 +35,7 @@ class NotFound(Exception):
     """Arguments that name nothing that can be imported."""
 
     def __init__(self, problems: Sequence[tuple[str, SourceProblem]]) -> None:
+        self.problems = problems
         super().__init__("\n  ".join(f"{name}: {problem}" for name, problem in problems))
         self.hint = next((problem.hint for _, problem in problems if problem.hint), "")
 
@@ -53,14 +54,19 @@ def find(arguments: Sequence[str], buckets: Buckets, *, by_path: bool) -> list[F
                 seen.add(key)
                 found.append(each)
                 if len(found) > SOURCES_MAX:
-                    raise SourceProblem(
-                        f"with it there are more than {SOURCES_MAX:,} sources; import them in parts"
-                    )
+                    raise too_many()
         except SourceProblem as error:
             problems.append((shown(argument), error))
     if problems:
         raise NotFound(problems)
     return found
+
+
+def too_many() -> SourceProblem:
+    """More sources than an import can have."""
+    return SourceProblem(
+        f"with it there are more than {SOURCES_MAX:,} sources; import them in parts"
+    )
 
 
 def matching(argument: str) -> list[str]:
@@ -84,12 +90,17 @@ def found_file(path: str, by_path: bool) -> FoundSource:
     return FoundSource(raw.name, size, raw.inode, lambda: open_local(path, by_path=by_path))
 
 
+def found_object(found: S3Object) -> FoundSource:
+    """An object of a listing."""
+    return FoundSource(found.name, found.size(), None, lambda: found)
+
+
 def _of(argument: str, buckets: Buckets, by_path: bool) -> Iterator[FoundSource]:
     if argument.startswith(SCHEME):
         count = 0
         for each in buckets.sources(argument):
             count += 1
-            yield FoundSource(each.name, each.size(), None, lambda each=each: each)  # type: ignore[misc]
+            yield found_object(each)
         if not count:
             raise SourceMissing("names no object")
         return

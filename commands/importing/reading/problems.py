@@ -35,12 +35,13 @@ class SourceDamaged(SourceProblem):
 
 
 class InvalidRecord(SourceProblem):
-    """A record that the topic cannot take. ``line`` counts from 1; None if it is not known."""
+    """A record that the topic cannot take. ``line`` counts from 1; None if it is not known.
+    ``unit``: what positions count."""
 
     code = "invalid"
 
-    def __init__(self, problem: str, position: int, line: int | None) -> None:
-        place = f"byte {position:,}" if line is None else f"line {line:,}"
+    def __init__(self, problem: str, position: int, line: int | None, unit: str = "byte") -> None:
+        place = f"{unit} {position:,}" if line is None else f"line {line:,}"
         hint = "--invalid drop or --invalid TOPIC let the others pass"
         super().__init__(
             f"{place}: {problem}",

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from commands.importing.reading.problems import SourceChanged, SourceMissing, SourceProblem
 
 HEAD_BYTES = 1024
+LINGER_S = 0.05  # a pipe without bytes for this long makes a pause
 _STREAMS = (stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)
 
 
@@ -136,17 +137,16 @@ class LocalFile:
 
 
 class Pipe:
-    """What another program writes. ``linger_s``: nothing for this long is a pause."""
+    """What another program writes."""
 
     can_seek: bool = False
     may_grow: bool = False
     identity: str | None = None
 
-    def __init__(self, name: str, descriptor: int, linger_s: float = 0.05) -> None:
+    def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
         self.position = 0
         self._descriptor = descriptor
-        self._linger_s = linger_s
 
     def location(self) -> str:
         return self.name
@@ -158,7 +158,7 @@ class Pipe:
         return None
 
     def read(self, count: int) -> bytes | None:
-        ready, _, _ = select.select([self._descriptor], [], [], self._linger_s)
+        ready, _, _ = select.select([self._descriptor], [], [], LINGER_S)
         if not ready:
             return None
         try:

@@ -1,8 +1,8 @@
 """The text of a source: decompressed, with the position of each byte.
 
 The first bytes say whether a source is gzip, zstd or neither; its name does not matter. Several
-members or frames after each other are one text. Compressed data that ends too early, or that
-cannot be read, is SourceDamaged: whole lines before that place are good.
+members or frames in succession are one text. Compressed data that ends too early, or that cannot be
+read, is SourceDamaged: whole lines before that place are good.
 
 A piece of text is handed out only after the source was verified, so it is of the file whose
 identity the import has taken.
@@ -103,7 +103,7 @@ class SourceText:
         return self._decoder is None and self.raw.can_seek
 
     def read(self) -> bytes | None:
-        """Some text; none at the end, None if nothing comes for a while. Raises SourceProblem."""
+        """Some text; empty at the end, None if nothing comes for a while. Raises SourceProblem."""
         if self._kept:
             data, self._kept = self._kept, b""
         else:

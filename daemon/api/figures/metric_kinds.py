@@ -1,8 +1,8 @@
 """What a metric is, and the metrics of all declared figures (``shards/boards/figures.py``).
 
-Whatever a scrape reaches is looked through once, at import: a figure with a metric is a sample of
-it. What is in a list has its labels, and so have the figures that a Struct inherits; without labels
-these are sums, which get no series.
+At import we walk all Structs in a scrape; each figure with a metric becomes a series. Figures of
+Structs in a list get the labels of that list. Figures that a Struct inherits become series only
+where there are such labels: elsewhere they are sums of these series.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Struct, inspect
 
 from daemon.schemas.status import PushCounters, Status
-from shards.boards.figures import Figure, figure, figures_of
+from shards.boards.figures import Figure, figure, figures_in
 from shards.boards.pushtotals import PushTotal
-from shards.boards.rowboard import RouterRow, SubscriptionRow
+from shards.boards.rowboard import KafkaGroupRow, RouterRow, SubscriptionRow
 from shards.latency import Counted, Stage
 
 
@@ -102,6 +102,7 @@ class Scrape(Struct, frozen=True):
     subscriptions: Annotated[list[SubscriptionRow], figure(by="topic subscription")]
     push: Annotated[list[PushSeries], figure(by="topic subscription")]
     routers: Annotated[list[RouterRow], figure(by="router source dest")]
+    kafka_groups: Annotated[list[KafkaGroupRow], figure(by="topic group")] = []
 
 
 class Metric(NamedTuple):
@@ -163,8 +164,10 @@ class _Place(NamedTuple):
 
 def declared(kind: type = Scrape) -> list[Metric]:
     """The metrics of all figures that a scrape reaches."""
+    info = inspect.type_info(kind)  # of all that it reaches: it takes milliseconds, so once
+    assert isinstance(info, inspect.StructType)
     found: dict[str, Metric] = {}
-    for part in _parts(kind, _Place((), lambda scrape: [((), scrape)])):
+    for part in _parts(info, _Place((), lambda scrape: [((), scrape)])):
         known = found.get(part.name)
         found[part.name] = part if known is None else _joined(known, part)
     return [*found.values()]
@@ -180,11 +183,10 @@ def _joined(first: Metric, second: Metric) -> Metric:
     return first._replace(samples=samples)
 
 
-def _parts(kind: type, place: _Place) -> Iterator[Metric]:
-    figures, info = figures_of(kind), inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
+def _parts(info: inspect.StructType, place: _Place) -> Iterator[Metric]:
+    figures = figures_in(info)
     for field in info.fields:
-        if not place.labels and field.name not in kind.__annotations__:
+        if not place.labels and field.name not in info.cls.__annotations__:
             continue
         found, type_ = figures.get(field.name, (None, field.type))
         if found is not None and found.metric is not None:
@@ -192,8 +194,8 @@ def _parts(kind: type, place: _Place) -> Iterator[Metric]:
         for each in type_.types if isinstance(type_, inspect.UnionType) else [type_]:
             if isinstance(each, inspect.StructType):
                 inner = place.struct(field.name, {} if found is None else found.labels)
-                yield from _parts(each.cls, inner)
+                yield from _parts(each, inner)
             if not isinstance(each, inspect.ListType) or found is None or not found.by:
                 continue
             if isinstance(each.item_type, inspect.StructType):
-                yield from _parts(each.item_type.cls, place.listed(field.name, found.by))
+                yield from _parts(each.item_type, place.listed(field.name, found.by))

@@ -17,7 +17,12 @@ from importlib import metadata
 from daemon import memory
 from daemon.alarms import alarms
 from daemon.alarms import standing as standstills
-from daemon.api.figures import push_figures, router_figures, subscription_figures
+from daemon.api.figures import (
+    kafka_figures,
+    push_figures,
+    router_figures,
+    subscription_figures,
+)
 from daemon.api.figures.metric_kinds import OTHERS, TokenSeries, TopicSeries
 from daemon.config import Config
 from daemon.config.sensors import SENSORS
@@ -27,6 +32,7 @@ from daemon.governor.producers_gate import ClosedBy
 from daemon.intake.refused import BY_CODE
 from daemon.schemas import api as schemas
 from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost
+from daemon.schemas.kafka import KafkaStatus
 from daemon.tls.certificate import Certificate
 from delivery.subscriptions.drainable import consumers_wanted
 from shards import latency
@@ -35,10 +41,12 @@ from shards.boards import namecounts, pushtotals
 from shards.boards.figures import words_of
 from shards.boards.pushtotals import PushTotal
 from shards.boards.rowboard import (
+    KafkaGroupRow,
     Placed,
     RouterRow,
     RowPhase,
     SubscriptionRow,
+    kafka_group_board,
     router_board,
     subscription_board,
 )
@@ -79,6 +87,7 @@ class StatusBuilder:
         self._groups = GroupTable(segment)
         self._subscriptions = subscription_board(segment)
         self._routers = router_board(segment)
+        self._kafka_groups = kafka_group_board(segment)
         self._version = version()
         self._memory_bound_bytes = sum(memory.bounds(config).values())
 
@@ -114,9 +123,10 @@ class StatusBuilder:
         subscriptions: Sequence[Placed[SubscriptionRow]] | None = None,
         push: Sequence[PushTotal] | None = None,
         routers: Sequence[Placed[RouterRow]] | None = None,
+        kafka_groups: Sequence[Placed[KafkaGroupRow]] | None = None,
     ) -> schemas.Status:
         """The whole status; ages are milliseconds. ``stages`` and what follows: if they were read
-        already."""
+        already. Groups of Kafka that have no row count if ``kafka_groups`` is None."""
         rows = self.subscriptions() if subscriptions is None else subscriptions
         totals = list(pushtotals.totals(self._segment)) if push is None else push
         words = self._words
@@ -161,7 +171,17 @@ class StatusBuilder:
                 rejected_by=self._sums(_REFUSED),
             ),
             standbys=self._standbys(),
+            kafka=self._kafka(kafka_groups),
         )
+
+    def _kafka(self, rows: Sequence[Placed[KafkaGroupRow]] | None) -> KafkaStatus | None:
+        if self._config.kafka_listen is None:
+            return None
+        unplaced = (0, 0) if rows is not None else self.unplaced_kafka_groups()
+        return kafka_figures.status_of(
+            self.kafka_groups() if rows is None else rows, *unplaced,
+            **self._sums(words_of(KafkaStatus)),
+        )  # fmt: skip
 
     def _standbys(self) -> schemas.StandbysStatus:
         words = self._words
@@ -213,8 +233,9 @@ class StatusBuilder:
         subscriptions = [_subscription_scaling(each.row) for each in self.subscriptions()]
         subscriptions.sort(key=lambda each: (each.topic, each.subscription))
         return schemas.Scaling(
-            pressure.scaling, counted, left_out, self._layout.shards, subscriptions, imports
-        )
+            pressure.scaling, counted, left_out, self._layout.shards, subscriptions, imports,
+            kafka_figures.scaling_of(self.kafka_groups()),
+        )  # fmt: skip
 
     def _producers_gate(self, now_ns: int) -> schemas.GateStatus:
         why, since_ns, pauses = self._words[at.G_GATE : at.G_GATE + at.GATE_WORDS]
@@ -254,6 +275,14 @@ class StatusBuilder:
     def routers(self) -> list[Placed[RouterRow]]:
         """What the owners of routers told last."""
         return self._routers.rows()
+
+    def kafka_groups(self) -> list[Placed[KafkaGroupRow]]:
+        """How far groups of Kafka's consumers are, as the supervisor told last."""
+        return self._kafka_groups.rows()
+
+    def unplaced_kafka_groups(self) -> tuple[int, int]:
+        """Those that have no row: how many, and their lag."""
+        return self._words[at.G_GROUPS_UNPLACED], self._words[at.G_GROUPS_UNPLACED_LAG]
 
     async def push(self, clock_ns: Callable[[], int]) -> list[PushTotal]:
         """What senders of push subscriptions do, read in slices."""

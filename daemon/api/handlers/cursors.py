@@ -16,7 +16,7 @@ from daemon.schemas.api import (
 )
 from daemon.schemas.errors import invalid
 from daemon.schemas.names import check_cursor_name
-from ledger.cursors import SOURCE_KNOWN_MS, Setting, SourceTold
+from ledger.cursors import RECORDS_SCHEME, SOURCE_KNOWN_MS, Setting, SourceTold
 from ledger.types import Cursor, CursorPosition
 from shards.clock import wall_ms
 
@@ -75,6 +75,10 @@ def _source(cursor: Cursor, positions: list[CursorPosition]) -> CursorSourceStat
         return None
     at = next((each.seq for each in positions if each.partition == 0), 0)
     size, lag = cursor.source_bytes, None
+    of_records = cursor.source.startswith(RECORDS_SCHEME)
     if size is not None and (at >= size or cursor.told_ms >= wall_ms() - SOURCE_KNOWN_MS):
         lag = max(0, size - at)
-    return CursorSourceState(cursor.source, cursor.source_topic_id, size, lag, cursor.told_ms)
+    return CursorSourceState(
+        cursor.source, cursor.source_topic_id, size,
+        None if of_records else lag, cursor.told_ms, lag if of_records else None,
+    )  # fmt: skip

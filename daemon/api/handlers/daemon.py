@@ -11,6 +11,7 @@ import msgspec
 from daemon import page
 from daemon.access.rights import Rights
 from daemon.api.figures import metrics
+from daemon.api.figures.kafka_figures import kafka_series
 from daemon.api.figures.metric_kinds import Scrape
 from daemon.api.figures.push_figures import push_series
 from daemon.api.figures.router_figures import router_series
@@ -25,7 +26,7 @@ from delivery.ledger_thread import LedgerThread
 from ledger import cursors
 from ledger.errors import LedgerError
 from shards.boards.pushtotals import PushTotal
-from shards.boards.rowboard import Placed, RouterRow, SubscriptionRow
+from shards.boards.rowboard import KafkaGroupRow, Placed, RouterRow, SubscriptionRow
 from shards.clock import monotonic_ns, wall_ms
 
 # KEDA gives up after 3 s, `headgate scaler` after 2.
@@ -65,7 +66,10 @@ class DaemonRoutes:
     async def status(self, rights: Rights) -> Status:
         """What the daemon is doing, and of topics what the sender may see."""
         push, subscriptions, routers = await self._rows(rights)
-        status = self._status.document(monotonic_ns(), None, subscriptions, push, routers)
+        groups = self._groups(rights)
+        status = self._status.document(monotonic_ns(), None, subscriptions, push, routers, groups)
+        imports = await self._imports_into(rights)
+        status = msgspec.structs.replace(status, imports=imports)
         if rights.is_for_all_topics:
             return status
         visible = {each.row.router for each in routers}
@@ -100,19 +104,28 @@ class DaemonRoutes:
             ],
         )
 
+    def _groups(self, rights: Rights) -> list[Placed[KafkaGroupRow]] | None:
+        """The same of groups of Kafka; None: the sender may see all."""
+        if rights.is_for_all_topics:
+            return None
+        return [each for each in self._status.kafka_groups() if rights.covers(each.row.topic)]
+
     async def scaling(self, rights: Rights) -> Scaling:
         """How much more CPU would help, consumers of what the sender may see, and the lag of
         imports into it. A ledger that hangs does not keep the answer back."""
+        scaling = self._status.scaling(await self._imports_into(rights))
+        shown = [each for each in scaling.subscriptions if rights.covers(each.topic)]
+        groups = [each for each in scaling.kafka_groups if rights.covers(each.topic)]
+        return msgspec.structs.replace(scaling, subscriptions=shown, kafka_groups=groups)
+
+    async def _imports_into(self, rights: Rights) -> list[ImportScaling] | None:
+        """What imports have left; None if the ledger does not answer in time."""
         asked = self._imports
         if asked is None or asked.done():
             asked = self._imports = asyncio.create_task(self._read_imports())
         await asyncio.wait([asked], timeout=IMPORTS_WAIT_S)
-        imports = asked.result() if asked.done() else None
-        if imports is not None:
-            imports = [each for each in imports if rights.covers(each.topic)]
-        scaling = self._status.scaling(imports)
-        shown = [each for each in scaling.subscriptions if rights.covers(each.topic)]
-        return msgspec.structs.replace(scaling, subscriptions=shown)
+        found = asked.result() if asked.done() else None
+        return found and [each for each in found if rights.covers(each.topic)]
 
     async def _read_imports(self) -> list[ImportScaling] | None:
         now_ms = wall_ms()
@@ -122,7 +135,7 @@ class DaemonRoutes:
             return None
         return [
             ImportScaling(
-                each.topic, each.sources, each.unknown, each.lag_bytes,
+                each.topic, each.sources, each.unknown, each.lag_bytes, each.lag_records,
                 None if each.oldest_ms is None else max(0, now_ms - each.oldest_ms),
             )
             for each in found
@@ -132,7 +145,13 @@ class DaemonRoutes:
         """The status as a page for Prometheus, with the series that the sender may see."""
         stages = self._status.stages()
         push, subscriptions, routers = await self._rows(rights)
-        status = self._status.document(monotonic_ns(), stages, subscriptions, push, routers)
+        groups = self._groups(rights)
+        status = self._status.document(monotonic_ns(), stages, subscriptions, push, routers, groups)
+        unplaced_lag = 0
+        if groups is None:
+            groups, (_, unplaced_lag) = (
+                self._status.kafka_groups(), self._status.unplaced_kafka_groups(),
+            )  # fmt: skip
         scrape = Scrape(
             status, stages, [each for each in self._status.topics() if rights.covers(each.topic)],
             [
@@ -143,6 +162,7 @@ class DaemonRoutes:
             ],
             series(subscriptions),
             push_series(push, subscriptions), router_series(routers),
+            [] if status.kafka is None else kafka_series(groups, unplaced_lag),
         )  # fmt: skip
         return await metrics.page(scrape, headers.accept, monotonic_ns)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from daemon.schemas.push import PushActivity, PushSenderActivity
 from daemon.schemas.status import PushCounters
-from delivery.push.rates.limiter import NEVER_NS
+from delivery.push.rates.pacer import NEVER_NS
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.figures import values_of
 from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, latency_ms

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
+from daemon.intake.hooks import NEVER_KEPT
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.push import ShownConfig
 from daemon.schemas.topic_settings import HookChange
 from delivery.ledger_thread import LedgerThread
 from delivery.push.posts.addresses import AllowList, BadEndpoint, ForbiddenEndpoint, check_endpoint
 from delivery.push.secrets import (
+    RESERVED,
     PushSecrets,
     SecretsFile,
     SecretsFileError,
@@ -183,6 +185,13 @@ class PushSecretChanges:
     async def save_hook(self, topic: str, change: HookChange) -> HookSettings:
         """Saves the secrets of a topic's hooks, and returns the settings that name them. Raises
         ApiError."""
+        if change.header.lower() in NEVER_KEPT | RESERVED:
+            raise invalid(
+                f"header of hook must be the one with the signature, got {change.header}, which"
+                " has another meaning",
+                field="hook.header",
+                topic=topic,
+            )
         try:
             if change.scheme == "standard":
                 for secret in change.secrets:

@@ -20,7 +20,7 @@ from daemon.intake.topic_cache import unknown_topic
 from daemon.schemas.errors import ApiError, invalid
 from daemon.schemas.names import check_router_name
 from delivery.changes import DeliveryChanges
-from delivery.filters import Filter, FilterError
+from delivery.filters import FilterError, filter_of
 from delivery.ledger_thread import LedgerThread
 from delivery.routers.schemas import (
     RouterDeleted,
@@ -32,7 +32,8 @@ from delivery.routers.schemas import (
 )
 from delivery.tokens import TokensInForce
 from ledger.delivery import routers
-from ledger.delivery.routers import NO_FILTER, RouterFilter, RouterView
+from ledger.delivery.record_filter import NO_FILTER, RecordFilter
+from ledger.delivery.routers import RouterView
 from ledger.errors import (
     CursorsFull,
     RouterBound,
@@ -70,7 +71,8 @@ class RouterRoutes:
     async def put(self, name: str, rights: Rights, asked: RouterSettings) -> RouterStatus | Created:
         """Creates a router, or changes what is given. Raises ApiError."""
         check_router_name(name)
-        wanted = _filter(asked)
+        wanted = None if asked.filter is UNSET else asked.filter or NO_FILTER
+        check_filter(wanted)
         rights.check_topics(*(end for end in (asked.source, asked.dest) if end is not UNSET))
 
         def change(tx: WriteTx) -> tuple[RouterView | None, bool]:
@@ -174,16 +176,14 @@ class RouterRoutes:
         return status_of(view, row, self._tokens.why_gone(view.router.token))
 
 
-def _filter(asked: RouterSettings) -> RouterFilter | None:
-    """The filter, if one is given. Raises ApiError 400 for a pattern that cannot be used."""
-    if asked.filter is UNSET:
-        return None
-    wanted = asked.filter or NO_FILTER
+def check_filter(wanted: RecordFilter | None) -> None:
+    """Raises ApiError 400 for a pattern or a condition that cannot be used."""
+    passing = filter_of(wanted)
     try:
-        Filter(wanted.tag, wanted.node, wanted.key).check()
+        if passing is not None:
+            passing.check()
     except FilterError as error:
         raise invalid(f"filter.{error}", field=f"filter.{error.field}") from error
-    return wanted
 
 
 def _covers(rights: Rights, view: RouterView) -> bool:

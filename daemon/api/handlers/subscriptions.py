@@ -32,6 +32,7 @@ from daemon.api.handlers.push_settings import (
     secrets_of,
     shown_config,
 )
+from daemon.api.handlers.routers import check_filter
 from daemon.api.handlers.subscription_directory import SubscriptionDirectory, unknown_subscription
 from daemon.api.handlers.topics import Created
 from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
@@ -39,6 +40,7 @@ from daemon.schemas.errors import ApiError, invalid, too_large
 from daemon.schemas.names import check_subscription_name
 from daemon.schemas.push import (
     TEST_BYTES_MAX,
+    AttemptsQuery,
     PushActivity,
     PushResumed,
     PushTestRequest,
@@ -61,11 +63,8 @@ from delivery.push.posts.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.owners import SubscriptionOwner
-from delivery.subscriptions.requests import Describe, Seek, TryPush
-from delivery.subscriptions.schemas import (
-    PushExchange,
-    Sought,
-)
+from delivery.subscriptions.requests import Describe, ListAttempts, Seek, TryPush
+from delivery.subscriptions.schemas import PushAttempts, PushExchange, Sought
 from delivery.subscriptions.shown.unserved import stored_progress
 from ledger.delivery import start_offsets, subscriptions
 from ledger.delivery.start_offsets import AtTime, SubscriptionStart
@@ -131,6 +130,9 @@ class SubscriptionRoutes:
             rights.check_topics(given["dead_letter_topic"])
         if isinstance(given.get("push"), Struct):
             rights.check_scope(Scope.PUSH)
+        if "filter" in given:
+            given["filter"] = given["filter"] or None
+            check_filter(given["filter"])
         asked_push: Struct | UnsetType | None = given.pop("push", UNSET)
         push = (
             change_of(name, asked_push, self._allow)
@@ -283,6 +285,12 @@ class SubscriptionRoutes:
             raise invalid(f"data is not UTF-8: {error}", field="data") from error
         request = TryPush(subscription_id, text, asked.key, randomness.token_hex(8))
         return await self._owners.ask(request)
+
+    async def attempts(self, topic: str, name: str, query: AttemptsQuery) -> PushAttempts:
+        """The last POSTs of messages. Raises ApiError."""
+        _, subscription_id = await self._directory.find(topic, name)
+        asked = ListAttempts(subscription_id, query.partition, query.seq, query.limit)
+        return await self._owners.ask(asked)
 
     async def resume(self, topic: str, name: str) -> PushResumed:
         """Goes on pushing: ends a pause, and slow mode. Raises ApiError."""

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct, field
 
 from daemon.http.request import Answer
 from daemon.http.response import JSON
-from daemon.intake.formats import BodyLimits, check_record, too_many_records
+from daemon.intake.formats import BodyLimits, check_record, given_twice, has_twice, too_many_records
 from daemon.schemas.api import LABEL_CHARACTERS_MAX
 from daemon.schemas.decoding import UNREADABLE
 from daemon.schemas.errors import ApiError, invalid
@@ -78,6 +78,7 @@ class BulkItem(NamedTuple):
 
 
 _actions = msgspec.json.Decoder(dict[str, BulkAction])
+_members = msgspec.json.Decoder(dict[str, Raw])
 _raw = msgspec.json.Decoder(Raw)
 _encode = msgspec.json.Encoder().encode
 
@@ -214,7 +215,13 @@ def _action(number: int, line: bytes) -> tuple[str, BulkAction]:
             f" {shown!r}; nothing of the request was stored",
             line=number,
         )
-    return next(iter(found.items()))
+    name, action = next(iter(found.items()))
+    if line.count(b'"_index"') > 1 or line.count(b'"_id"') > 1:
+        inner = bytes(_members.decode(line)[name])
+        for twice in ("_index", "_id"):
+            if has_twice(inner, b'"%b"' % twice.encode()):
+                raise given_twice(twice, {"line": number})
+    return name, action
 
 
 def _check(name: str, action: BulkAction, pipeline: str | None) -> None:

@@ -22,7 +22,7 @@ from daemon.http.request import Answer
 from daemon.http.response import JSON
 from daemon.intake.foreign import otlp_protobuf
 from daemon.intake.foreign.otlp_protobuf import Group, Record, check_part, json_name
-from daemon.intake.formats import BodyLimits, check_count, too_many_records
+from daemon.intake.formats import BodyLimits, check_count, given_twice, has_twice, too_many_records
 from daemon.schemas.decoding import UNREADABLE
 from daemon.schemas.errors import ApiError, invalid, too_large
 from daemon.schemas.foreign import LogsError
@@ -176,20 +176,20 @@ def _text(number: int, text: str) -> bytes:
 
 
 # JSON. Lists are counted before they are decoded, and log records are decoded one by one: what is
-# decoded takes up to thirty times as much as its text.
+# decoded takes up to thirty times as much as its text. A field that is null is not there.
 
 
 class _KeyValue(Struct, gc=False):
-    key: str = ""
+    key: str | None = ""
     value: _AnyValue | None = None
 
 
 class _Values(Struct, gc=False):
-    values: list[_AnyValue] = []
+    values: list[_AnyValue] | None = []
 
 
 class _KeyValues(Struct, gc=False):
-    values: list[_KeyValue] = []
+    values: list[_KeyValue] | None = []
 
 
 class _AnyValue(Struct, gc=False, rename="camel"):
@@ -205,36 +205,36 @@ class _AnyValue(Struct, gc=False, rename="camel"):
 class _Described(Struct, gc=False, rename="camel"):
     """A resource or a scope."""
 
-    name: str = ""
-    version: str = ""
-    attributes: list[_KeyValue] = []
-    dropped_attributes_count: int = 0
+    name: str | None = ""
+    version: str | None = ""
+    attributes: list[_KeyValue] | None = []
+    dropped_attributes_count: int | None = 0
 
 
 class _LogRecord(Struct, gc=False, rename="camel"):
-    time_unix_nano: int | str = 0
-    observed_time_unix_nano: int | str = 0
-    severity_number: int = 0
-    severity_text: str = ""
+    time_unix_nano: int | str | None = 0
+    observed_time_unix_nano: int | str | None = 0
+    severity_number: int | None = 0
+    severity_text: str | None = ""
     body: _AnyValue | None = None
-    attributes: list[_KeyValue] = []
-    dropped_attributes_count: int = 0
-    flags: int = 0
-    trace_id: str = ""
-    span_id: str = ""
-    event_name: str = ""
+    attributes: list[_KeyValue] | None = []
+    dropped_attributes_count: int | None = 0
+    flags: int | None = 0
+    trace_id: str | None = ""
+    span_id: str | None = ""
+    event_name: str | None = ""
 
 
 class _ScopeLogs(Struct, gc=False, rename="camel"):
     scope: Raw = Raw(b"{}")
     log_records: Raw = Raw(b"[]")
-    schema_url: str = ""
+    schema_url: str | None = ""
 
 
 class _ResourceLogs(Struct, gc=False, rename="camel"):
     resource: Raw = Raw(b"{}")
     scope_logs: Raw = Raw(b"[]")
-    schema_url: str = ""
+    schema_url: str | None = ""
 
 
 class _LogsRequest(Struct, gc=False, rename="camel"):
@@ -244,29 +244,38 @@ class _LogsRequest(Struct, gc=False, rename="camel"):
 _request = msgspec.json.Decoder(_LogsRequest)
 _resource_logs = msgspec.json.Decoder(_ResourceLogs)
 _scope_logs = msgspec.json.Decoder(_ScopeLogs)
-_described = msgspec.json.Decoder(_Described)
+_described = msgspec.json.Decoder(_Described | None)
 _log_record = msgspec.json.Decoder(_LogRecord)
-_list = msgspec.json.Decoder(list[Raw])
+_list = msgspec.json.Decoder(list[Raw] | None)
 
 
 def _groups(body: bytes, limits: BodyLimits) -> Iterator[Group]:
-    for each in _elements(_request.decode(body).resource_logs, limits):
+    of_request = _request.decode(body)
+    _check_once("resourceLogs", body)
+    for each in _elements(of_request.resource_logs, limits):
         of_resource = _resource_logs.decode(each)
+        _check_once("scopeLogs", bytes(each))
         shared = _described_as("resource", of_resource.resource, limits)
         if of_resource.schema_url:
             shared["resourceSchemaUrl"] = of_resource.schema_url
         for scoped in _elements(of_resource.scope_logs, limits):
             of_scope = _scope_logs.decode(scoped)
+            _check_once("logRecords", bytes(scoped))
             context = shared | _described_as("scope", of_scope.scope, limits)
             if of_scope.schema_url:
                 context["scopeSchemaUrl"] = of_scope.schema_url
             yield context, _records(of_scope.log_records, limits)
 
 
+def _check_once(name: str, text: bytes) -> None:
+    if has_twice(text, b'"%b"' % name.encode()):
+        raise given_twice(name, {})
+
+
 def _elements(raw: Raw, limits: BodyLimits) -> list[Raw]:
     text = bytes(raw)
     check_count(text, 1, limits)
-    return _list.decode(text)
+    return _list.decode(text) or []
 
 
 def _records(raw: Raw, limits: BodyLimits) -> Iterator[tuple[int, Callable[[], Record]]]:
@@ -287,9 +296,11 @@ def _described_as(name: str, raw: Raw, limits: BodyLimits) -> Record:
     return {name: Raw(_encode(found))} if found else {}
 
 
-def _fields(decoded: _Described | _LogRecord) -> Record:
+def _fields(decoded: _Described | _LogRecord | None) -> Record:
     """What is there, and is not empty."""
     found: Record = {}
+    if decoded is None:
+        return found
     for name in decoded.__struct_fields__:
         value = getattr(decoded, name)
         if not value:
@@ -315,8 +326,8 @@ _NAMES = {
 }
 
 
-def _attributes(pairs: list[_KeyValue]) -> Record:
-    return {pair.key: _value(pair.value) for pair in pairs}
+def _attributes(pairs: list[_KeyValue] | None) -> Record:
+    return {pair.key or "": _value(pair.value) for pair in pairs or ()}
 
 
 def _value(value: _AnyValue | None) -> Any:
@@ -326,7 +337,7 @@ def _value(value: _AnyValue | None) -> Any:
     if value.int_value is not None:
         return int(value.int_value)
     if value.array_value is not None:
-        return [_value(each) for each in value.array_value.values]
+        return [_value(each) for each in value.array_value.values or ()]
     if value.kvlist_value is not None:
         return _attributes(value.kvlist_value.values)
     if value.double_value is not None:

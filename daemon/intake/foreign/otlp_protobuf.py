@@ -1,4 +1,4 @@
-"""OTLP's ExportLogsServiceRequest, from the bytes of protobuf (docs/decisions/0038-otlp.md).
+"""OTLP's ExportLogsServiceRequest, from the bytes of protobuf (docs/decisions/0001-http-front.md).
 
 Only what is read here is known: fields with other numbers, or another type on the wire, are
 skipped, as newer senders need it. Raises ValueError for bytes that are not a message.

@@ -22,20 +22,24 @@ from daemon.intake.formats.json_format import (
     array_elements,
     check_record,
     decode_base64,
+    has_twice,
     is_json,
     json_text,
 )
 from daemon.intake.formats.keys import key_field
-from daemon.intake.formats.limits import BodyLimits, check_ts, place
+from daemon.intake.formats.limits import BodyLimits, check_ts, given_twice, place
 from daemon.intake.formats.payloads import Row, row
 from daemon.schemas.api import LABEL_CHARACTERS_MAX
 from daemon.schemas.decoding import UNREADABLE
-from daemon.schemas.errors import invalid
+from daemon.schemas.errors import ApiError, invalid, too_large
 from daemon.schemas.hooks import HookQuery
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 HEADERS, VERSION = "ce-", "specversion"
 OURS = "headgate.record"
+# Each member of an event takes about 0.6 us, and nothing stops between them: 0.1 s at most.
+MEMBERS_MAX = 1_000
+BATCH_MEMBERS_MAX = 200_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _documents = msgspec.json.Decoder(dict[str, Raw])
@@ -75,11 +79,21 @@ def binary_event(headers: Mapping[str, str], body: bytes) -> Event:
 def json_events(content_type: str, body: bytes, limits: BodyLimits) -> list[Event]:
     """The events of a document, or of a batch of them. Raises ApiError."""
     if content_type == STRUCTURED:
-        return [_of_document(body, {})]
-    return [
-        _of_document(bytes(each), {"record": index})
-        for index, each in enumerate(array_elements(body, limits))
-    ]
+        return [_of_document(body, _members(body, {}), {})]
+    events: list[Event] = []
+    left = BATCH_MEMBERS_MAX
+    for index, each in enumerate(array_elements(body, limits)):
+        where, document = {"record": index}, bytes(each)
+        members = _members(document, where)
+        left -= len(members)
+        if left < 0:
+            raise too_large(
+                f"the events have more than {BATCH_MEMBERS_MAX} attributes together; send smaller"
+                " batches",
+                limit=BATCH_MEMBERS_MAX,
+            )
+        events.append(_of_document(document, members, where))
+    return events
 
 
 def row_of(event: Event, where: Where, limits: BodyLimits, query: HookQuery) -> Row:
@@ -117,9 +131,30 @@ def check_label(name: str, label: str | None, where: Where) -> None:
         )
 
 
-def _of_document(body: bytes, where: Where) -> Event:
+def _members(body: bytes, where: Where) -> dict[str, Raw]:
     try:
         members = _documents.decode(body)
+    except UNREADABLE as error:
+        raise _no_event(error, where) from error
+    if len(members) > MEMBERS_MAX:
+        raise invalid(
+            f"{place(where)} has {len(members)} attributes, the limit of an event is {MEMBERS_MAX}",
+            limit=MEMBERS_MAX,
+            **where,
+        )
+    return members
+
+
+def _no_event(error: Exception, where: Where) -> ApiError:
+    return invalid(
+        f"{place(where)} is not a CloudEvent in JSON, an object whose attributes are strings,"
+        f" numbers or booleans: {error}",
+        **where,
+    )
+
+
+def _of_document(body: bytes, members: dict[str, Raw], where: Where) -> Event:
+    try:
         raw = members.pop("data", None)
         json = None if raw is None else str(raw, "utf-8")
         in_base64 = members.pop("data_base64", None)
@@ -130,11 +165,10 @@ def _of_document(body: bytes, where: Where) -> Event:
                 attributes[name] = found if isinstance(found, str) else str(value, "utf-8")
         text = None if in_base64 is None else msgspec.json.decode(in_base64, type=str | None)
     except UNREADABLE as error:
-        raise invalid(
-            f"{place(where)} is not a CloudEvent in JSON, an object whose attributes are strings,"
-            f" numbers or booleans: {error}",
-            **where,
-        ) from error
+        raise _no_event(error, where) from error
+    for name in ("data", "data_base64"):
+        if has_twice(body, b'"%b"' % name.encode()):
+            raise given_twice(name, where)
     data: str | bytes | None = json
     if text is not None:
         if json is not None:

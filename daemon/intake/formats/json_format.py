@@ -18,6 +18,7 @@ from daemon.intake.formats.limits import (
     NESTED_CHARACTERS_MIN,
     BodyLimits,
     check_ts,
+    given_twice,
     named_twice,
     nested_too_deep,
     no_body,
@@ -42,7 +43,7 @@ _envelope_decoder = Decoder(ProduceRequest)
 _array_decoder = Decoder(list[Raw])
 _value_decoder = Decoder(Raw)
 _members_decoder = Decoder(dict[str, Raw])
-_RECORDS = b'"records"'
+_RECORDS, _DATA, _DATA_B64 = b'"records"', b'"data"', b'"data_b64"'
 UTF8 = ("", "utf-8", "utf8", "us-ascii")
 _BLANKS = " \t\r\n"
 
@@ -93,13 +94,15 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
             " send it to /v0/hooks/TOPIC, or in an array"
         )
         raise refusal(body, error, ProduceRequest, hint) from error
-    if body.count(_RECORDS) > 1 and more_elements(body, 1, len(_members_decoder.decode(body))):
+    if has_twice(body, _RECORDS):
         raise named_twice()
     records = envelope.records
     if len(records) > limits.records_max:
         raise too_many_records(limits)
     if not records:
         raise no_records()
+    if body.count(_DATA) + body.count(_DATA_B64) > len(records):
+        _check_once(_members_decoder.decode(body)["records"])
     rows: list[Row] = []
     keyed = timed = False
     careful = len(body) >= limits.suspect_from
@@ -128,6 +131,25 @@ def parse_object(body: bytes, limits: BodyLimits, arrival_ms: int) -> Produce:
     return produce_of(
         envelope, rows, arrival_ms, keyed=keyed, timed=timed, advance=envelope.advance
     )
+
+
+def has_twice(text: bytes, name: bytes) -> bool:
+    """Whether a JSON object, which has been decoded, has two members of this name (in quotes), of
+    which a decoder keeps the last. A name that is spelled with escapes is not seen."""
+    count = text.count(name)
+    if count > 1:
+        for value in _members_decoder.decode(text).values():
+            count -= bytes(value).count(name)
+    return count > 1
+
+
+def _check_once(records: Raw) -> None:
+    """Raises ApiError 400 for a record that has its data twice."""
+    for index, each in enumerate(_array_decoder.decode(records)):
+        text = bytes(each)
+        for name in (_DATA, _DATA_B64):
+            if has_twice(text, name):
+                raise given_twice(name.decode().strip('"'), {"record": index})
 
 
 def array_texts(body: bytes, limits: BodyLimits) -> Texts:

@@ -91,6 +91,11 @@ def named_twice() -> ApiError:
     return invalid("the body has two fields of one name; put all records into one `records`")
 
 
+def given_twice(name: str, where: dict[str, int]) -> ApiError:
+    """The same of another field than ``records``."""
+    return invalid(f"{place(where)} has the field {name} twice; send it once", field=name, **where)
+
+
 def place(where: dict[str, int]) -> str:
     """``record 3`` or ``line 4``, for a sentence."""
     for name, number in where.items():

@@ -159,3 +159,8 @@ def body_key(content_type: str, query: Mapping[str, str], body: bytes) -> str:
         digest.update(encoded)
     digest.update(body)
     return PREFIX + digest.hexdigest()
+
+
+def is_body_key(key: str) -> bool:
+    """Whether ``body_key`` made it: equal ones are of equal bodies."""
+    return key.startswith(PREFIX)

@@ -17,6 +17,7 @@ from daemon.schemas.errors import invalid
 from daemon.schemas.names import check_cursor_name
 from delivery.partitioner import partition_of
 from ledger.types import Dedupe
+from shards.checksum import crc32c
 from uploader.l0.records import Texts, encode, encode_texts
 
 Row = tuple[Any, ...]
@@ -42,6 +43,7 @@ class Produce(Struct, frozen=True, gc=False):
     dedupe: Dedupe | None = None
     advance: AdvanceRequest | None = None
     texts: Texts | None = None
+    told: bytes | None = None  # what all attempts of the request have in common, if not the rows
 
     @property
     def record_count(self) -> int:
@@ -151,6 +153,15 @@ def payloads(produce: Produce, partitions: int, next_partition: Callable[[], int
         else:
             there.append(each)
     return [_payload(chosen, spread[chosen], produce) for chosen in sorted(spread)]
+
+
+def fingerprint_of(produce: Produce, payloads: list[Payload]) -> int:
+    """What tells a repeat from other records under the same idempotency key: how many bytes they
+    are as a payload, however many partitions they go to, and the CRC32C of these."""
+    told = produce.told
+    if told is None:
+        told = payloads[0][2] if len(payloads) == 1 else encode(produce.rows)
+    return len(told) << 32 | crc32c(told)
 
 
 def _payload(partition: int, rows: list[Row], produce: Produce) -> Payload:

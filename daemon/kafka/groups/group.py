@@ -29,18 +29,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-NONE: Final = 0
-NOT_COORDINATOR: Final = 16
-ILLEGAL_GENERATION: Final = 22
-INCONSISTENT_GROUP_PROTOCOL: Final = 23
-UNKNOWN_MEMBER_ID: Final = 25
-INVALID_SESSION_TIMEOUT: Final = 26
-REBALANCE_IN_PROGRESS: Final = 27
-MEMBER_ID_REQUIRED: Final = 79
-GROUP_MAX_SIZE_REACHED: Final = 81
-FENCED_INSTANCE_ID: Final = 82
+from daemon.kafka.error_codes import (
+    FENCED_INSTANCE_ID,
+    GROUP_MAX_SIZE_REACHED,
+    ILLEGAL_GENERATION,
+    INCONSISTENT_GROUP_PROTOCOL,
+    INVALID_SESSION_TIMEOUT,
+    MEMBER_ID_REQUIRED,
+    NONE,
+    NOT_COORDINATOR,
+    REBALANCE_IN_PROGRESS,
+    UNKNOWN_MEMBER_ID,
+)
 
 SESSION_MIN_MS = 1_000
 SESSION_MAX_MS = 1_800_000  # as Kafka has it
@@ -138,6 +140,7 @@ class GroupMember:
         """What it takes in memory."""
         said = self.said
         texts = len(self.member_id) + len(said.client_id) + len(said.host)
+        texts += len(said.instance or "") + len(said.protocol_type)
         protocols = sum(100 + len(name) + len(metadata) for name, metadata in said.protocols)
         return MEMBER_BYTES + 4 * texts + protocols + len(self.assignment)
 
@@ -312,6 +315,14 @@ class ConsumerGroup:
             GROUP_BYTES + 300 * len(self._given)
             + sum(each.held_bytes for each in self.members.values())
         )  # fmt: skip
+
+    def replaced_bytes(self, asked: Joining) -> int:
+        """What it holds already for a member that joins, and then holds no more."""
+        member_id = asked.member_id
+        if not member_id and asked.instance is not None:
+            member_id = self._static.get(asked.instance, "")
+        member = self.members.get(member_id)
+        return 0 if member is None else member.held_bytes - len(member.assignment)
 
     # Members
 
@@ -494,7 +505,7 @@ class ConsumerGroup:
             self._answer_join(each, self._joined(each))
 
     def _elect(self) -> bool:
-        """Whether there is a leader that has joined. The former one stays it."""
+        """Whether there is a leader that has joined. The former leader stays."""
         leader = self.members.get(self.leader or "")
         if leader is None or leader.joining is None:
             joined = (each.member_id for each in self.members.values() if each.joining is not None)

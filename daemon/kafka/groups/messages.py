@@ -10,17 +10,9 @@ from typing import NamedTuple
 
 from daemon.kafka.groups.group import Joined, Joining, MemberSaid, Protocols, Synced
 from daemon.kafka.messages import NO_OPERATIONS, Broker
-from daemon.kafka.wire import KafkaRequest, WireReader, WireWriter
+from daemon.kafka.wire import KafkaRequest, Malformed, WireReader
 
 CONSUMERS, TRANSACTIONS = 0, 1  # of what a coordinator is asked for
-
-
-def _throttled(asked: KafkaRequest, from_version: int) -> WireWriter:
-    """An answer that begins with how long a client is to be silent, which is never."""
-    answer = asked.answer()
-    if asked.version >= from_version:
-        answer.int32(0)
-    return answer
 
 
 # FindCoordinator
@@ -54,7 +46,7 @@ def read_find_coordinator(asked: KafkaRequest) -> CoordinatorsAsked:
 
 def found_coordinators(asked: KafkaRequest, said: Sequence[CoordinatorSaid]) -> bytearray:
     """The answer with the coordinator of each."""
-    version, answer = asked.version, _throttled(asked, 1)
+    version, answer = asked.version, asked.throttled(1)
 
     def broker(each: Broker) -> None:
         answer.int32(each.node)
@@ -66,18 +58,16 @@ def found_coordinators(asked: KafkaRequest, said: Sequence[CoordinatorSaid]) -> 
         broker(each.broker)
         answer.int16(each.error)
         answer.string(each.message)
-        answer.tags()
 
     if version >= 4:
-        answer.array(said, coordinator)
+        answer.structs(said, coordinator)
     else:
         (only,) = said
         answer.int16(only.error)
         if version >= 1:
             answer.string(only.message)
         broker(only.broker)
-    answer.tags()
-    return answer.data
+    return answer.end()
 
 
 # JoinGroup
@@ -95,16 +85,14 @@ def read_join(asked: KafkaRequest) -> JoinAsked:
     body, version = asked.body, asked.version
 
     def protocol(reader: WireReader) -> tuple[str, bytes]:
-        found = reader.name(), reader.blob() or b""
-        reader.tags()
-        return found
+        return reader.name(), reader.blob() or b""
 
     group, session_ms = body.name(), body.int32()
     rebalance_ms = body.int32() if version >= 1 else session_ms
     member_id = body.name()
     instance = body.string() if version >= 5 else None
     protocol_type = body.name()
-    protocols: Protocols = tuple(body.array(protocol) or ())
+    protocols: Protocols = tuple(body.structs(protocol) or ())
     joining = Joining(
         member_id, instance, asked.client_id or "", "", session_ms, rebalance_ms, protocol_type,
         protocols, needs_known_id=version >= 4, may_skip_assignment=version >= 9,
@@ -114,7 +102,7 @@ def read_join(asked: KafkaRequest) -> JoinAsked:
 
 def joined(asked: KafkaRequest, said: Joined) -> bytearray:
     """The answer with the generation; the leader's has the members."""
-    version, answer = asked.version, _throttled(asked, 2)
+    version, answer = asked.version, asked.throttled(2)
     answer.int16(said.error)
     answer.int32(said.generation)
     if version >= 7:
@@ -130,11 +118,9 @@ def joined(asked: KafkaRequest, said: Joined) -> bytearray:
         if version >= 5:
             answer.string(each.instance)
         answer.blob(each.metadata)
-        answer.tags()
 
-    answer.array(said.members, member)
-    answer.tags()
-    return answer.data
+    answer.structs(said.members, member)
+    return answer.end()
 
 
 # SyncGroup
@@ -156,28 +142,25 @@ def read_sync(asked: KafkaRequest) -> SyncAsked:
     body, version = asked.body, asked.version
 
     def assignment(reader: WireReader) -> tuple[str, bytes]:
-        found = reader.name(), reader.blob() or b""
-        reader.tags()
-        return found
+        return reader.name(), reader.blob() or b""
 
     group, generation, member_id = body.name(), body.int32(), body.name()
     instance = body.string() if version >= 3 else None
     protocols = (body.string(), body.string()) if version >= 5 else (None, None)
     return SyncAsked(
-        group, generation, member_id, instance, protocols, dict(body.array(assignment) or ())
+        group, generation, member_id, instance, protocols, dict(body.structs(assignment) or ())
     )
 
 
 def synced(asked: KafkaRequest, said: Synced) -> bytearray:
     """The answer with what a member reads."""
-    answer = _throttled(asked, 1)
+    answer = asked.throttled(1)
     answer.int16(said.error)
     if asked.version >= 5:
         answer.string(said.protocol_type)
         answer.string(said.protocol)
     answer.blob(said.assignment)
-    answer.tags()
-    return answer.data
+    return answer.end()
 
 
 # Heartbeat
@@ -202,10 +185,9 @@ def read_heartbeat(asked: KafkaRequest) -> HeartbeatAsked:
 
 def only_error(asked: KafkaRequest, error: int) -> bytearray:
     """The answer to a heartbeat."""
-    answer = _throttled(asked, 1)
+    answer = asked.throttled(1)
     answer.int16(error)
-    answer.tags()
-    return answer.data
+    return answer.end()
 
 
 # LeaveGroup
@@ -226,35 +208,31 @@ def read_leave(asked: KafkaRequest) -> LeaveAsked:
         found = reader.name(), reader.string()
         if version >= 5:
             reader.string()  # why
-        reader.tags()
         return found
 
     group = body.name()
     if version < 3:
         return LeaveAsked(group, [(body.name(), None)])
-    return LeaveAsked(group, body.array(member) or [])
+    return LeaveAsked(group, body.structs(member) or [])
 
 
 def left(
     asked: KafkaRequest, error: int, members: Sequence[tuple[str, str | None, int]]
 ) -> bytearray:
     """The answer with an error of all, and (id, instance, error) of each."""
-    answer = _throttled(asked, 1)
+    answer = asked.throttled(1)
     if asked.version < 3:
         answer.int16(error or members[0][2])
-        answer.tags()
-        return answer.data
+        return answer.end()
 
     def member(each: tuple[str, str | None, int]) -> None:
         answer.string(each[0])
         answer.string(each[1])
         answer.int16(each[2])
-        answer.tags()
 
     answer.int16(error)
-    answer.array(members, member)
-    answer.tags()
-    return answer.data
+    answer.structs(members, member)
+    return answer.end()
 
 
 # OffsetCommit
@@ -286,41 +264,27 @@ def read_offset_commit(asked: KafkaRequest) -> CommitAsked:
         partition, offset = reader.int32(), reader.int64()
         if version >= 6:
             reader.int32()  # leader's epoch
-        found = CommitPlace(partition, offset, reader.string() or "")
-        reader.tags()
-        return found
-
-    def topic(reader: WireReader) -> tuple[str, list[CommitPlace]]:
-        found = reader.name(), reader.array(place) or []
-        reader.tags()
-        return found
+        return CommitPlace(partition, offset, reader.string() or "")
 
     group, generation, member_id = body.name(), body.int32(), body.name()
     instance = body.string() if version >= 7 else None
     if version <= 4:
         body.int64()  # for how long to keep it
-    return CommitAsked(group, generation, member_id, instance, body.array(topic) or [])
+    return CommitAsked(group, generation, member_id, instance, body.topics(place) or [])
 
 
 def committed(
     asked: KafkaRequest, topics: Iterable[tuple[str, list[tuple[int, int]]]]
 ) -> bytearray:
     """The answer with (partition, error) of each topic."""
-    answer = _throttled(asked, 3)
+    answer = asked.throttled(3)
 
     def partition(each: tuple[int, int]) -> None:
         answer.int32(each[0])
         answer.int16(each[1])
-        answer.tags()
 
-    def topic(each: tuple[str, list[tuple[int, int]]]) -> None:
-        answer.string(each[0])
-        answer.array(each[1], partition)
-        answer.tags()
-
-    answer.array(topics, topic)
-    answer.tags()
-    return answer.data
+    answer.topics(topics, partition)
+    return answer.end()
 
 
 # OffsetFetch
@@ -351,32 +315,44 @@ class CommitsSaid(NamedTuple):
 
 
 def read_offset_fetch(asked: KafkaRequest) -> list[CommitsAsked]:
-    """Raises Malformed."""
+    """A group that is named twice is asked for the partitions of both. Raises Malformed."""
     body, version = asked.body, asked.version
 
     def topic(reader: WireReader) -> tuple[str, list[int]]:
-        found = reader.name(), reader.array(WireReader.int32) or []
-        reader.tags()
-        return found
+        return reader.name(), reader.array(WireReader.int32) or []
 
     def group(reader: WireReader) -> CommitsAsked:
         name = reader.name()
         if version >= 9:
             reader.string()  # member, of a protocol that is not served
             reader.int32()
-        found = CommitsAsked(name, reader.array(topic))
-        reader.tags()
-        return found
+        return CommitsAsked(name, reader.structs(topic))
 
     if version >= 8:
-        return body.array(group) or []
-    name, topics = body.name(), body.array(topic)
-    return [CommitsAsked(name, topics if version >= 2 else topics or [])]
+        once: dict[str, list[tuple[str, list[int]]] | None] = {}
+        for name, topics in body.structs(group) or ():
+            known = once.setdefault(name, [])
+            if known is None or topics is None:
+                once[name] = None
+            else:
+                known += topics
+        return [CommitsAsked(name, _once(topics)) for name, topics in once.items()]
+    name, topics = body.name(), body.structs(topic)
+    return [CommitsAsked(name, _once(topics if version >= 2 else topics or []))]
+
+
+def _once(topics: list[tuple[str, list[int]]] | None) -> list[tuple[str, list[int]]] | None:
+    if topics is None:
+        return None
+    once: dict[str, dict[int, None]] = {}
+    for name, partitions in topics:
+        once.setdefault(name, {}).update(dict.fromkeys(partitions))
+    return [(name, list(partitions)) for name, partitions in once.items()]
 
 
 def fetched_offsets(asked: KafkaRequest, groups: Sequence[CommitsSaid]) -> bytearray:
     """The answer with what each group has committed."""
-    version, answer = asked.version, _throttled(asked, 3)
+    version, answer = asked.version, asked.throttled(3)
 
     def partition(each: CommitSaid) -> None:
         answer.int32(each.partition)
@@ -385,28 +361,20 @@ def fetched_offsets(asked: KafkaRequest, groups: Sequence[CommitsSaid]) -> bytea
             answer.int32(-1)
         answer.string(each.metadata)
         answer.int16(each.error)
-        answer.tags()
-
-    def topic(each: tuple[str, list[CommitSaid]]) -> None:
-        answer.string(each[0])
-        answer.array(each[1], partition)
-        answer.tags()
 
     def group(each: CommitsSaid) -> None:
         answer.string(each.group)
-        answer.array(each.topics, topic)
+        answer.topics(each.topics, partition)
         answer.int16(each.error)
-        answer.tags()
 
     if version >= 8:
-        answer.array(groups, group)
+        answer.structs(groups, group)
     else:
         (only,) = groups
-        answer.array(only.topics, topic)
+        answer.topics(only.topics, partition)
         if version >= 2:
             answer.int16(only.error)
-    answer.tags()
-    return answer.data
+    return answer.end()
 
 
 # DescribeGroups, ListGroups, DeleteGroups
@@ -435,14 +403,14 @@ class GroupShown(NamedTuple):
     message: str | None = None
 
 
-def read_describe_groups(asked: KafkaRequest) -> list[str]:
-    """Raises Malformed."""
-    return asked.body.array(WireReader.name) or []
+def read_groups(asked: KafkaRequest) -> list[str]:
+    """Of a DescribeGroups or a DeleteGroups. Raises Malformed."""
+    return list(dict.fromkeys(asked.body.array(WireReader.name) or ()))
 
 
 def described_groups(asked: KafkaRequest, groups: Iterable[GroupShown]) -> bytearray:
     """The answer with all of each group."""
-    version, answer = asked.version, _throttled(asked, 1)
+    version, answer = asked.version, asked.throttled(1)
 
     def member(each: MemberShown) -> None:
         answer.string(each.member_id)
@@ -452,7 +420,6 @@ def described_groups(asked: KafkaRequest, groups: Iterable[GroupShown]) -> bytea
         answer.string(each.host)
         answer.blob(each.metadata)
         answer.blob(each.assignment)
-        answer.tags()
 
     def group(each: GroupShown) -> None:
         answer.int16(each.error)
@@ -462,14 +429,12 @@ def described_groups(asked: KafkaRequest, groups: Iterable[GroupShown]) -> bytea
         answer.string(each.state)
         answer.string(each.protocol_type)
         answer.string(each.protocol)
-        answer.array(each.members, member)
+        answer.structs(each.members, member)
         if version >= 3:
             answer.int32(NO_OPERATIONS)
-        answer.tags()
 
-    answer.array(groups, group)
-    answer.tags()
-    return answer.data
+    answer.structs(groups, group)
+    return answer.end()
 
 
 class GroupsAsked(NamedTuple):
@@ -489,7 +454,7 @@ def read_list_groups(asked: KafkaRequest) -> GroupsAsked:
 
 def listed_groups(asked: KafkaRequest, error: int, groups: Iterable[GroupShown]) -> bytearray:
     """The answer with the name and the state of each group."""
-    version, answer = asked.version, _throttled(asked, 1)
+    version, answer = asked.version, asked.throttled(1)
 
     def group(each: GroupShown) -> None:
         answer.string(each.group)
@@ -498,26 +463,65 @@ def listed_groups(asked: KafkaRequest, error: int, groups: Iterable[GroupShown])
             answer.string(each.state)
         if version >= 5:
             answer.string("classic")
-        answer.tags()
 
     answer.int16(error)
-    answer.array(groups, group)
-    answer.tags()
-    return answer.data
-
-
-read_delete_groups = read_describe_groups
+    answer.structs(groups, group)
+    return answer.end()
 
 
 def deleted_groups(asked: KafkaRequest, groups: Iterable[tuple[str, int]]) -> bytearray:
     """The answer with the error of each group."""
-    answer = _throttled(asked, 0)
+    answer = asked.throttled()
 
     def group(each: tuple[str, int]) -> None:
         answer.string(each[0])
         answer.int16(each[1])
-        answer.tags()
 
-    answer.array(groups, group)
-    answer.tags()
-    return answer.data
+    answer.structs(groups, group)
+    return answer.end()
+
+
+# OffsetDelete
+
+
+class OffsetDeleteAsked(NamedTuple):
+    """Partitions of which the commits of a group are to be deleted."""
+
+    group: str
+    topics: list[tuple[str, list[int]]]
+
+
+def read_offset_delete(asked: KafkaRequest) -> OffsetDeleteAsked:
+    """Raises Malformed."""
+
+    def topic(reader: WireReader) -> tuple[str, list[int]]:
+        return reader.name(), reader.array(WireReader.int32) or []
+
+    return OffsetDeleteAsked(asked.body.name(), asked.body.array(topic) or [])
+
+
+def deleted_offsets(
+    asked: KafkaRequest, error: int, topics: Iterable[tuple[str, list[tuple[int, int]]]]
+) -> bytearray:
+    """The answer with an error of the group, and (partition, error) of each topic."""
+    answer = asked.answer()
+
+    def partition(each: tuple[int, int]) -> None:
+        answer.int32(each[0])
+        answer.int16(each[1])
+
+    answer.int16(error)
+    answer.int32(asked.throttle_ms)
+    answer.topics(topics, partition)
+    return answer.end()
+
+
+def subscribed_topics(metadata: bytes) -> set[str] | None:
+    """The topics that a member of the type ``consumer`` reads, by what it said when it joined;
+    None if that cannot be read."""
+    reader = WireReader(metadata)
+    try:
+        reader.int16()
+        return set(reader.array(WireReader.name) or [])
+    except Malformed:
+        return None

@@ -1,7 +1,7 @@
 """Who may be called: the endpoint of a subscription, ``push_allow`` and ``push_deny``.
 
 Two questions, asked at two times. ``check_endpoint`` is asked when a subscription is created: is
-this a URL that can be called, as far as the URL itself shows it? ``AllowList.allows`` is asked for
+this a URL that can be called, as far as the URL itself shows it? ``AllowList.why_not`` is asked for
 every connection, with the name in the URL and the address that is connected to: a name says
 nothing about where it leads, and may lead elsewhere at the next look.
 
@@ -13,20 +13,25 @@ no larger than the denied one: the narrower of the two decides. The entry ``own`
 
 *Public* is an address that the internet routes: not loopback, private, link-local, shared, reserved
 or multicast. An IPv6 address that stands for an IPv4 address is as public, and as denied, as that
-one. This module opens nothing; whether an address is the machine's own, it asks ``is_own``.
+one.
+
+Whether an address is this machine's *own*, the system is asked each time, since addresses come and
+go: which source it would take to talk to an address is that address itself if it is our own.
+Nothing is sent. The address that a NAT gives the machine outside is not known here.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-
-from delivery.push.posts.own_addresses import is_own
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
@@ -64,6 +69,11 @@ TRANSLATED = ((IPv6Network("64:ff9b::/96"), 0), (IPv6Network("2002::/16"), 80))
 # Versions of Python differ about these.
 NOT_PUBLIC_4 = (IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"))
 NOT_PUBLIC_6 = (IPv6Network("2001::/23"), IPv6Network("2001:db8::/32"), IPv6Network("3fff::/20"))
+INTERFACES_6 = Path("/proc/self/net/if_inet6")
+# There is no way to the address, so it is not here.
+_NOT_HERE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT,
+             errno.EACCES, errno.EINVAL)  # fmt: skip
+_ANY_PORT = 9
 
 
 class BadEndpoint(ValueError):
@@ -98,6 +108,35 @@ def is_public(address: IPAddress) -> bool:
     if isinstance(meant, IPv4Address):
         return is_public(meant)
     return plain in GLOBAL_UNICAST and not any(plain in network for network in NOT_PUBLIC_6)
+
+
+def is_own(address: IPAddress) -> bool:
+    """Whether this machine, or one in an IPv6 network of an interface, has the address. Raises
+    OSError if there is no open file left to ask with."""
+    is_6 = isinstance(address, IPv6Address)
+    if is_6 and any(address in network for network in networks_6(INTERFACES_6)):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            asked.connect((str(address), _ANY_PORT))
+            return ipaddress.ip_address(asked.getsockname()[0]) == address
+    except OSError as error:
+        if error.errno in _NOT_HERE:
+            return False
+        raise
+
+
+def networks_6(interfaces: Path) -> list[IPv6Network]:
+    """The IPv6 networks of all interfaces; none if the machine has no IPv6."""
+    try:
+        lines = interfaces.read_text().splitlines()
+    except OSError:
+        return []
+    fields = [line.split() for line in lines]
+    return [
+        IPv6Network((int(address, 16), int(prefix, 16)), strict=False)
+        for address, _, prefix, *_ in fields
+    ]
 
 
 class AllowList:
@@ -165,10 +204,6 @@ class AllowList:
                 " configuration"
             )
         return ""
-
-    def allows(self, host: str, address: str) -> bool:
-        """Whether a connection to ``address`` may be made for a URL with ``host``."""
-        return not self.why_not(host, address)
 
     def check(self, endpoint: str) -> CheckedEndpoint:
         """The endpoint, if it may be called as far as the URL shows it.

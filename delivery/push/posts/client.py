@@ -38,8 +38,7 @@ from delivery.push.posts.addresses import AllowList
 from delivery.push.posts.answers import PushAnswer, PushFailure
 
 if TYPE_CHECKING:
-    from delivery.push.posts.connections import Resolve
-    from delivery.push.posts.posting import Poster
+    from delivery.push.posts.posting import Poster, Resolve
 
 # Connections of a shard for POSTs at a time, in addition to the first of each endpoint.
 CONNECTIONS_MAX = 2_048

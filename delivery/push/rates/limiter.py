@@ -37,18 +37,19 @@ What is left open there is decided so:
 
 The rate is never above the maximum, and 0 is a maximum. Attempts count, retries too. Pure:
 ``now_ns`` is an argument; who sends asks ``next_ns``, reports what happens, and calls ``tick`` by
-``tick_due_ns``. What survives a kill is ``state``.
+``tick_due_ns``. What survives a kill is ``state``, which ``LearnedRates`` takes to the ledger.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from msgspec import Struct
 
 from delivery.push.rates.pacer import NEVER_NS, Pacer
-from ledger.delivery.push_rates import LearnedRate
+from ledger.delivery.push_rates import LearnedRate, SenderId
 from shards.boards.pushboard import Mode
 
 
@@ -522,4 +523,30 @@ def _failed(failures: float) -> Failed:
     return Failed.MOST if failures > 0.5 else Failed.SOME
 
 
-__all__ = ["NEVER_NS", "USE_UNKNOWN", "Limiter", "LimiterSettings", "Mode"]
+class LearnedRates:
+    """What the limiters of a shard have learned, on its way to the ledger; called in the loop.
+
+        note -> the next flush takes it -> kept, or offered again if the flush failed
+
+    Of each sender only the last counts, so there are as many as senders at most. It rides on the
+    flush of cursors: a second after a change, in the same transaction as all else that changes in a
+    shard."""
+
+    def __init__(self) -> None:
+        self._noted: dict[SenderId, LearnedRate] = {}
+        self._taken: dict[SenderId, LearnedRate] = {}
+
+    def note(self, subscription_id: int, sender: int, rate: LearnedRate) -> None:
+        """What a sender has learned has changed."""
+        self._noted[subscription_id, sender] = rate
+
+    def learned(self) -> Mapping[SenderId, LearnedRate]:
+        """What to write now. ``kept`` follows, before the next call."""
+        self._taken, self._noted = self._noted, {}
+        return self._taken
+
+    def kept(self, *, written: bool) -> None:
+        """Whether it was."""
+        if not written:
+            self._noted = self._taken | self._noted
+        self._taken = {}

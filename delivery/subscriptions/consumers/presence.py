@@ -130,13 +130,13 @@ class Consumers:
             )
 
     def _check_filters(self, filters: Sequence[str]) -> None:
-        name, mode = self.view.subscription.name, self.view.subscription.config.mode
-        if filters and mode != "key_shared":
+        name, config = self.view.subscription.name, self.view.subscription.config
+        if filters and not config.mode_facts.is_keyed:
             raise OwnerRefused(
                 400, "invalid",
                 f"filters choose keys, and subscription {name!r} does not share them: its mode is"
-                f" {mode}; leave filter out, or use the mode key_shared",
-                {"field": "filter", "mode": mode},
+                f" {config.mode}; leave filter out, or use the mode key_shared",
+                {"field": "filter", "mode": config.mode},
             )  # fmt: skip
 
     def open(self, asked: Consume, outlet: Outlet) -> None:

@@ -143,6 +143,7 @@ def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
         "dead_lettered": running.dead_lettered,
         "evicted": counts.evicted,
         "unmatched": counts.unmatched,
+        "filtered": counts.filtered,
     }
 
 

@@ -112,7 +112,7 @@ class Outcome(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that the policy moves away; it stays where it is until ``moved`` is called."""
+    """A message that the poison policy moves away; it stays where it is until ``moved``."""
 
     partition: int
     offset: int
@@ -148,14 +148,15 @@ class WindowCounts:
     an acknowledgment, because they are finished or not with this consumer. ``dropped``: finished by
     the policy of failures, or, of a subscription that is not reliable, because their consumer was
     full or gone. ``skipped``: finished by an operator. ``unmatched``: finished because no consumer
-    accepts them. ``evicted``: finished because retention removed them.
+    accepts them. ``evicted``: finished because retention removed them. ``filtered``: records that
+    the filter of the subscription left out.
     """
 
     __slots__ = (
         "delivered", "acknowledged", "redelivered", "refused", "dropped", "skipped", "evicted",
-        "unmatched",
+        "unmatched", "filtered",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.delivered = self.acknowledged = self.redelivered = self.refused = 0
-        self.dropped = self.skipped = self.evicted = self.unmatched = 0
+        self.dropped = self.skipped = self.evicted = self.unmatched = self.filtered = 0

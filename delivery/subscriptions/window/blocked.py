@@ -13,7 +13,7 @@ A message that is *stuck* may have a dead letter::
 
     add: it waits -> move_away: its copy is on its way -> forget, when the message is finished
                                                        -> arrived in vain: it may be added again
-                  -> forget: a retry, a skip, an eviction or another policy has taken the message
+                  -> forget: a retry, a skip, an eviction or another poison policy has taken it
 
 While a copy is on its way nothing else may become of its message, except that retention removes it.
 """
@@ -24,6 +24,9 @@ import heapq
 from collections.abc import Iterable, Iterator, Set
 
 from delivery.subscriptions.window.batches import Blocked, DeadLetter, Place, SentMessage
+
+# Nobody knows whether what is blocked ever goes on, so it is limited apart from what is in flight.
+BLOCKED_MAX = 50_000  # x BLOCKED_BYTES (deliveries.py) = 50 MB
 
 
 class Rests:
@@ -167,11 +170,11 @@ class WaitingLetters:
         assert self.waiting.keys() == expected
 
 
-def why_held(blocked: int, blocked_max: int) -> str:
+def why_held(blocked: int) -> str:
     """Why nobody gets messages of a window with this many that are blocked; otherwise empty."""
-    if blocked < blocked_max:
+    if blocked < BLOCKED_MAX:
         return ""
     return (
-        f"{blocked} messages are blocked after failed deliveries, the limit is {blocked_max};"
+        f"{blocked} messages are blocked after failed deliveries, the limit is {BLOCKED_MAX};"
         " retry or skip some, or set poison to drop or dead_letter"
     )

@@ -1,18 +1,18 @@
 """What a subscription has sent and what came of it: the part that all its modes have in common.
 
-    pick (of the mode) -> take (a batch) -> sent -> ack     -> finished
-                                                 -> nack    -> rests, or is stuck -> again
-                                                 -> time out, the member leaves   -> again
+    pick (by mode) -> take (a batch) -> sent -> ack     -> finished
+                                             -> nack    -> rests, or is stuck -> again
+                                             -> time out, the member leaves   -> again
 
-* Nothing is finished but by an acknowledgment, by an operator, by a policy that drops or moves it,
-  or because retention removed it. A member that leaves gives its messages back, and a batch that
-  could not be sent is given back: that counts as no failed delivery.
+* A message is finished only by an acknowledgment, by an operator, by a poison policy that drops or
+  moves it, or because retention removed it. A member that leaves gives its messages back, and a
+  batch that could not be sent is given back: that counts as no failed delivery.
 * A *batch* is what one ``take`` gave, under a number of its own, the *epoch*. An acknowledgment
   names the epoch, so one that comes after the message was given to another member changes nothing.
 * A message is *blocked* while it rests after a failed delivery, and while it is stuck: too many
   failed, and an operator or a dead letter has to take it away.
 
-Which messages a member gets, and what waits for what, is the mode's.
+The subclass for the mode decides which messages a member gets and what waits for what.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from delivery.subscriptions.window.members import KeyQueue, Member, Members
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.resent import ResentMessages
 
-# Nobody knows whether what is blocked ever goes on, so it is limited apart from what is in flight.
-BLOCKED_MAX = 50_000  # x BLOCKED_BYTES = 50 MB
 # As measured, of a dead letter with a short reason; of all that is sent, since it may get there.
 BLOCKED_BYTES = 1_000
 
@@ -115,9 +113,14 @@ class SubscriptionWindow(ABC):
         return name in self.members.by_name
 
     @property
+    def sharers(self) -> int:
+        """How many members share the messages."""
+        return len(self.members.by_name)
+
+    @property
     def why_held(self) -> str:
         """Why nothing can be taken, whoever asks; otherwise empty."""
-        return why_held(len(self.stuck) + len(self.resting), BLOCKED_MAX)
+        return why_held(len(self.stuck) + len(self.resting))
 
     def longest_key(self) -> tuple[str, int] | None:
         """The key with most messages, and how many; searches all keys."""
@@ -239,13 +242,12 @@ class SubscriptionWindow(ABC):
 
     @property
     def _room(self) -> int:
-        if len(self.stuck) + len(self.resting) >= BLOCKED_MAX:
+        if self.why_held:
             return 0
         return self.policy.in_flight_max - self.in_flight - self._rests.uncounted
 
     def settle(self) -> int:
-        """Finds owners of some keys, after a change of members; returns how many, 0 if all have
-        one."""
+        """Finds owners of some keys, after a change of members: how many, 0 if all have one."""
         return 0
 
     @property
@@ -374,7 +376,7 @@ class SubscriptionWindow(ABC):
         is_counted: bool = True,
     ) -> Outcome:  # fmt: skip
         """Deliveries failed; the rest as ``ack``. If it is not counted, only the way to a receiver
-        has failed: no policy applies, and a message comes again as often as it takes."""
+        has failed: no poison policy applies, and a message comes again as often as it takes."""
         batch = self._batch(name, epoch, now_ns)
         if batch is None:
             return self._refused(None if messages is None else list(messages))
@@ -427,7 +429,7 @@ class SubscriptionWindow(ABC):
 
     def take_news(self) -> dict[int, list[int]]:
         """The offsets, by partition, that were finished since the last call: by acknowledgments,
-        by operators, by the policy of failures, and because no consumer accepts them. What
+        by operators, by the poison policy, and because no consumer accepts them. What
         retention removed is not among them: a successor learns from the ledger what that is."""
         news, self._news = self._news, {}
         return news
@@ -491,11 +493,9 @@ class SubscriptionWindow(ABC):
     # Time
 
     def tick(self, now_ns: int) -> list[str]:
-        """What is due: rests that are over, batches without an answer.
-
-        Returns the members that were taken for gone. One that has answered nothing since a batch
-        was sent, until it timed out, has not failed to deal with its messages: it never saw them.
-        """
+        """What is due: rests that are over, batches without an answer. Returns the members that
+        were taken for gone. One that has answered nothing from when a batch was sent until it timed
+        out has not failed to deal with its messages: it never saw them."""
         gone: list[str] = []
         for batch in self._timed_out(now_ns):
             assert batch.sent_ns is not None

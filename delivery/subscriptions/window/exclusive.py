@@ -52,6 +52,11 @@ class ExclusiveWindow(SharedWindow):
         """Whether a member gets the messages: the one that joined first."""
         return name == next(iter(self.members.by_name), None)
 
+    @property
+    def sharers(self) -> int:
+        """One member gets the messages, if there is any."""
+        return min(1, super().sharers)
+
     def room(self, name: str) -> int:
         """How many more messages a member may have: none, if it stands by."""
         return super().room(name) if self.is_active(name) else 0

@@ -29,6 +29,7 @@ from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
 from delivery.subscriptions.window.members import Member
 from delivery.subscriptions.window.policy import WindowPolicy
+from ledger.delivery.subscription_rules import ModeFacts
 
 WAITING_BYTES = 120
 
@@ -40,7 +41,7 @@ class UnreliableWindow(SubscriptionWindow):
     is_reliable = False
     held_count = 0  # no message that is sent can be blocked, so it takes no memory for that
 
-    def __init__(self, policy: WindowPolicy, epoch: int = 0, mode: str = "key_shared") -> None:
+    def __init__(self, policy: WindowPolicy, epoch: int, mode: ModeFacts) -> None:
         super().__init__(policy, epoch)
         self._mode = mode
         self._waiting: dict[Member, deque[SentMessage]] = {}
@@ -61,7 +62,7 @@ class UnreliableWindow(SubscriptionWindow):
     def is_active(self, name: str) -> bool:
         """Whether a member may get messages; of an exclusive subscription the first one."""
         members = self.members.by_name
-        return name in members and (self._mode != "exclusive" or name == next(iter(members)))
+        return name in members and (not self._mode.one_consumer or name == next(iter(members)))
 
     # Messages come in
 
@@ -70,7 +71,7 @@ class UnreliableWindow(SubscriptionWindow):
 
     def admit(self, partition: int, keys: Sequence[str | None]) -> None:
         """The next messages of a partition, by their keys."""
-        if self._mode != "key_shared":
+        if not self._mode.is_keyed:
             self.admit_loose(partition, len(keys))
             return
         look_ahead, members = self.look_aheads[partition], self.members
@@ -96,7 +97,7 @@ class UnreliableWindow(SubscriptionWindow):
     def _takers(self) -> int:
         """How many members share what belongs to none of them."""
         takers = self.members.without_patterns
-        return min(1, takers) if self._mode == "exclusive" else takers
+        return min(1, takers) if self._mode.one_consumer else takers
 
     def _offer_any(self, look_ahead: LookAhead, offset: int) -> None:
         takers = self._takers
@@ -119,7 +120,7 @@ class UnreliableWindow(SubscriptionWindow):
 
     def join(self, name: str, patterns: Sequence[str] = ()) -> None:
         """A consumer is present; one of this name must not be. Raises ValueError at the limit."""
-        super().join(name, patterns if self._mode == "key_shared" else ())
+        super().join(name, patterns if self._mode.is_keyed else ())
         self._waiting[self.members.by_name[name]] = deque()
 
     def _members_changed(self, gone: Member | None) -> None:
@@ -142,14 +143,14 @@ class UnreliableWindow(SubscriptionWindow):
     def takers(self) -> list[str]:
         """The members that messages wait for."""
         found = [member.name for member, waiting in self._waiting.items() if waiting]
-        if self._mode == "exclusive" and self._for_any:
+        if self._mode.one_consumer and self._for_any:
             found += [*islice(self.members.by_name, 1)]
         return found
 
     @property
     def has_loose(self) -> bool:
         """Whether there are messages for any member that has room."""
-        return self._mode != "exclusive" and bool(self._for_any)
+        return bool(self._for_any) and not self._mode.one_consumer
 
     def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
         mine = self._waiting[member]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from commands.importing.leases import InFlightBudget, Leases
+from commands.importing.budget_leases import InFlightBudget, Leases
 from tests.cli.importing.fixed_budget import FixedBudget
 
 MIB = 1 << 20

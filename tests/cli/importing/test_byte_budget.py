@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from commands.importing.budget_leases import InFlightBudget, Leases
 from commands.importing.byte_budget import (
     CEILING_BYTES,
     CUT,
@@ -19,7 +20,6 @@ from commands.importing.byte_budget import (
     ByteBudget,
     Phase,
 )
-from commands.importing.leases import InFlightBudget, Leases
 from tests.cli.importing.daemon_model import (
     DIRECTORY,
     MIB,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands.importing.budget_leases import Leases
 from commands.importing.chain import DEPTH_MAX, Chain, CursorSetBack, ImportStep, SubBlockRows
 from commands.importing.flow import Flow, Limits
-from commands.importing.leases import Leases
 from commands.importing.reading.blocks import SourceBlock, SourceRecord
 from tests.cli.importing.fixed_budget import FixedBudget
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,21 +12,29 @@ from pathlib import Path
 import pytest
 
 from commands.client.http import Client
+from commands.importing import following
+from commands.importing.budget_leases import Leases
+from commands.importing.chain_sender import ImportDaemon
 from commands.importing.flow import Limits
-from commands.importing.following import FOLLOWED_MAX, Following, TooManyFiles
+from commands.importing.following import (
+    FOLLOWED_MAX,
+    Following,
+    FollowingObjects,
+    TooManyFiles,
+)
+from commands.importing.governed import ImportParts, ImportPlan, TopicTarget
 from commands.importing.importer import Importer
-from commands.importing.leases import Leases
 from commands.importing.names import SourceCursors
 from commands.importing.reading.buckets import Buckets, Endpoint
 from commands.importing.reading.finding import NotFound, find
 from commands.importing.reading.raw import LocalFile
 from commands.importing.reading.rules import Rules
-from commands.importing.sender import ImportDaemon
-from commands.importing.source import ROTATED_QUIET_S, ImportPlan, SourceImport, TopicTarget
+from commands.importing.source import ROTATED_QUIET_S, SourceImport
 from compaction.access.connection import DaemonAddress
 from tests.cli.importing.fixed_budget import FixedBudget
 from tests.cli.importing.test_import import Cursors
-from tests.scripted import Answer, scripted
+from tests.minio import Bucket
+from tests.scripted import Answer, refusal, scripted
 
 CLOSE = {"Connection": "close"}
 
@@ -44,6 +53,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+    def pass_s(self, seconds: float) -> bool:
+        self.now_s += seconds
+        return True
 
 
 async def until(look: Callable[[], bool]) -> None:
@@ -66,8 +79,12 @@ def followed(
                 url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, clock, print
             )
             source = SourceImport(
-                LocalFile(str(path)), plan(**how), daemon, SourceCursors(client, 0),
-                Leases(daemon.budget), threads, lambda: None, lambda count: None,
+                LocalFile(str(path)),
+                plan(**how),
+                ImportParts(
+                    daemon, SourceCursors(client, 0), Leases(daemon.budget), threads,
+                    lambda: None, lambda count: None,
+                ),
             )  # fmt: skip
             running = asyncio.create_task(source.run())
             await act(source, clock)  # type: ignore[misc]
@@ -197,14 +214,14 @@ def test_a_new_file_with_the_inode_of_one_that_was_imported_is_imported_too(tmp_
                 url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, Clock(), print
             )
             importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
-            following = asyncio.create_task(Following(importer, [f"{tmp_path}/*"], 1).run())
+            running = asyncio.create_task(Following(importer, [f"{tmp_path}/*"], 1).run())
             await until(lambda: len(script.stored) == 4)
             anew(document, b"[3, 4]")
             anew(packed, gzip.compress(b"10\n12\n"))  # of the same name and first line
             await until(lambda: len(script.stored) == 8)
             importer.stop()
-            await following
-            assert importer.totals.failed == 0
+            await running
+            assert [each.error for each in importer.reports if each.error] == []
 
     with scripted(script) as server:
         asyncio.run(work(server.url))
@@ -216,6 +233,134 @@ def anew(path: Path, content: bytes) -> None:
     assert path.stat().st_size == len(content)
     with path.open("r+b", buffering=0) as file:
         file.write(content)
+
+
+def test_objects_that_appear_are_imported_in_any_order_of_keys_and_forgotten_when_they_go(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(following, "LIST_S", 0.02)
+    script, said = Cursors(), list[str]()
+
+    def put(key: str, body: bytes) -> None:
+        bucket.client.put_object(Bucket=bucket.bucket, Key=key, Body=body)
+
+    def cursors() -> list[str]:
+        return sorted(name.rpartition(":")[2] for name in script.positions)
+
+    async def work(url: str) -> None:
+        with (
+            Client(url) as client,
+            contextlib.closing(Buckets(Endpoint(bucket.endpoint_url, None), 2)) as buckets,
+        ):
+            clock = Clock()
+            daemon = ImportDaemon(
+                url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, clock, print
+            )
+            importer = Importer(plan(), daemon, SourceCursors(client, 0), 2, lambda count: None)
+            objects = FollowingObjects(
+                importer, buckets, [f"s3://{bucket.bucket}/in/"], 2, 60, clock, said.append
+            )
+            running = asyncio.create_task(objects.run())
+            await until(lambda: len(script.stored) == 2)
+            put("in/a", b"3\n")  # before all others
+            put("in/m", b"4\n")  # another one under its key
+            await until(lambda: len(script.stored) == 4)
+            bucket.client.delete_object(Bucket=bucket.bucket, Key="in/z")
+            await until(lambda: cursors() == ["a", "m"])
+            put("in/z", b"2\n")
+            await until(lambda: len(script.stored) == 5)
+            importer.stop()
+            await running
+            assert (importer.totals.failed, importer.totals.sources, said) == (0, 5, [])
+
+    put("in/m", b"1\n")
+    put("in/z", b"2\n")
+    with scripted(script) as server:
+        asyncio.run(work(server.url))
+    assert sorted(script.stored[:2]) == [1, 2] and sorted(script.stored) == [1, 2, 2, 3, 4]
+
+
+def test_what_waits_in_a_prefix_is_in_the_lag(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    for key in "abc":
+        bucket.client.put_object(Bucket=bucket.bucket, Key=key, Body=b"1\n" * 3)
+    refuses = True
+    script = Cursors(lambda n, call: refusal(503, "busy") if refuses else None)
+
+    async def work(url: str) -> None:
+        nonlocal refuses
+        with (
+            Client(url) as client,
+            contextlib.closing(Buckets(Endpoint(bucket.endpoint_url, None), 1)) as buckets,
+        ):
+            clock = Clock()
+            daemon = ImportDaemon(
+                url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, clock, print
+            )
+            importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
+            objects = FollowingObjects(
+                importer, buckets, [f"s3://{bucket.bucket}/"], 1, 60, clock, print
+            )
+            running = asyncio.create_task(objects.run())
+            await until(lambda: len(script.produced) > 0)
+            assert [each["size_bytes"] for each in script.sources.values()] == [6, 6, 6]
+            refuses = False
+            await until(lambda: clock.pass_s(0.1) and len(script.stored) == 9)
+            importer.stop()
+            await running
+
+    with scripted(script) as server:
+        asyncio.run(work(server.url))
+
+
+def test_objects_that_are_replaced_or_deleted_after_they_were_listed_do_not_end_a_follower(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(following, "LIST_S", 0.02)
+    refuses = True
+    script = Cursors(lambda n, call: refusal(503, "busy") if refuses else None)
+    said: list[str] = []
+
+    def put(key: str, body: bytes) -> None:
+        bucket.client.put_object(Bucket=bucket.bucket, Key=key, Body=body)
+
+    async def work(url: str) -> None:
+        nonlocal refuses
+        with (
+            Client(url) as client,
+            contextlib.closing(Buckets(Endpoint(bucket.endpoint_url, None), 1)) as buckets,
+        ):
+            clock = Clock()
+            daemon = ImportDaemon(
+                url, DaemonAddress.of(url), FixedBudget(1 << 20), 60, clock, print
+            )
+            importer = Importer(plan(), daemon, SourceCursors(client, 0), 1, lambda count: None)
+            objects = FollowingObjects(
+                importer, buckets, [f"s3://{bucket.bucket}/"], 1, 60, clock, said.append
+            )
+            running = asyncio.create_task(objects.run())
+            await until(lambda: len(script.produced) > 0)  # a; the others wait for it
+            put("b", b"3\n")
+            bucket.client.delete_object(Bucket=bucket.bucket, Key="c")
+            refuses = False
+            await until(lambda: clock.pass_s(0.1) and (running.done() or len(script.stored) == 2))
+            importer.stop()
+            await running
+            assert [each.error for each in importer.reports if each.error] == []
+
+    put("a", b"1\n")
+    put("b", b"2\n")
+    put("c", b"4\n")
+    with scripted(script) as server:
+        asyncio.run(work(server.url))
+    assert (script.stored, said) == ([1, 3], [])
 
 
 def test_more_files_than_can_be_followed_are_refused(tmp_path: Path) -> None:

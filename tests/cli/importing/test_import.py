@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from click.testing import Result
 
-from commands.importing import source
+from commands.importing import governed, source
 from commands.importing.names import END, POSITION
 from commands.importing.reading.text import PEEK_BYTES
 from daemon.schemas.api import SOURCE_NAME_MAX
@@ -58,7 +58,7 @@ class Cursors:
         if there.get(0, 0) != advance["expected"]:
             return refusal(412, "cursor_moved", position=there.get(0, 0))
         there[0] = advance["next"]
-        records = [each["data"] for each in call.body["records"]]
+        records = [each.get("data", each.get("data_b64")) for each in call.body["records"]]
         self.stored += records
         if answer is not None:
             return answer
@@ -213,7 +213,7 @@ def test_ctrl_c_stores_what_was_read_and_the_same_command_goes_on(tmp_path: Path
 def test_ctrl_c_does_not_wait_for_a_daemon_that_is_away(
     lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "STOP_S", 0.01)
+    monkeypatch.setattr(governed, "STOP_S", 0.01)
     busy = refusal(503, "store_failing", retry_after_ms=600_000)
 
     def interrupted(number: int, call: Call) -> Answer:

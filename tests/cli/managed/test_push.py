@@ -158,3 +158,36 @@ def test_a_test_that_the_limit_does_not_allow_now_is_told() -> None:
     with says(refusal(429, "push_limited", "ask again in 20 s", wait_ms=20_000)) as server:
         refused = run(server, "push", "test", "orders", "s")
     assert refused.exit_code == 1 and "ask again in 20 s" in refused.stderr
+
+
+ATTEMPT = {
+    "partition": 3, "seq": 57, "attempt": 2, "began_ms": 1_700_000_000_000, "took_ms": 12.3,
+    "outcome": "record", "counted": True, "status": 400, "failure": None,
+    "message": "400: it refuses\x1b[2J the record",
+}  # fmt: skip
+
+
+def test_attempts_lists_the_posts_of_a_record() -> None:
+    later = ATTEMPT | {
+        "status": None,
+        "failure": "refused",
+        "outcome": "receiver",
+        "counted": False,
+    }
+    with says(Answer(200, {"attempts": [later, ATTEMPT], "kept": 9})) as server:
+        shown = run(server, "push", "attempts", "orders", "hook", "57", "--partition", "3")
+    assert shown.exit_code == 0, shown.output
+    (call,) = server.calls
+    assert call.path.endswith("/subscriptions/hook/push/attempts?limit=100&seq=57&partition=3")
+    head, first, second = shown.stdout.splitlines()
+    assert head.split()[:5] == ["began", "partition", "seq", "attempt", "outcome"]
+    assert "refused" in first and "receiver" in first
+    assert "2023-11-14 22:13:20+00:00" in second and "400" in second and "12 ms" in second
+    assert "\x1b" not in shown.stdout
+
+
+def test_attempts_says_how_many_others_are_kept() -> None:
+    with says(Answer(200, {"attempts": [], "kept": 9})) as server:
+        shown = run(server, "push", "attempts", "orders", "hook", "57")
+    assert shown.stdout == "no such attempts; 9 attempts of others are kept\n"
+    assert server.calls[0].path.endswith("?limit=100&seq=57&partition=0")

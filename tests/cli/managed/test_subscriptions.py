@@ -17,6 +17,7 @@ COUNTS = {
     "lag": 1200, "drainable_lag": 5, "in_flight": 3, "waiting": 6, "blocked_keys": 1,
     "oldest_unacknowledged_ms": 1500, "delivered": 9, "acknowledged": 8, "redelivered": 1,
     "refused": 2, "dropped": 0, "skipped": 3, "dead_lettered": 0, "evicted": 4, "unmatched": 0,
+    "filtered": 0,
 }  # fmt: skip
 BLOCKED = {
     "key": "k", "partition": 1, "seq": 5, "attempts": 6, "since_ms": 0, "reason": "exit code 3",

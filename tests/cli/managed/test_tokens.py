@@ -32,6 +32,13 @@ def test_a_token_is_printed_once(tmp_path: Path) -> None:
     assert run(path, "ls", "-o", "json").output.strip() == "[]"
 
 
+def test_scopes_add_up_however_they_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    scopes = ["--scope", "produce", "--scope", "read,metrics"]
+    made = json.loads(run(path, "create", "a", *scopes, "-o", "json").output)
+    assert made["scopes"] == ["produce", "read", "metrics"]
+
+
 def test_json_has_the_token(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     made = json.loads(

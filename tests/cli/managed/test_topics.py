@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from commands.managed.topics import topics_alter, topics_create
+from ledger.types import TopicConfig
 from tests.scripted import Answer, Call, refusal, run, says, scripted, state
 
 
@@ -66,6 +69,20 @@ def test_topics_show_prints_settings_that_are_not_the_default_and_partitions() -
     assert json.loads(body.stdout) == told
 
 
+def test_each_setting_of_a_topic_is_an_option_of_create_and_alter() -> None:
+    for command in (topics_create, topics_alter):
+        missing = {*TopicConfig.__struct_fields__} - {each.name for each in command.params}
+        assert not missing, f"{command.name} has no option for {missing}"
+    with scripted(Topics(state("t"))) as server:
+        alter = ("topics", "alter", "t", "--retain-for-subscriptions")
+        assert run(server, *alter, "1GiB").exit_code == 0
+        assert run(server, *alter, "none").exit_code == 0
+        put = [call.body for call in server.calls if call.method == "PUT"]
+    assert put == [
+        {"retain_for_subscriptions": 1 << 30}, {"retain_for_subscriptions": None}
+    ]  # fmt: skip
+
+
 def test_topics_create_puts_only_what_was_given() -> None:
     with scripted(Topics()) as server:
         result = run(
@@ -113,3 +130,46 @@ def test_topics_delete_forces_only_what_is_asked_for() -> None:
     with says(Answer(200, {"topic": "t"})) as server:
         assert run(server, "topics", "delete", "t", "--force").exit_code == 0
         assert server.calls == [Call("DELETE", "/v0/topics/t?force=true", None)]
+
+
+def test_secrets_of_hooks_come_from_a_file_or_stdin_and_no_message_shows_them(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("first secret\n\n  second  \n")
+    present = {"scheme": "github", "header": "X-Signature", "tolerance_s": 300, "secrets_id": "7"}
+    topics = Topics(state("t"), state("signed", hook=present))
+
+    def script(call: Call) -> Answer:
+        answer = topics(call)
+        topics.states["t"]["config"]["hook"] = None  # the daemon shows no secrets
+        return answer
+
+    with scripted(script) as server:
+        alter = ("topics", "alter", "t", "--hook")
+        assert run(server, *alter, "github", "--hook-secrets", str(file)).exit_code == 0
+        more = ("--hook-header", "X-Sum", "--hook-tolerance", "1m")
+        assert run(server, *alter, "hmac", "--hook-secrets", "-", *more, stdin="s\n").exit_code == 0
+        assert run(server, *alter, "none").exit_code == 0
+        put = [call.body for call in server.calls if call.method == "PUT"]
+        assert put == [
+            {"hook": {"scheme": "github", "secrets": ["first secret", "second"]}},
+            {"hook": {"scheme": "hmac", "secrets": ["s"], "header": "X-Sum", "tolerance_s": 60}},
+            {"hook": None},
+        ]
+        # A topic that exists: what can be seen of the settings is compared, and secrets cannot.
+        create = ("topics", "create", "signed", "--hook-secrets", str(file), "--hook")
+        same = run(server, *create, "github")
+        assert same.exit_code == 1 and "nothing was changed" in same.stderr
+        assert "topics alter signed" in same.stderr
+        other = run(server, *create, "stripe")
+        assert other.exit_code == 1 and "github" in other.stderr and "stripe" in other.stderr
+        assert "secret" not in other.stderr
+        for wrong, said in (
+            (("--hook", "github"), "--hook github needs --hook-secrets FILE"),
+            (("--hook-header", "X"), "need --hook SCHEME"),
+            (("--hook", "none", "--hook-secrets", str(file)), "need --hook SCHEME"),
+            (("--hook", "github", "--hook-secrets", "/no/such"), "cannot read /no/such"),
+        ):
+            result = run(server, "topics", "alter", "t", *wrong)
+            assert result.exit_code == 2 and said in " ".join(result.stderr.split())

@@ -33,7 +33,7 @@ def test_all_push_settings_have_an_option() -> None:
             "0.5", "--push-rate-start", "0.25", "--push-senders", "2", "--push-connections-max",
             "3", "--push-timeout-ms", "4",
             "--push-format", "batch", "--push-batch-max", "5", "--push-batch-bytes-max", "6",
-            "--push-batch-wait-ms", "7",
+            "--push-batch-wait-ms", "7", "--push-type-from", "tag",
         )  # fmt: skip
     assert made.exit_code == 0, made.output
     (sent,) = put(server)
@@ -41,6 +41,7 @@ def test_all_push_settings_have_an_option() -> None:
         "endpoint": URL, "rate_max": 0.5, "rate_start": 0.25, "senders": 2, "connections_max": 3,
         "timeout_ms": 4,
         "format": "batch", "batch_max": 5, "batch_bytes_max": 6, "batch_wait_ms": 7,
+        "type_from": "tag",
     }  # fmt: skip
     assert {*sent} == {*PushTarget.__struct_fields__} - {"headers", "signed", "secrets_count"}
 

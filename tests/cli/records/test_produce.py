@@ -6,6 +6,7 @@ That the daemon answers so is tested with the daemon (tests/cli/test_e2e.py).
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ def test_produce_stops_at_the_refused_batch_and_names_the_line() -> None:
     summary = json.loads(result.stdout)
     assert summary["records"] == 2
     assert (summary["error"]["line"], summary["error"]["code"]) == (5, "too_large")
+    assert not summary["error"]["is_unsure"] and "and nothing after it" in result.stderr
 
 
 def test_produce_names_all_lines_of_a_batch_that_is_refused_as_a_whole() -> None:
@@ -99,6 +101,13 @@ def test_produce_names_all_lines_of_a_batch_that_is_refused_as_a_whole() -> None
         result = run(server, "produce", "t", stdin="1\n2\n3\n")
     assert result.exit_code == 1 and "lines 1 to 3: no (topic_full)" in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_produce_that_is_refused_for_now_for_too_long_names_the_batch(status: int) -> None:
+    with says(refusal(status, "busy")) as server:
+        result = run(server, "produce", "t", "--wait", "0", stdin="1\n2\n")
+    assert result.exit_code == 1 and "lines 1 to 2: no (busy)" in result.stderr
 
 
 def test_produce_sends_what_stands_before_a_line_that_is_no_record() -> None:
@@ -231,6 +240,7 @@ def test_produce_ends_with_a_resume_point_that_goes_on_with_the_same_keys() -> N
     assert "the 3 records before it are stored" in result.stderr
     error = json.loads(result.stdout)["error"]
     assert (error["line"], error["code"]) == (4, "unreachable")
+    assert error["is_unsure"] and "of the next ones that is not known" in result.stderr
     point = error["resume"]
     assert point.endswith(":4") and f"--resume {point}" in result.stderr
     with scripted(accepted) as server:
@@ -242,6 +252,23 @@ def test_produce_ends_with_a_resume_point_that_goes_on_with_the_same_keys() -> N
         "the batch that may be stored has the key that it had"
     )
     assert [each["data"] for each in rest["records"]] == [7]
+
+
+def test_ctrl_c_before_an_answer_claims_nothing_of_what_was_sent() -> None:
+    def script(call: Call) -> Answer:
+        if call.method == "POST" and len(sent(server)) > 1:
+            signal.raise_signal(signal.SIGINT)
+            return Answer(0)
+        return accepted(call)
+
+    with scripted(script) as server:
+        text = "".join(f"{n}\n" for n in range(1, 8))
+        result = run(server, "produce", "t", "--batch", "3", "-o", "json", stdin=text)
+    assert result.exit_code == 1 and "stopped before line 4" in result.stderr
+    assert "the 3 records before it are stored, and of the next ones that" in result.stderr
+    error = json.loads(result.stdout)["error"]
+    assert error["is_unsure"] and f"--resume {error['resume']}" in result.stderr
+    assert "tail -n" not in result.stderr
 
 
 def test_batches_that_are_cut_elsewhere_are_never_taken_for_others() -> None:

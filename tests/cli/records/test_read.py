@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,9 +132,49 @@ def test_read_keeps_the_spelling_of_data_and_makes_it_one_line() -> None:
 
 def test_read_ends_after_n_records() -> None:
     with scripted(Log(log_of(5), log_of(5))) as server:
-        assert numbers(run(server, "read", "t", "-n", "7")) == [1, 2, 3, 4, 5, 1, 2]
-        assert numbers(run(server, "read", "t", "-n", "2", "--follow")) == [1, 2]
-    assert [call.body["limit"] for call in server.calls if call.body] == [7, 2, 2]
+        assert numbers(run(server, "read", "t", "-n", "7")) == [1, 1, 2, 2, 3, 3, 4]
+        assert numbers(run(server, "read", "t", "-n", "2", "--follow")) == [1, 1]
+    assert [call.body["limit"] for call in server.calls if call.body] == [7, 7, 2, 2]
+
+
+def test_partitions_are_merged_by_time_and_each_keeps_its_order() -> None:
+    backwards = [{"seq": n, "ts": 100 - n, "data": {"n": n}} for n in range(1, 4)]  # 99, 98, 97
+    log = Log(log_of(5, step=25), backwards, [], log_of(2, ts=96))  # 25, 50, ...; ...; 97, 98
+    log.page = 2
+    with scripted(log) as server:
+        result = run(server, "read", "t", "--with-meta")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(each["partition"], each["ts"]) for each in found] == [
+        (0, 25), (0, 50), (0, 75), (3, 97), (3, 98), (1, 99), (1, 98), (1, 97), (0, 100), (0, 125),
+    ]  # fmt: skip
+    sizes = [call.body["max_bytes"] for call in server.calls if call.body]
+    assert set(sizes) == {8 << 20}, "the four pages have 64 MiB at most"
+
+
+def test_of_many_partitions_small_pages_are_in_memory() -> None:
+    with scripted(Log(*[log_of(1)] * 100)) as server:
+        assert numbers(run(server, "read", "t")) == [1] * 100
+    assert {c.body["max_bytes"] for c in server.calls if c.body} == {(64 << 20) // 100}
+
+
+def test_a_merge_that_ends_early_continues_where_each_partition_was() -> None:
+    log = Log(log_of(6, step=10), log_of(6, ts=5, step=10))
+    log.page = 2
+    asked = 0
+
+    def script(call: Call) -> Answer:
+        nonlocal asked
+        asked += "/diff" in call.path
+        return refusal(500, "internal") if asked == 5 else log(call)
+
+    with scripted(script) as server:
+        first = run(server, "read", "t", "--with-meta")
+        assert first.exit_code == 1
+        point = re.search(r"--resume (\S+) continues", first.stderr)
+        assert point is not None
+        second = run(server, "read", "t", "--with-meta", "--resume", point[1])
+    found = [json.loads(line)["ts"] for line in (first.stdout + second.stdout).splitlines()]
+    assert found == sorted([*range(10, 70, 10), *range(15, 75, 10)])
 
 
 def test_read_from_an_offset_is_exclusive_and_one_partition_is_enough() -> None:
@@ -206,7 +247,7 @@ def test_following_continues_with_a_stream_of_all_partitions() -> None:
 
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "-n", "4")
-    assert numbers(result) == [1, 2, 1, 99]
+    assert numbers(result) == [1, 1, 2, 99]
     asked = server.calls[-1]
     assert asked.path == "/v0/topics/t/watch"
     assert asked.headers["Last-Event-ID"] == "7:0=2,1=1"
@@ -244,7 +285,7 @@ def test_more_partitions_than_a_stream_can_have_are_polled_in_turn(
 
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "-n", "4")
-    assert numbers(result) == [1, 2, 1, 99]
+    assert numbers(result) == [1, 1, 2, 99]
     assert {call.body["wait_ms"] for call in server.calls[1:]} == {0, 250}
 
 
@@ -387,7 +428,7 @@ def test_read_ends_with_a_resume_point_for_every_partition() -> None:
 
     with scripted(script) as server:
         result = run(server, "read", "t", "--follow", "--wait", "0")
-    assert result.exit_code == 3 and numbers(result) == [1, 2, 3, 1, 2]
+    assert result.exit_code == 3 and numbers(result) == [1, 1, 2, 2, 3]
     assert "the same command with --resume 7:0=3,1=2 continues there" in result.stderr
     log.partitions[1].append({"seq": 3, "ts": 9, "data": {"n": 33}})
     with scripted(log) as server:
@@ -401,6 +442,6 @@ def test_a_resume_point_keeps_the_time_of_partitions_that_were_not_begun() -> No
     script: Script = lambda call: log(call) if len(server.calls) <= 2 else Answer(0)  # noqa: E731
     with scripted(script) as server:
         result = run(server, "read", "t", "--since", "1970-01-01T00:00:00.002", "--wait", "0")
-    assert numbers(result) == [2, 3] and "--resume 7:0=3,1@2 " in result.stderr
+    assert numbers(result) == [] and "--resume 7:0=1,1@2 " in result.stderr
     with scripted(log) as server:
         assert numbers(run(server, "read", "t", "--resume", "7:0=3,1@2")) == [2, 3]

@@ -25,7 +25,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     result = run()
     assert (result.exit_code, result.stdout) == (1, "")
     assert "needs grpcio and protobuf, which are not installed" in result.stderr
-    assert "hint: pip install 'headgate[keda]'" in result.stderr
+    assert "hint: pip install 'headgate[grpc]'" in result.stderr
 
 
 def test_an_address_that_is_taken_is_named() -> None:

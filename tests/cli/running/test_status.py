@@ -16,6 +16,10 @@ STATUS: dict[str, Any] = {
     "uptime_s": 200,
     "certificate": None,
     "standbys": {"known": 0, "seen_ms": None, "commits": 0},
+    "imports": [
+        {"topic": "moved", "sources": 2, "unknown": 0, "lag_bytes": 0, "lag_records": 4_000,
+         "told_age_ms": 9_000}
+    ],
     "ready": True,
     "alarms": [],
     "incarnation": 3,
@@ -70,7 +74,7 @@ STATUS: dict[str, Any] = {
         "oldest_unfinished_ms": 3 * 3_600_000, "delivered": 9,
         "acknowledged": 8, "redelivered": 7, "refused": 6, "dropped": 5,
         "skipped": 1, "dead_lettered": 4,
-        "evicted": 3, "unmatched": 2,
+        "evicted": 3, "unmatched": 2, "filtered": 0,
         "first": [
             {
                 "topic": "orders", "subscription": name, "state": state, "reason": reason,
@@ -79,7 +83,7 @@ STATUS: dict[str, Any] = {
                 "oldest_unfinished_ms": 0,
                 "delivered": 0, "acknowledged": 0, "redelivered": 0, "refused": 0, "dropped": 0,
                 "skipped": 0,
-                "dead_lettered": 0, "evicted": 0, "unmatched": 0,
+                "dead_lettered": 0, "evicted": 0, "unmatched": 0, "filtered": 0,
             }
             for name, state, reason, blocked in (
                 ("audit", "held", "the store does not answer", 0),
@@ -100,6 +104,13 @@ STATUS: dict[str, Any] = {
                 "router": "other", "source": "orders", "dest": "more", "state": "running",
                 "reason": "", "lag": 0, "copied": 0, "filtered": 0, "skipped": 0,
             },
+        ],
+    },
+    "kafka": {
+        "lag": 40, "connections": 3, "groups": 1, "members": 2, "unauthenticated": 0, "pairs": 2,
+        "first": [
+            {"topic": "orders", "group": name, "partitions": 4, "lag": lag}
+            for name, lag in (("billing", 40), ("audit", 0))
         ],
     },
     "standing": [],
@@ -187,6 +198,9 @@ routers        copied 40, filtered 3, lag 595, count 2, held 1
                copied 40, filtered 3, lag 595
 totals         requests acked 2,000, records acked 24,690, bytes acked 14.0 MiB, rejected 4,
                rejected by: throttled 4, objects committed 1,199, splits 1, merges 2
+imports        topic moved, sources 2, lag records 4,000, told age 9.0 s
+kafka          lag 40, connections 3, groups 1, members 2, pairs 2
+               topic orders, group billing, lag 40, partitions 4
 groups         1: 0 (2 shards)
 
 shard  pid  cpu  restarts  heartbeat age  ring used  requests acked  records acked  bytes acked

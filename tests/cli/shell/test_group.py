@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -110,6 +111,32 @@ def test_every_command_has_examples_that_it_understands(
             parse(words[1:])
 
 
+def documented() -> Iterator[tuple[str, str]]:
+    """The command lines in code blocks of the documents, each with its page. Two spaces and more
+    are in pictures and tables only."""
+    for page in (each for at in ("", "docs/", "examples/") for each in CHECKOUT.glob(f"{at}*.md")):
+        for kind, block in re.findall(r"(?ms)^```(\w*)\n(.*?)^```", page.read_text()):
+            lines = block.replace("\\\n", " ").splitlines()
+            for line in lines if kind in ("", "sh", "console") else ():
+                found = re.match(r"(?:.*\| |\$ )?(?:[A-Z_]+=\S+ )*(headgate [a-z].*)", line)
+                if found is not None and not re.search(r"\S {2,}[^ #]|\.\.\.|[(|]", found[1]):
+                    yield page.name, found[1].partition(" > ")[0]
+
+
+def test_the_command_understands_every_command_line_of_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("orders.ndjson").write_text("{}\n")
+    found = list(documented())
+    assert len(found) > 50
+    for page, line in found:
+        try:
+            parse(shlex.split(line, comments=True)[1:])
+        except click.UsageError as error:
+            pytest.fail(f"{page}: {line}: {error.format_message()}")
+
+
 def parse(arguments: list[str]) -> None:
     """Parses a whole command line without running it."""
     command: click.Command | None = cli.headgate
@@ -142,13 +169,19 @@ def completed(words: str, **environ: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
-def test_a_shell_completes_commands_options_and_topics() -> None:
+def test_a_shell_completes_commands_options_topics_and_profiles(tmp_path: Path) -> None:
     assert completed("headgate topics al") == ["alter"]
     assert completed("headgate read --foll") == ["--follow"]
     answer = {"topics": [state("orders"), state("returns")], "next_cursor": None}
     with says(Answer(200, answer)) as server:
         assert completed("headgate read or", HEADGATE_URL=server.url) == ["orders"]
         assert completed(f"headgate read --url {server.url} or") == ["orders"]
+        (tmp_path / "headgate").mkdir()
+        file = tmp_path / "headgate" / "config.toml"
+        file.write_text(f"[profiles.shop]\nurl = '{server.url}'\n")
+        there = {"XDG_CONFIG_HOME": str(tmp_path)}
+        assert completed("headgate read --profile s", **there) == ["shop"]
+        assert completed("headgate read --profile shop or", **there) == ["orders"]
     assert completed("headgate read or", HEADGATE_URL=server.url) == []
 
 

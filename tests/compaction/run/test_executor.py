@@ -32,7 +32,7 @@ from compaction.run.executor import (
     reducer_of,
 )
 from compaction.run.file_groups import JoiningFile, TopicWork
-from compaction.run.plan import JobPlan, plan_job
+from compaction.run.job_plan import JobPlan, plan_job
 from compaction.run.splits import SplitLimits
 from compaction.tables.schema import Column, typed_columns
 from ledger.lake.types import Hole, PlannedObject
@@ -73,7 +73,7 @@ def run_by_hand(
 ) -> tuple[JobPlan, list[TaskReport]]:  # fmt: skip
     """What Spark does with the functions of a job: map, by reducer in any order, reduce."""
     what = plan_job(objects, topics, cores, limits)
-    setup = Setup(place, "run-1", what.topics, 1, 1 << 30)
+    setup = Setup(place, "run-1", what.topics)
     counted: list[tuple[int, int]] = []
     count: Callable[[int, int], None] = lambda objects, size: counted.append((objects, size))  # noqa: E731
     mapped = MapFunction(setup, what.shuffled, count)
@@ -387,6 +387,6 @@ def test_chunks_bound_what_pyspark_gathers() -> None:
 
 
 def test_functions_travel_by_name_with_little_in_them(tmp_path: Path) -> None:
-    setup = Setup(place_in(tmp_path), "run", (), 1, 1)
+    setup = Setup(place_in(tmp_path), "run", ())
     for made in (MapFunction(setup, (), operator.add), ReduceFunction(setup, (), operator.add)):
         assert len(pickle.dumps(made)) < 1000

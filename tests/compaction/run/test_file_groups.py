@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compaction.inputs.objects import ExtentBytes
 from compaction.parquet import writer
-from compaction.parquet.writer import FILE_BYTES_MAX, Syncs
+from compaction.parquet.writer import Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
 from shards.frame import CODEC_RECORDS, encode_batch
 from tests.compaction.objects import NOON_MS, check_file, rows_in
@@ -56,9 +56,7 @@ def test_new_rows_and_rows_of_small_files_are_one_sorted_file(
         ]
         topic = TopicWork(1, f"{place.lake}/t-1", (), tuple(joining))
         syncs = Syncs()
-        result = write_file_group(
-            place, syncs, topic, extents, joining, "run-1", 1, 0, 1, FILE_BYTES_MAX
-        )
+        result = write_file_group(place, syncs, topic, extents, joining, "run-1", 1, 0)
         syncs.wait()
         (file,) = result.files
         check_file(place, file)
@@ -93,9 +91,7 @@ def test_merged_files_are_one_sorted_file_whatever_their_row_groups(
         ]
         topic = TopicWork(1, f"{place.lake}/t-1", (), (), (tuple(joining),))
         syncs = Syncs()
-        result = write_file_group(
-            place, syncs, topic, [], joining, "run-1", 1, 0, 1, FILE_BYTES_MAX
-        )
+        result = write_file_group(place, syncs, topic, [], joining, "run-1", 1, 0)
         syncs.wait()
         for file in result.files:
             check_file(place, file)
@@ -120,7 +116,7 @@ def test_files_stay_when_one_of_a_merge_breaks_off(tmp_path: Path) -> None:
     torn.write_bytes(content)
     topic = TopicWork(1, f"{place.lake}/t-1", (), (), (tuple(joining),))
     syncs = Syncs()
-    result = write_file_group(place, syncs, topic, [], joining, "run-1", 1, 0, 1, FILE_BYTES_MAX)
+    result = write_file_group(place, syncs, topic, [], joining, "run-1", 1, 0)
     syncs.wait()
     assert (result.files, result.joined) == ([], [])
     assert [path for path, _ in result.kept] == [each.path for each in joining]

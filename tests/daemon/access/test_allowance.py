@@ -10,6 +10,7 @@ import pytest
 from daemon.access.allowance import Allowance, Allowances
 from daemon.access.token_file import Scope, TokenFile
 from daemon.schemas.errors import ApiError
+from shards.clock import monotonic_ns
 from shards.layout import Layout
 from shards.segment import Segment
 
@@ -69,3 +70,28 @@ def test_a_key_that_the_daemon_refuses_is_not_taken_from_the_token(
     assert refusal(one) == "token"
     one.give_key_back()
     other.take_key()
+
+
+class _Connection:
+    allowance: Allowance | None = None
+
+
+def test_what_is_charged_is_owed_by_all_shards_until_it_is_paid(
+    segment: Segment, tmp_path: Path
+) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    token, _ = file.issue("one", [Scope.PRODUCE], limits={"bytes_in": 100, "requests": 1000})
+    here, there = (Allowances(segment, shard, {}).of_token(token) for shard in (0, 1))
+    assert here is not None and there is not None
+    first, second = _Connection(), _Connection()
+    now_ns = [monotonic_ns()]
+    for allowance in (here, there):
+        for each in (*allowance._bytes_in, *allowance._requests):
+            each.rate._now_ns = lambda: now_ns[0]
+    here.charge(first, 90)
+    assert here.debt_ns() == there.debt_ns() == 0
+    there.charge(second, 260)
+    assert 2_400_000_000 <= here.debt_ns() <= 2_600_000_000
+    assert there.debt_ns() == here.debt_ns()
+    now_ns[0] += 2_600_000_000
+    assert here.debt_ns() == there.debt_ns() == 0

@@ -20,8 +20,8 @@ from daemon.http.server import Server
 from delivery.reading.waiters import Waiters
 from delivery.streams.outlet import Outlet
 from tests.daemon.http.memory_transport import connect
-from tests.daemon.intake.serving import Intake, topics_in
-from tests.daemon.intake.test_admission import BODY_BYTES_MAX, RING_BYTES, WAIT, fill, post
+from tests.daemon.intake.serving import BODY_BYTES_MAX, RING_BYTES, Intake, topics_in
+from tests.daemon.intake.test_admission import WAIT, fill, post
 
 
 class Handlers:

@@ -43,6 +43,14 @@ def test_rows_of_one_kind_are_one_trouble_as_old_as_the_oldest(segment: Segment)
     assert trouble.message == "store failing for 42 s: No space left"
 
 
+def test_an_alarm_that_has_just_begun_does_not_say_how_long_it_lasts(segment: Segment) -> None:
+    AlarmBoard(segment, 0).raise_(AlarmKind.SENSOR_STALE, "memory", 2 * SECOND_NS)
+    (young,) = alarms.active(segment, CONFIG, 3 * SECOND_NS - 1)
+    assert young.message == "sensors without news: memory"
+    (older,) = alarms.active(segment, CONFIG, 3 * SECOND_NS)
+    assert older.message == "sensors without news for 1 s: memory"
+
+
 def test_the_daemon_is_not_ready_once_an_alarm_has_lasted(segment: Segment) -> None:
     status = StatusBuilder(segment, CONFIG)
     AlarmBoard(segment, 0).raise_(AlarmKind.STORE_FAILING, "503", 1 * SECOND_NS)
@@ -83,7 +91,7 @@ def test_the_log_tells_of_an_outage_when_it_begins_once_a_minute_and_when_it_is_
         found = [trouble(tenth * 100, tenth // 2)] if tenth < 1_300 else []
         lines += told.lines(found, tenth * SECOND_NS // 10)
     assert [line for _, line in lines] == [
-        "store failing for 2 s: No space left",
+        "store failing for 2 s: No space left (docs/operations.md#store_failing)",
         "store failing for 62 s: No space left, 310 times, 300 of them new",
         "store failing for 122 s: No space left, 610 times, 300 of them new",
         "store_failing is over after 129 s, 649 times",

@@ -60,14 +60,23 @@ def test_fields_that_an_earlier_type_explains_refer_to_it() -> None:
     page = with_tables("<!-- struct: PartitionState Trimmed -->\n<!-- end -->\n")
     own = page.split("**`Trimmed`**")[1]
     assert page.count("the first offset that can be read") == 1
-    assert "`earliest_seq`, `next_seq`" in own and ": as in `PartitionState`" in own
+    assert "- all fields: as in `PartitionState`" in own
     assert "- `topic` (string)" in own
+    page = with_tables("<!-- struct: DiffRecord PartitionState DiffAnswer -->\n<!-- end -->\n")
+    assert "- `head_seq`, `earliest_seq`: as in `PartitionState`" in page
+    page = with_tables("<!-- struct: ProduceRequest ProduceQuery -->\n<!-- end -->\n")
+    assert "- all fields but `advance`, `records`: as in `ProduceRequest`" in page
 
 
 def test_fields_of_one_name_and_another_meaning_are_explained_each() -> None:
     page = with_tables("<!-- struct: SubscriptionSummary RouterStatus -->\n<!-- end -->\n")
     assert "`lag` (integer): records that are not finished" in page
     assert "`lag` (integer): offsets of the source that are not dealt with" in page
+
+
+def test_methods_that_do_the_same_on_a_path_have_one_row() -> None:
+    page = with_tables("<!-- routes: /v0/elastic -->\n<!-- end -->\n")
+    assert page.count("`POST or PUT /v0/elastic/_bulk`") == 1 and "| `PUT" not in page
 
 
 def test_routes_name_only_statuses_that_not_every_route_may_answer() -> None:

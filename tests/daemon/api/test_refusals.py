@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 STATUSES = (422, 429)
 MAKERS = ("ApiError", "OwnerRefused")
+OF_NO_RESOURCE = ("idempotency_key_reused",)
 
 
 def refusals() -> Iterator[tuple[str, ast.Call, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -30,7 +31,9 @@ def _refuses(call: ast.Call) -> bool:
     name = made.id if isinstance(made, ast.Name) else getattr(made, "attr", "")
     status = call.args[0] if call.args else None
     is_status = isinstance(status, ast.Constant) and status.value in STATUSES
-    return is_status and name in (*MAKERS, "__init__")
+    code = call.args[1] if len(call.args) > 1 else None
+    is_exempt = isinstance(code, ast.Constant) and code.value in OF_NO_RESOURCE
+    return is_status and name in (*MAKERS, "__init__") and not is_exempt
 
 
 def _detail(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.Dict | None:

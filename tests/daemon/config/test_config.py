@@ -453,17 +453,22 @@ def test_loopback_needs_none(listen: str) -> None:
     ("more", "said"),
     [
         ((("kafka_listen", "0.0.0.0:9092"),), "kafka_listen must be a loopback address"),
-        ((("kafka_listen", "127.0.0.1:9092"), ("auth_file", "/t")), "cannot show a token yet"),
+        ((("kafka_listen", "0.0.0.0:9092"), ("auth_file", "/t")), "without a tls_certificate"),
         ((("kafka_listen", "127.0.0.1:65534"), ("shards", "2")), "a port of at most 65533"),
+        ((("kafka_listen", "[::1]:9092"), ("tls_key", "/k")), "tls_key needs tls_certificate,"),
+        ((("tls_key", "/k"),), "tls_key needs tls_listen or kafka_listen"),
     ],
 )
-def test_kafka_is_served_only_where_nobody_needs_a_token(
+def test_kafka_takes_tokens_from_others_by_tls_only(
     more: tuple[tuple[str, str], ...], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         loaded(*more)
     assert loaded(("kafka_listen", "[::1]:9092")).kafka_address == ("::1", 9092)
     assert loaded(("kafka_listen", "127.0.0.1:65533"), ("shards", "2")).kafka_listen
+    with_tokens = (("kafka_listen", "0.0.0.0:9092"), ("auth_file", "/t"))
+    assert loaded(*with_tokens, ("tls_certificate", "/c"), ("tls_key", "/k")).kafka_listen
+    assert loaded(*with_tokens, ("insecure_open", "true")).kafka_listen
 
 
 def test_how_s3_encrypts_is_passed_on_as_s3_calls_it() -> None:

@@ -120,6 +120,29 @@ def test_a_limit_below_the_segment_is_reached(machine: FakeMachine) -> None:
     assert found is not None and found > 1
 
 
+def test_what_was_granted_is_on_both_sides_until_less_is_used(machine: FakeMachine) -> None:
+    machine.v2("/h")
+    machine.group_v2("/h", used_mib=750, shmem_mib=100, max_mib=1000)
+    memory = CgroupMemory(machine.root)
+    assert memory.grant(100 * MIB, 0) == 650 * MIB
+    assert memory.share(100 * MIB, 0) == 0
+    assert memory.grant(100 * MIB, 0) == 0, "no more than before"
+    machine.group_v2("/h", used_mib=800, shmem_mib=100, max_mib=1000)
+    assert memory.share(100 * MIB, 0) == pytest.approx(50 / 100), "850 less 100 and 650"
+    machine.group_v2("/h", used_mib=400, shmem_mib=100, max_mib=1000)
+    assert memory.share(100 * MIB, 0) == 0
+    machine.group_v2("/h", used_mib=800, shmem_mib=100, max_mib=1000)
+    assert memory.share(100 * MIB, 0) == pytest.approx(400 / 450), "300 are left of the grant"
+
+
+def test_nothing_is_granted_above_the_limit(machine: FakeMachine) -> None:
+    machine.v2("/h")
+    machine.group_v2("/h", used_mib=850, max_mib=1000)
+    memory = CgroupMemory(machine.root)
+    assert memory.grant(0, 0) == 0
+    assert memory.share(0, 0) == 1
+
+
 def test_the_groups_of_this_process_can_be_read() -> None:
     for group in limited_groups():
         assert group.used_bytes(0) > 0

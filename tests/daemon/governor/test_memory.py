@@ -45,6 +45,21 @@ def test_a_limit_of_the_kernel_counts_whatever_the_machine_has(machine: FakeMach
     assert sensor(machine).limit_bytes(0) == 850 * MIB
 
 
+def test_a_limit_of_the_kernel_counts_without_what_was_granted(machine: FakeMachine) -> None:
+    machine.group_v2("/h", used_mib=425, max_mib=1000)
+    found = sensor(machine)
+    assert found.grant(0) == 425 * MIB
+    assert found.share(0) == 0
+    (machine.root / "sys/fs/cgroup/h/memory.stat").write_text("nothing\n")
+    assert found.grant(0) == 0
+
+
+def test_of_a_machine_that_others_fill_nothing_is_granted(machine: FakeMachine) -> None:
+    found = sensor(machine, available_mib=0)
+    assert found.grant(0) == 0
+    assert found.share(0) == 1
+
+
 @pytest.mark.parametrize(
     ("available_mib", "share"), [(950, 0.1), (150, 0.5), (75, 0.8), (50, 1.0), (0, 1.0)]
 )

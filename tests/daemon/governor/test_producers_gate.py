@@ -32,10 +32,12 @@ class Disks:
         self.total_bytes = total_bytes
         self.free = {LEDGER.path: total_bytes, STORE.path: total_bytes}
         self.told: list[str] = []
+        self.accepted_ns: list[int] = []
         memory = Gate(Band(), lambda: self.told.append("pause"), lambda: self.told.append("resume"))
         self.gate = ProducersGate(
-            [LEDGER, STORE], memory, lambda path: DiskSpace(self.free[path], total_bytes)
-        )
+            [LEDGER, STORE], memory, self.accepted_ns.append,
+            lambda path: DiskSpace(self.free[path], total_bytes),
+        )  # fmt: skip
 
     def look(
         self,
@@ -86,7 +88,8 @@ def test_of_a_small_disk_a_twentieth_is_spare() -> None:
 
 def test_a_disk_that_cannot_be_asked_refuses_nobody() -> None:
     memory = Gate(Band(), lambda: None, lambda: None)
-    assert ProducersGate([LEDGER], memory, lambda _: None).look([], 0, 0.0, 0) == 0
+    gate = ProducersGate([LEDGER], memory, lambda _: None, lambda _: None)
+    assert gate.look([], 0, 0.0, 0) == 0
 
 
 def test_memory_closes_the_gate_once_and_opens_it_well_below() -> None:
@@ -101,6 +104,21 @@ def test_memory_that_requests_do_not_hold_does_not_refuse_them_for_good() -> Non
     assert disks.look(memory=0.9, pending_bytes=1)
     ticks = [disks.look(memory=0.7, now_ns=tick * 1_000_000_000) for tick in range(11)]
     assert ticks == [ClosedBy.MEMORY] * 10 + [0]
+    assert not disks.accepted_ns
+
+
+def test_memory_that_stays_above_with_nothing_to_store_is_accepted() -> None:
+    disks = Disks()
+    second_ns = 1_000_000_000
+    assert disks.look(memory=0.9, pending_bytes=1)
+    for tick in range(10):
+        disks.look(memory=0.9, now_ns=tick * second_ns)
+    assert not disks.accepted_ns, "it may be given back yet"
+    assert disks.look(memory=0.9, now_ns=10 * second_ns) == ClosedBy.MEMORY
+    assert disks.accepted_ns == [10 * second_ns]
+    assert disks.look(memory=0.0, now_ns=11 * second_ns) == 0
+    disks.look(memory=0.5, now_ns=30 * second_ns)
+    assert disks.accepted_ns == [10 * second_ns], "an open gate waits for nothing"
 
 
 def test_the_ledgers_disk_is_looked_at_and_the_embedded_stores(tmp_path: Path) -> None:

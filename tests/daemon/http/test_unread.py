@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from daemon.http.connection import Connection
 from daemon.http.cors import Cors
 from daemon.http.limits import HttpLimits
+from daemon.http.receiver import REQUESTS_A_TURN
 from daemon.http.server import Server
 from tests.daemon.http.front import Script, get, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
@@ -67,6 +69,25 @@ def test_what_comes_after_requests_that_are_held_back_counts_until_it_is_used() 
     for request in script.later:
         request.respond_ok_json(b"{}")
     assert (server.unread.bytes, len(script.handled)) == (0, 3)
+
+
+@pytest.mark.parametrize("sent", [get("/missing"), post("/free"), post("/missing", b"x")])
+def test_requests_that_came_together_leave_others_their_turn(sent: bytes) -> None:
+    async def run() -> None:
+        server = Server()
+        server.application = Script()
+        connection, transport = connect(server)
+        connection.data_received(sent * 1_000)
+        assert connection.eof_received(), "all are answered before the end"
+        answered = [0, transport.written.count(b"HTTP/1.1 ")]
+        while answered[-1] < 1_000:
+            assert transport.paused
+            await asyncio.sleep(0)
+            answered.append(transport.written.count(b"HTTP/1.1 "))
+        assert max(map(int.__sub__, answered[1:], answered)) == REQUESTS_A_TURN
+        assert transport.closed and not server.unread.bytes
+
+    asyncio.run(run())
 
 
 def test_what_comes_with_a_request_that_waits_for_admission_is_counted_there() -> None:

@@ -36,6 +36,8 @@ from tests.daemon.http.memory_transport import MemoryTransport, connect
 from tests.e2e.daemon import Answer
 from tests.e2e.load import read_answer
 
+RING_BYTES = 256 << 10
+BODY_BYTES_MAX = RING_BYTES // 4
 PRODUCE = [route for route in ROUTES if route.handler is None]
 
 

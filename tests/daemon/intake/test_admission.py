@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -21,27 +20,10 @@ from daemon.intake.admission import FRAME_BYTES
 from daemon.intake.topic_cache import TopicCache
 from shards import layout as at
 from shards.clock import monotonic_ns
-from tests.daemon.intake.serving import Client, Intake, topics_in
+from tests.daemon.intake.serving import BODY_BYTES_MAX, RING_BYTES, Client, Intake
 
-RING_BYTES = 256 << 10
-BODY_BYTES_MAX = RING_BYTES // 4
 S = 1_000_000_000
 WAIT = "?disable_backpressure=true"
-
-
-@pytest.fixture(scope="module")
-def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
-    """Shared, since no test changes a topic."""
-    with topics_in(tmp_path_factory.mktemp("admission")) as made:
-        yield made
-
-
-@pytest.fixture
-def intake(topics: TopicCache) -> Iterator[Intake]:
-    made = Intake(topics, RING_BYTES, BODY_BYTES_MAX)
-    with closing(made):
-        yield made
-        made.check()
 
 
 def post(size: int, query: str = "", *headers: str, body: bytes | None = None) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -19,33 +18,13 @@ from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError
 from shards import layout as at
 from shards.clock import monotonic_ns
-from tests.daemon.intake.serving import Client, Intake, topics_in
+from tests.daemon.intake.serving import BODY_BYTES_MAX, RING_BYTES, Client, Intake
 from tests.e2e.daemon import Answer
 
-RING_BYTES = 256 << 10
-BODY_BYTES_MAX = RING_BYTES // 4
 LINES, JSON, PROTOBUF = "application/x-ndjson", "application/json", "application/x-protobuf"
 ACTION = b'{"index":{"_index":"t","_id":"1"}}\n'
 BULK = ACTION + b'{"a":1}\n'
 LOGS = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"stringValue":"x"}}]}]}]}'
-
-
-@pytest.fixture(scope="module")
-def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
-    """Shared, since no test changes a topic."""
-    with topics_in(tmp_path_factory.mktemp("foreign")) as made:
-        yield made
-
-
-@pytest.fixture
-def intake(topics: TopicCache) -> Iterator[Intake]:
-    made = Intake(topics, RING_BYTES, BODY_BYTES_MAX)
-    with closing(made):
-        yield made
-        made.check()
-        # Nothing stays promised, whatever became of a request.
-        application: Any = made.server.application
-        assert application._budget.promised_bytes == 0
 
 
 def bulk(body: bytes, kind: str = LINES, query: str = "", *fields: str) -> bytes:
@@ -353,3 +332,54 @@ def test_of_several_topics_one_is_refused_and_the_others_stored(
     answer, missing = client.answers
     assert statuses(answer) == [201, 404, 201] and intake._seq == {(1, 0): 2}
     assert missing.status == 404 and "auto_create_topics" in missing.json["message"]
+
+
+NULLS = (
+    b'{"resourceLogs":[{"resource":{"attributes":null,"droppedAttributesCount":null},'
+    b'"scopeLogs":[{"scope":{"name":null,"version":null,"attributes":null},'
+    b'"logRecords":[{"timeUnixNano":null,"observedTimeUnixNano":null,"severityNumber":null,'
+    b'"severityText":null,"body":null,"attributes":null,"droppedAttributesCount":null,'
+    b'"flags":null,"traceId":null,"spanId":null,"eventName":null},'
+    b'{"body":{"stringValue":null,"arrayValue":{"values":null}},'
+    b'"attributes":[{"key":null,"value":{"kvlistValue":{"values":null}}}]}]}]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"resourceLogs":null}',
+        b'{"resourceLogs":[{"resource":null,"schemaUrl":null,"scopeLogs":null}]}',
+        b'{"resourceLogs":[{"scopeLogs":[{"scope":null,"schemaUrl":null,"logRecords":null}]}]}',
+        NULLS,
+    ],
+)
+def test_a_field_of_otlp_that_is_null_is_not_there(intake: Intake, body: bytes) -> None:
+    (answer,) = answered(intake, logs(body, JSON))
+    assert (answer.status, answer.body) == (200, b"{}")
+    assert len(intake.published) == body.count(b"flags")
+
+
+@pytest.mark.parametrize("name", ["resourceLogs", "scopeLogs", "logRecords"])
+def test_a_list_of_otlp_that_is_there_twice_is_refused_and_not_half_stored(
+    intake: Intake, name: str
+) -> None:
+    body = LOGS.replace(b'"%b":' % name.encode(), b'"%b":[], "%b":' % (2 * (name.encode(),)))
+    (answer,) = answered(intake, logs(body, JSON))
+    assert answer.status == 400 and f"has the field {name} twice".encode() in answer.body
+    assert not intake.published
+
+
+def test_lists_of_otlp_may_be_named_in_texts_and_in_several_groups(intake: Intake) -> None:
+    text = LOGS.replace(b'"x"', b'"resourceLogs"')
+    body = b'{"resourceLogs":[%b,%b]}' % (2 * (text[len(b'{"resourceLogs":[') : -2],))
+    assert [each.status for each in answered(intake, logs(body, JSON))] == [200]
+
+
+def test_an_index_or_id_of_bulk_that_is_there_twice_is_refused(intake: Intake) -> None:
+    for name in ("_index", "_id"):
+        twice = b'{"index":{"%b":"a","%b":"b"}}\n{}\n' % (2 * (name.encode(),))
+        (answer,) = answered(intake, bulk(BULK + twice))
+        assert answer.status == 400 and f"line 3 has the field {name} twice".encode() in answer.body
+    same = b'{"index":{"_index":"t","_id":"_id"}}\n{}\n'
+    assert [each.status for each in answered(intake, bulk(same))] == [200]

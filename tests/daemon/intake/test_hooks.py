@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-
-import pytest
-
 from daemon.governor.producers_gate import ClosedBy
-from daemon.intake.topic_cache import TopicCache
 from shards import layout as at
-from tests.daemon.intake.serving import Intake, topics_in
-
-RING_BYTES = 256 << 10
-BODY_BYTES_MAX = RING_BYTES // 4
-
-
-@pytest.fixture(scope="module")
-def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicCache]:
-    """Shared, since no test changes a topic."""
-    with topics_in(tmp_path_factory.mktemp("hooks")) as made:
-        yield made
-
-
-@pytest.fixture
-def intake(topics: TopicCache) -> Iterator[Intake]:
-    made = Intake(topics, RING_BYTES, BODY_BYTES_MAX)
-    with closing(made):
-        yield made
-        made.check()
+from tests.daemon.intake.serving import BODY_BYTES_MAX, RING_BYTES, Intake
 
 
 def post(body: bytes, query: str = "", *headers: str) -> bytes:

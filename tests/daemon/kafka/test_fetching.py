@@ -12,16 +12,20 @@ import pytest
 
 from daemon.intake.topic_cache import TopicCache
 from daemon.kafka import fetching
-from daemon.kafka.fetching import BATCH_RECORDS, FETCHED_BYTES_MAX, KafkaReads
+from daemon.kafka.error_codes import KAFKA_STORAGE_ERROR
+from daemon.kafka.fetching import BATCH_RECORDS, UNTAKEN_BYTES_MAX, KafkaReads
 from daemon.kafka.messages import NO_ID, FetchAsked, FetchPlace, FetchTopic
 from daemon.kafka.topics import KafkaTopics
+from shards.frame import CODEC_KAFKA
 from tests.delivery.node import Node, ledger_thread, node_in
 from tests.delivery.reading.test_diff import Told, told_reader
+from tests.uploader.l0_samples import kafka_payload
 from uploader.l0.kafka import HEAD, HEAD_BYTES, LENGTH_FROM, BatchLimits, read_head, records_of
+from uploader.l0.kafka_stored import at_offset
 from uploader.l0.records import Record
 
 LIMITS = BatchLimits(10_000, 1 << 20, 1 << 24)
-ALL_BYTES = FETCHED_BYTES_MAX // 3
+ALL_BYTES = UNTAKEN_BYTES_MAX
 
 
 def run(
@@ -38,8 +42,10 @@ def run(
         asyncio.run(test(node, told, reads))
 
 
-def asked(*, bytes_min: int = 1, wait_ms: int = 0, offset: int = 0) -> FetchAsked:
-    place = FetchPlace(0, offset, 1 << 20)
+def asked(
+    *, bytes_min: int = 1, wait_ms: int = 0, offset: int = 0, bytes_max: int = 1 << 20
+) -> FetchAsked:
+    place = FetchPlace(0, offset, bytes_max)
     return FetchAsked(wait_ms, bytes_min, 1 << 22, 0, [FetchTopic("t", NO_ID, [place])])
 
 
@@ -75,6 +81,63 @@ def test_records_come_in_batches_of_what_one_turn_of_the_loop_encodes(tmp_path: 
     run(tmp_path, test)
 
 
+def test_batches_of_kafka_go_out_as_they_came(tmp_path: Path) -> None:
+    async def test(node: Node, told: Told, reads: KafkaReads) -> None:
+        async def fetched(offset: int, bytes_max: int = 1 << 20) -> bytes:
+            async with reads.fetch(asked(offset=offset, bytes_max=bytes_max)) as (_, read):
+                ((_, (found,)),) = read
+                assert (found.error, found.head) == (0, 8)
+                return found.records
+
+        one, two = [Record(b"1", 9, "k")], [Record(b"2", 7), Record(b"3", 8)]
+        for some in (one, two, two):
+            node.produce(0, {0: some}, codec=CODEC_KAFKA)
+        node.commit()
+        node.produce(0, {0: [Record("4")]})
+        node.produce(0, {0: two}, codec=CODEC_KAFKA)
+        node.commit()
+        told.tell()
+        came = {n: at_offset(kafka_payload(some), n) for n, some in ((0, one), (1, two), (3, two))}
+        assert await fetched(0) == came[0] + came[1] + came[3], "up to a batch of another kind"
+        assert await fetched(2) == came[1] + came[3], "the batch that holds the offset"
+        assert await fetched(0, len(came[0]) + len(came[1])) == came[0] + came[1]
+        # What no batch as it came can answer is encoded.
+        assert batches_of(await fetched(5)) == [(5, [b"4", b"2", b"3"])]
+        assert batches_of(await fetched(1, 2)) == [(1, [b"2", b"3"])]
+        for _ in range(4):  # the ring goes on
+            node.produce(0, {1: [Record(bytes(400_000))]})
+            node.commit()
+        assert await fetched(2) == came[1] + came[3], "of the object"
+        assert batches_of(await fetched(5)) == [(5, [b"4", b"2", b"3"])]
+        assert await fetched(6) == at_offset(kafka_payload(two), 6)
+        assert batches_of(await fetched(1, 2)) == [(1, [b"2", b"3"])]
+
+    run(tmp_path, test)
+
+
+def test_an_object_that_is_damaged_has_an_error_code_until_it_is_whole(tmp_path: Path) -> None:
+    async def test(node: Node, told: Told, reads: KafkaReads) -> None:
+        async def fetched() -> tuple[int, bytes]:
+            async with reads.fetch(asked()) as (error, read):
+                ((_, (found,)),) = read
+                assert error == 0
+                return found.error, found.records
+
+        node.produce(0, {0: [Record(b"1", 9)]}, codec=CODEC_KAFKA)
+        node.commit()
+        for _ in range(4):  # the ring goes on
+            node.produce(0, {1: [Record(bytes(400_000))]})
+            node.commit()
+        told.tell()
+        node.store.spoil = lambda body: bytes(len(body))
+        assert await fetched() == (KAFKA_STORAGE_ERROR, b"")
+        node.store.spoil = lambda body: body
+        error, records = await fetched()
+        assert (error, batches_of(records)) == (0, [(0, [b"1"])])
+
+    run(tmp_path, test)
+
+
 def test_the_loop_serves_others_between_two_batches() -> None:
     async def test() -> None:
         turns = 0
@@ -96,14 +159,14 @@ def test_the_loop_serves_others_between_two_batches() -> None:
 
 def test_an_answer_holds_what_it_has_until_it_is_taken(tmp_path: Path) -> None:
     async def test(node: Node, told: Told, reads: KafkaReads) -> None:
-        node.produce(0, {0: [Record(bytes(5_000))]})
+        node.produce(0, {0: [Record(bytes(70_000))]})
         node.commit()
         told.tell()
         async with reads.fetch(asked()) as (_, read):
             ((_, (found,)),) = read
-            assert len(found.records) > 5_000
-            assert reads._held._free_bytes == ALL_BYTES - len(found.records)
-        assert reads._held._free_bytes == ALL_BYTES
+            assert len(found.records) > 70_000
+            assert reads._untaken._free_bytes == ALL_BYTES - len(found.records)
+        assert reads._untaken._free_bytes == ALL_BYTES
 
     run(tmp_path, test)
 
@@ -127,7 +190,7 @@ def test_a_fetch_that_waits_holds_nothing_and_has_what_is_enough(
 
         def event() -> asyncio.Event | None:
             """What it waits with, while it does so and holds nothing."""
-            if reads._held._free_bytes < ALL_BYTES:
+            if reads._reading._free_bytes < fetching.READ_BYTES_MAX:
                 return None
             return next(iter(told.reader.waiters._waiting.get(node.key(), ())), None)
 
@@ -144,5 +207,41 @@ def test_a_fetch_that_waits_holds_nothing_and_has_what_is_enough(
             told.tell()
         async with asyncio.timeout(5):
             assert await waiting == [offset]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("size", [3_000, 6_000])
+def test_answers_get_smaller_and_a_long_record_waits_for_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(fetching, "ANSWER_BYTES_MIN", 4_000)
+
+    async def test(node: Node, told: Told, reads: KafkaReads) -> None:
+        for _ in range(3):
+            node.produce(0, {0: [Record(bytes(size), 9)]}, codec=CODEC_KAFKA)
+            node.commit()
+        told.tell()
+
+        async def fetched() -> list[int]:
+            async with reads.fetch(asked(wait_ms=60_000)) as (_, read):
+                ((_, (found,)),) = read
+                return [base for base, _ in batches_of(found.records)]
+
+        await reads._untaken.take(ALL_BYTES - 8_000)  # by who does not take it
+        waiting = asyncio.ensure_future(fetched())
+        if size < fetching.ANSWER_BYTES_MIN:
+            assert await asyncio.wait_for(waiting, 60) == [0], "less than what is counted"
+            reads._untaken.give_back(ALL_BYTES - 8_000)
+        else:
+            await reads._untaken.take(4_000)
+            async with asyncio.timeout(20):
+                for _ in iter(lambda: len(reads._untaken._waiting), 1):
+                    await asyncio.sleep(0)
+            assert reads._reading._free_bytes == fetching.READ_BYTES_MAX
+            reads._untaken.give_back(ALL_BYTES - 8_000 + 4_000)
+            assert await asyncio.wait_for(waiting, 60) == [0], "its room and nothing more"
+        assert await fetched() == [0, 1, 2]
+        assert reads._untaken._free_bytes == ALL_BYTES
 
     run(tmp_path, test)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from daemon.kafka import messages
+from daemon.access.rights import EVERYTHING, Rights, unauthenticated
+from daemon.kafka import error_codes, messages, sasl
 from daemon.kafka.messages import (
     Broker,
     FetchedPartition,
@@ -24,16 +23,17 @@ from daemon.kafka.messages import (
     ProducedBatch,
     TopicSaid,
 )
-from daemon.kafka.wire import SERVED, KafkaRequest, Key, Malformed, read_request
+from daemon.kafka.sasl import Exchange
+from daemon.kafka.served import SERVED, read_request, said_versions
+from daemon.kafka.wire import KafkaRequest
+from tests.daemon.kafka.frames import Key
 
 ID = uuid.UUID(int=77)
 
 
 def versions(key: int) -> list[tuple[int, int]]:
-    return [(key, version) for version in range(SERVED[key].served_from, SERVED[key].to + 1)]
-
-
-ALL = [each for key in SERVED for each in versions(key)]
+    oldest, newest, *_ = SERVED[key].versions
+    return [(key, version) for version in range(oldest, newest + 1)]
 
 
 def made(schema: Any, **values: Any) -> Any:
@@ -70,7 +70,6 @@ def framed(key: int, version: int, entity: Any) -> bytes:
 def asked(key: int, version: int, /, **values: Any) -> KafkaRequest:
     request = read_request(framed(key, version, made(load_request_schema(key, version), **values)))
     assert (request.key, request.version, request.correlation) == (key, version, 9)
-    assert request.is_served()
     return request
 
 
@@ -78,7 +77,7 @@ def empty(key: int, version: int) -> KafkaRequest:
     """A request of which only the head counts."""
     return read_request(
         key.to_bytes(2, "big") + version.to_bytes(2, "big") + (9).to_bytes(4, "big")
-        + b"\xff\xff" + (b"\0" if version >= SERVED[key].flexible_from else b"")
+        + b"\xff\xff" + (b"\0" if version >= SERVED[key].versions.flexible_from else b"")
     )  # fmt: skip
 
 
@@ -92,11 +91,18 @@ def read(key: int, version: int, data: bytearray) -> Any:
     return found
 
 
+def test_error_codes_have_the_names_that_kafka_gives_them() -> None:
+    codes = {name: code for name, code in vars(error_codes).items() if name.isupper()}
+    assert len(codes) > 40
+    assert {name: ErrorCode[name.lower()] for name in codes} == codes
+
+
 @pytest.mark.parametrize(("key", "version"), versions(Key.API_VERSIONS))
 def test_api_versions_says_what_is_served(key: int, version: int) -> None:
-    found = read(key, version, messages.api_versions(empty(key, version)))
+    found = read(key, version, said_versions(empty(key, version)))
     said = {each.api_key: (each.min_version, each.max_version) for each in found.api_keys}
-    assert said == {each: (SERVED[each].said_from, SERVED[each].to) for each in SERVED}
+    served = {key: (row.versions.oldest, row.versions.newest) for key, row in SERVED.items()}
+    assert said == served | {Key.PRODUCE: (0, 11)}
     assert found.error_code.value == 0
 
 
@@ -220,25 +226,20 @@ def test_init_producer_id(key: int, version: int, transactional_id: str | None) 
     assert (found.error_code.value, found.producer_id, found.producer_epoch) == (53, -1, -1)
 
 
-@given(st.binary(max_size=60), st.sampled_from(ALL))
-def test_no_bytes_do_more_than_be_refused(data: bytes, version: tuple[int, int]) -> None:
-    head = version[0].to_bytes(2, "big") + version[1].to_bytes(2, "big") + bytes(4)
-    readers: dict[int, Callable[[KafkaRequest], object]] = {
-        Key.PRODUCE: messages.read_produce, Key.FETCH: messages.read_fetch,
-        Key.LIST_OFFSETS: messages.read_list_offsets, Key.METADATA: messages.read_metadata,
-        Key.INIT_PRODUCER_ID: messages.read_init_producer_id,
-    }  # fmt: skip
-    try:
-        request = read_request(head + data)
-        if request.key in readers:
-            readers[request.key](request)
-    except Malformed:
-        pass
+@pytest.mark.parametrize(("key", "version"), versions(Key.SASL_AUTHENTICATE))
+@pytest.mark.parametrize("token", ["right", "wrong"])
+def test_an_exchange_of_sasl(key: int, version: int, token: str) -> None:
+    def rights_of(shown: str) -> Rights:
+        if shown != "right":
+            raise unauthenticated("wrong")
+        return EVERYTHING
 
-
-@given(st.integers(0, 99), st.integers(-1, 99))
-def test_only_what_is_said_is_served(key: int, version: int) -> None:
-    request = read_request(
-        key.to_bytes(2, "big") + version.to_bytes(2, "big", signed=True) + bytes(4) + b"\xff\xff\0"
-    )
-    assert request.is_served() == ((key, version) in ALL)
+    exchange = Exchange(rights_of)
+    first = asked(Key.SASL_HANDSHAKE, 1, mechanism="PLAIN")
+    begun = read(Key.SASL_HANDSHAKE, 1, exchange.begin(first.head(), sasl.read_mechanism(first)))
+    assert (begun.error_code.value, begun.mechanisms) == (0, ("PLAIN", "OAUTHBEARER"))
+    then = asked(key, version, auth_bytes=b"\0user\0" + token.encode())
+    found = read(key, version, exchange.authenticate(then.head(), sasl.read_said(then)))
+    assert found.error_code.value == (0 if token == "right" else 58)
+    assert (found.error_message is None) == (token == "right")
+    assert (exchange.rights is EVERYTHING) == (token == "right")

@@ -14,18 +14,15 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from daemon.governor.producers_gate import ClosedBy
 from daemon.kafka.fetching import KafkaReads
-from daemon.kafka.server import KafkaServer
 from daemon.kafka.topics import KafkaTopics
 from daemon.schemas.errors import ApiError
 from delivery.reading.waiters import Waiters
 from shards import layout as at
 from shards.clock import monotonic_ns
-from shards.frame import BATCH_BYTES
 from shards.ring import RingReader
 from tests.daemon.intake.test_copies import Outbox, outbox_in
-from tests.daemon.kafka.test_producing import producer
-from tests.daemon.kafka.test_server import coordinator
-from uploader.l0 import records
+from tests.daemon.kafka.test_server import kafka_server
+from uploader.l0 import records_of
 
 RECORDS = 120  # at least
 REFUSED = 4
@@ -91,8 +88,7 @@ def test_a_client_keeps_its_order_through_refusals(
         port = listener.getsockname()[1]
         names = KafkaTopics(made.topics, (port,), "file:///store", auto_create=True)
         reads = KafkaReads(names, None, Waiters())  # type: ignore[arg-type]  # nothing is read
-        groups = coordinator(made, names)
-        served = KafkaServer(names, producer(made), reads, groups, None, 100_000)
+        served = kafka_server(made, names, reads)
         await served.start([listener.detach()])
         reader, done, stored = RingReader(made.segment, 0), 0, list[int]()
         client = Client(port)
@@ -108,8 +104,8 @@ def test_a_client_keeps_its_order_through_refusals(
             if rounds % 3 == 0:
                 for request in reader.requests(done, made.ring.head):
                     for batch in request.batches:
-                        payload = bytes(reader.batch(batch))[BATCH_BYTES:]
-                        stored += [int(each.data) for each in records.decode(payload)]
+                        found = records_of(reader.batch(batch), 1)
+                        stored += [int(record.data) for _, _, record in found]
                 done = made.ring.head
                 made.commit_all()
         client.join()

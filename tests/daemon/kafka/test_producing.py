@@ -12,14 +12,27 @@ import zstandard
 
 from daemon.governor.producers_gate import ClosedBy
 from daemon.kafka import producing
+from daemon.kafka.budget import ITEMS_OF_A_TURN
 from daemon.kafka.messages import read_produce
 from daemon.kafka.producing import KafkaProducer, OutcomeUnknown, Refusals
+from daemon.kafka.served import read_request
 from daemon.kafka.topics import KafkaTopics
-from daemon.kafka.wire import KafkaRequest, read_request
+from daemon.kafka.wire import KafkaRequest
 from daemon.schemas.errors import ApiError
 from shards import layout as at
+from shards.frame import CODEC_KAFKA, CODEC_RECORDS
+from shards.ring import Link, RingReader
 from tests.daemon.intake.test_copies import Outbox, outbox_in
-from uploader.l0.kafka import HEAD_BYTES, BatchLimits, KafkaRecord, encode_batch, seal
+from uploader.l0 import kafka_stored
+from uploader.l0.kafka import (
+    HEAD_BYTES,
+    MESSAGE_TOO_LARGE,
+    BatchLimits,
+    KafkaRecord,
+    encode_batch,
+    seal,
+)
+from uploader.l0.records import Record, decode
 
 BIG = 11_000  # a ring of 64 KiB has room for five, and for what admission adds
 
@@ -183,13 +196,19 @@ def test_what_is_taken_back_takes_back_what_its_connection_sent_after_it(tmp_pat
     run(tmp_path, test)
 
 
-def test_a_long_batch_is_decoded_while_the_loop_serves_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", [0, 1], ids=["plain", "decoded"])
+def test_a_long_batch_is_looked_at_while_the_loop_serves_others(
+    tmp_path: Path, base: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_stored, "_SLICE_RECORDS", 256)
+
     async def test(made: Outbox) -> None:
         await made.topics.entry("dest")
         takes = producer(made)
         takes._limits = BatchLimits(10_000, 100_000, 1_000_000)
         record = KafkaRecord(5, None, b"v")
-        request = read_request(produce_of(encode_batch(0, [(n, record) for n in range(1_000)])))
+        numbered = [(base + n, record) for n in range(1_000)]
+        request = read_request(produce_of(encode_batch(base, numbered)))
         turns = 0
 
         async def others() -> None:
@@ -206,6 +225,65 @@ def test_a_long_batch_is_decoded_while_the_loop_serves_others(tmp_path: Path) ->
         made.commit_all()
 
     run(tmp_path, test)
+
+
+def stored(made: Outbox) -> list[tuple[int, bytes]]:
+    """The codec and the payload of each batch in the ring."""
+    reader = RingReader(made.segment, 0)
+    copies = [
+        reader.copy([Link(request.position, each.offset, each.length, each.record_count)])
+        for request in reader.requests(0, made.ring.head)
+        for each in request.batches
+    ]
+    return [(head.codec, payload) for ((head, payload),) in filter(None, copies)]
+
+
+PLAIN = encode_batch(0, [(0, KafkaRecord(5, b"k", b"1")), (1, KafkaRecord(4, None, b"2"))])
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_plain_batch_is_stored_as_it_came_but_for_its_compression_and_its_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_short: bool
+) -> None:
+    if not is_short:
+        monkeypatch.setattr(producing, "SHORT_BATCH_BYTES", 1)
+    squeezed = zstandard.compress(PLAIN[HEAD_BYTES:])
+
+    async def test(made: Outbox) -> None:
+        await made.topics.entry("dest")
+        takes = producer(made)
+        for sent in (
+            PLAIN, seal(0, 4, 1, (5, 5), (-1, -1, -1), 2, squeezed),
+            seal(0, 0, 1, (5, 5), (77, 0, 0), 2, PLAIN[HEAD_BYTES:]),
+            seal(0, 4, 1, (5, 5), (77, 0, 2), 2, squeezed),
+        ):  # fmt: skip
+            await take(takes, read_request(produce_of(sent)))
+        assert stored(made) == [(CODEC_KAFKA, PLAIN)] * 4, "whose it is, no reader is told"
+        (first, *_) = RingReader(made.segment, 0).requests(0, made.ring.head)
+        assert first.batches[0][2:3] + first.batches[0][5:] == (2, 4, 5)
+        assert takes._decoded._free_bytes == 1_000_000
+        made.commit_all()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("of_broker", [True, False])
+def test_other_batches_and_values_of_json_are_stored_as_records(
+    tmp_path: Path, *, of_broker: bool
+) -> None:
+    sent = PLAIN
+    if of_broker:  # its times would be those of the broker
+        sent = seal(0, 0x08, 1, (5, 5), (-1, -1, -1), 2, PLAIN[HEAD_BYTES:])
+
+    async def test(made: Outbox) -> None:
+        await take(producer(made), read_request(produce_of(sent)))
+        ((codec, payload),) = stored(made)
+        values: list[Any] = [b"1", b"2"] if of_broker else ["1", "2"]
+        assert codec == CODEC_RECORDS
+        assert decode(payload) == [Record(values[0], 5, "k"), Record(values[1], 4)]
+        made.commit_all()
+
+    run(tmp_path, test, **({} if of_broker else {"kafka_value": "json"}))
 
 
 def test_long_batches_have_memory_one_at_a_time(tmp_path: Path) -> None:
@@ -272,5 +350,16 @@ def test_headers_that_take_too_much_as_json_are_not_stored(tmp_path: Path) -> No
         answer = await take(takes, read_request(produce_of(batch)))
         assert answer is not None and error_of(await answer) == 10
         assert made.published == 0
+
+    run(tmp_path, test)
+
+
+def test_an_answer_with_many_batches_is_made_by_a_thread(tmp_path: Path) -> None:
+    async def test(made: Outbox) -> None:
+        times = 2 * ITEMS_OF_A_TURN + 1
+        answer = await take(producer(made), a_request(2 * BIG, times=times))
+        assert answer is not None and not answer.done()
+        said = await answer
+        assert {error_of(said, index=index) for index in range(times)} == {MESSAGE_TOO_LARGE}
 
     run(tmp_path, test)

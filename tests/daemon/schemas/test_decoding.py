@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from daemon.api.routes import ROUTES
 from daemon.schemas.api import DiffRequest, ProduceQuery, TopicSettings, TopicsQuery
@@ -110,3 +111,22 @@ def test_a_parameter_is_refused_with_its_limits(
 def test_a_query_is_read_as_text_numbers_and_truth_and_other_parameters_are_left_out() -> None:
     read = read_query({"partition": "3", "key": "null", "create": "false", "x": "y"}, ProduceQuery)
     assert (read.partition, read.key, read.create, read.ts) == (3, "null", False, None)
+
+
+def test_what_a_value_should_be_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(msgspec.Struct):
+        limit: int = 0
+
+    calls: list[object] = []
+    look_up = inspect.type_info
+
+    def counted(type_: object) -> object:
+        calls.append(type_)
+        return look_up(type_)
+
+    monkeypatch.setattr(inspect, "type_info", counted)
+    for _ in range(3):
+        refused(msgspec.json.Decoder(Asked), b'{"limit":"x"}')
+        with pytest.raises(ApiError, match="limit must be an integer, got 'x'"):
+            read_query({"limit": "x"}, Asked)
+    assert calls == [Asked]

@@ -104,8 +104,9 @@ def test_all_sockets_show_the_certificate_that_is_in_force(tmp_path: Path) -> No
         server = Server()
         await server.start(Script(), "127.0.0.1", 0)
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        server.serve_certificate(former)
         for listener in listeners:  # as a standby has one for each shard to come
-            await server.listen_by_tls(listener, former)
+            await server.listen_by_tls(listener)
         server.serve_certificate(later)
         for listener in listeners:
             _, writer = await asyncio.open_connection(

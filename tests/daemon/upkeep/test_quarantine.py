@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 
 import cli
 from compaction.inputs.objects import ExtentBytes, TaskExtent, TaskObject, fetch
-from compaction.parquet.writer import FILE_BYTES_MAX, ZSTD_LEVEL, Syncs
+from compaction.parquet.writer import Syncs
 from compaction.run.file_groups import TopicWork, write_file_group
-from compaction.run.lease import this_driver
+from compaction.run.run_lease import this_driver
 from compaction.tables.commit import TableCommit, commit_table, switch_of
 from compaction.tables.errors import TableChanged
 from compaction.tables.lake import Lake
@@ -109,7 +109,7 @@ class World(Node):
         syncs = Syncs()
         result = write_file_group(
             self.place, syncs, TopicWork(table.topic_id, table.location, table.columns), found,
-            (), f"compact{self.runs}", 1, 0, ZSTD_LEVEL, FILE_BYTES_MAX,
+            (), f"compact{self.runs}", 1, 0,
         )  # fmt: skip
         syncs.wait()
         syncs.close()

@@ -10,11 +10,10 @@ from typing import Any, cast
 from delivery.pipes.client import Pipes
 from delivery.push.posts.addresses import AllowList
 from delivery.push.posts.client import PushClient
-from delivery.push.rates.learned import LearnedRates
-from delivery.push.rates.limiter import LimiterSettings
-from delivery.push.runtime import PushSenders
+from delivery.push.rates.limiter import LearnedRates, LimiterSettings
 from delivery.push.secrets import SecretsFile
 from delivery.push.sender import QUEUED_BYTES_MAX, SenderTools
+from delivery.push.senders import PushSenders
 from delivery.subscriptions.budget import QueuedBudget
 from delivery.subscriptions.owners import Owners
 from ledger.delivery import subscriptions

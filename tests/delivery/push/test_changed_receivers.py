@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,12 @@ from ledger.delivery.subscriptions import Subscription
 from shards.boards.endpointholds import EndpointHolds, HoldPlace
 from shards.boards.pushboard import Mode, PushBoard, SenderWords
 from shards.clock import monotonic_ns
-from tests.delivery.node import Node, node_in
+from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending, until_it_rests
 from tests.delivery.subscriptions.owning import record
 
 HOUR_NS = 3_600_000_000_000
 PAUSE = "503 Busy\r\nRetry-After: 3600"
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def sender_of(them: Sending, made: Subscription) -> PushSender:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +15,9 @@ from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import PushBoard
 from shards.boards.rowboard import SubscriptionRow
 from shards.clock import monotonic_ns
-from tests.delivery.node import Node, node_in
+from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def balance(them: Sending) -> None:

@@ -119,6 +119,23 @@ def test_a_record_in_structured_mode_is_one_document() -> None:
     )
 
 
+def test_a_document_has_everything_that_a_record_has_as_text_that_json_allows() -> None:
+    sent = message(
+        key='"\\/\n\x00\x7f€',
+        tag="",
+        node="n",
+        meta='{"a": 1}',
+        data='{ "n": 1e999, "s": "\\u00e9" }',
+    )
+    _, body = request_of(settings(format="structured"), SOURCE, [sent], None, NOW_MS)
+    assert body.decode().partition('"attempt":2')[2] == (
+        ',"key":"\\"\\\\/\\n\\u0000\x7f€","tag":"","node":"n","meta":"{\\"a\\": 1}",'
+        '"data":{ "n": 1e999, "s": "\\u00e9" }}'
+    )
+    _, body = request_of(settings(format="structured"), SOURCE, [message(data=b"ab")], None, NOW_MS)
+    assert body.endswith(b'"attempt":2,"data_base64":"YWI="}')
+
+
 def test_a_batch_is_a_list_of_documents() -> None:
     sent = [message(), message(seq=58, data=b"ab")]
     headers, body = request_of(settings(format="batch"), SOURCE, sent, None, NOW_MS)
@@ -127,6 +144,36 @@ def test_a_batch_is_a_list_of_documents() -> None:
     assert first["data"] == {"a": 1} and first["datacontenttype"] == "application/json"
     assert b64decode(second["data_base64"]) == b"ab" and "data" not in second
     assert second["datacontenttype"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("type_from", "record", "expected"),
+    [
+        (None, {"tag": "order.paid"}, "headgate.record"),
+        ("tag", {"tag": "order.paid"}, "order.paid"),
+        ("tag", {"tag": "é %"}, "é %"),
+        ("tag", {}, "headgate.record"),
+        ("tag", {"tag": ""}, "headgate.record"),
+        ("tag", {"tag": "a\nb"}, "headgate.record"),
+        ("data.kind", {"data": '{"kind":"paid","n":1e999}'}, "paid"),
+        ("data.a.b", {"data": '{"a":{"b":7}}'}, "7"),
+        ("data.kind", {"data": '{"kind":["paid"]}'}, "headgate.record"),
+        ("data.kind", {"data": '{"kind":"%s"}' % ("x" * 1_025)}, "headgate.record"),
+        ("data.kind", {"data": b'{"kind":"paid"}'}, "headgate.record"),
+        ("data.kind", {"data": '"paid"', "tag": "order.paid"}, "headgate.record"),
+    ],
+)
+def test_a_type_comes_from_where_the_settings_say_if_there_is_one(
+    type_from: str | None, record: dict[str, Any], expected: str
+) -> None:
+    sent = [message(**record)]
+    headers, _ = request_of(settings(type_from=type_from), SOURCE, sent, None, NOW_MS)
+    assert attributes_of(headers)["type"] == expected and headers["ce-type"].isascii()
+    wanted = settings(type_from=type_from, format="batch")
+    (document,) = json.loads(
+        request_of(wanted, SOURCE, sent, None, NOW_MS)[1].replace(b"1e999", b"1")
+    )
+    assert document["type"] == expected
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=4))
@@ -138,11 +185,11 @@ def test_the_three_formats_say_the_same_of_any_record(sent: list[PushedMessage])
         headers, body = request_of(settings(), SOURCE, [told], None, NOW_MS)
         for value in headers.values():
             assert re.fullmatch(r"[!-~]*", value)  # nothing that ends a header, or begins one
-        assert attributes_of(headers) == {
-            name: str(value)
+        assert [*attributes_of(headers).items()] == [
+            (name, str(value))
             for name, value in document.items()
             if name not in ("data", "data_base64", "datacontenttype")
-        }
+        ]
         if isinstance(told.record.data, str):
             assert body == told.record.data.encode()
             assert json.loads(body) == document["data"]

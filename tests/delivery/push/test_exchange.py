@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.push.posts.client import PushClient
-from delivery.push.rates.limiter import NEVER_NS, Limiter, LimiterSettings
-from delivery.push.rates.pacer import BURST_S, LATE_S
+from delivery.push.rates.limiter import Limiter, LimiterSettings
+from delivery.push.rates.pacer import BURST_S, LATE_S, NEVER_NS
 from delivery.push.secrets import PushSecrets
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 from delivery.subscriptions.schemas import PushExchange
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushBoard, SenderWords
-from tests.delivery.node import Node, node_in
+from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
 from tests.signing import secret_of
 
 S = 1_000_000_000
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 async def begun(them: Sending, made: Subscription) -> None:

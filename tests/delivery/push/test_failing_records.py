@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from delivery.push.failing_records import TRIES_MAX, FailingRecords
+from delivery.push.posts.answers import TRIES_MAX, FailingRecords
 from delivery.subscriptions.window.batches import Place
 
 BAD: Place = (0, 1)

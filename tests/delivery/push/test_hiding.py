@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.push.hiding import HIDDEN, Hiding
 from delivery.push.posts.answers import PushAnswer, judge
-from delivery.push.secrets import PushSecrets
+from delivery.push.secrets import HIDDEN, Hiding, PushSecrets
 from tests.signing import secret_of
 
 SIGNING = secret_of(b"k" * 32)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.delivery.node import Node, node_in
+from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending
 from uploader.l0.records import Record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def of(number: int, node: str, key: str | None = None) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec import Struct
@@ -19,7 +19,7 @@ from delivery.push.queue import (
 )  # fmt: skip
 from delivery.subscriptions.window.batches import Place
 from ledger.delivery.push_settings import PushSettings
-from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules
+from ledger.delivery.subscription_rules import MODES, KeyFallback, Mode, SubscriptionRules
 
 MS = 1_000_000
 
@@ -265,6 +265,17 @@ def test_a_run_changes_as_its_table_says_and_in_no_other_way(
         with pytest.raises(KeyError):
             run.change(event)
         assert run.state is state
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_the_order_of_a_mode_says_what_waits_for_what(mode: Mode) -> None:
+    together = {"key": [1, 2], "partition": [1, 3], "none": []}[MODES[mode].order]
+    queue = queue_of(mode)
+    queue.add([Message(1, "x"), Message(2, "x", partition=1), Message(3, "y")], 0)
+    sent = []
+    while (unit := queue.next(0)) is not None:
+        sent += [each.seq for each in unit.messages]
+    assert sent == [seq for seq in (1, 2, 3) if seq not in together[1:]]
 
 
 def test_a_queue_takes_a_run_through_the_whole_table() -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from delivery.push.rates.limiter import Limiter
 from ledger.delivery import push_rates
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushBoard
-from tests.delivery.node import Node, node_in
+from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def kept(them: Sending, made: Subscription) -> dict[int, LearnedRate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from tests.delivery.subscriptions.owning import NoSenders, record
 from tests.signing import secret_of
 
 S = 1_000_000_000
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
-        yield made
 
 
 def failing(receiver: Receiver, status: str, *seqs: int, times: int = 1) -> None:
@@ -404,7 +397,7 @@ def test_what_a_receiver_repeats_of_a_request_is_shown_without_its_secrets(
 def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("delivery.push.runtime.LACKS_NS", 1)
+    monkeypatch.setattr("delivery.push.senders.LACKS_NS", 1)
 
     async def use(them: Sending) -> None:
         secrets_id = "0" * 32

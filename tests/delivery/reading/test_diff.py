@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from delivery.reading import partition as reader_module
 from delivery.reading.diff import DiffReader, OffsetPastEnd
 from delivery.reading.followed import FollowedPartitions
-from delivery.reading.partition import PartitionReader
+from delivery.reading.partition import TURN_RECORDS, PartitionReader
 from delivery.reading.tail import TailReader
 from delivery.reading.waiters import Waiters
 from delivery.schemas import DiffAnswer, DiffRequest
@@ -302,3 +303,33 @@ class TestWaiters:
             await waiters.wait((1, 0), 60)
 
         asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_others_have_their_turn_while_a_page_looks_for_records(tmp_path: Path) -> None:
+    turns, seen = 0, Counter[int]()
+
+    def passes(_: Record) -> bool:
+        seen[turns] += 1
+        return False
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def look(node: Node, told: Told) -> None:
+        meanwhile = asyncio.ensure_future(others())
+        page = await told.partitions.page(
+            node.key(), 0, count, limit=10, bytes_max=1 << 20, passes=passes
+        )
+        meanwhile.cancel()
+        assert (page.items, page.reached) == ([], count)
+
+    count = 3 * TURN_RECORDS
+    with node_in(tmp_path, ring_bytes=1 << 20) as node, told_reader(node) as told:
+        node.produce(0, {0: [Record("x") for _ in range(count)]})
+        node.commit()
+        told.tell()
+        asyncio.run(look(node, told))
+    assert seen.total() == count and max(seen.values()) == TURN_RECORDS

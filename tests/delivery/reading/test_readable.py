@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from ledger import topics
 from ledger.space import retention
 from ledger.types import Gap, TopicConfig
 from tests.delivery.lakes import collect, compact
-from tests.delivery.node import ARRIVAL_MS, Node, ledger_thread, node_in
+from tests.delivery.node import ARRIVAL_MS, Node, ledger_thread
 from tests.delivery.reading.test_diff import Told, rec, told_reader
 from tests.ledger.upkeep import evict_all
 
@@ -100,12 +98,6 @@ def test_a_tombstone_names_what_was_lost_and_nothing_else(
 
 
 # Against a ledger
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path) as made:
-        yield made
 
 
 def commit(node: Node, *texts: str) -> None:

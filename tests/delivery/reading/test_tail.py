@@ -19,6 +19,7 @@ from delivery.reading.tail import LARGE_RECORDS, PIECE_RECORDS, TailReader
 from ledger.types import Commit
 from shards import frame, ring
 from shards import layout as at
+from shards.frame import CODEC_KAFKA, CODEC_RECORDS
 from shards.ring import RingFull
 from tests.delivery.node import Node, node_in
 from tests.long import examples
@@ -41,8 +42,15 @@ def read(
     return found
 
 
-def rec(*texts: str) -> list[Record]:
+def rec(*texts: str, codec: int = CODEC_RECORDS) -> list[Record]:
+    if codec == CODEC_KAFKA:
+        return [Record(text.encode(), 5) for text in texts]
     return [Record(text) for text in texts]
+
+
+def as_texts(found: list[tuple[int, Any]] | None) -> list[tuple[int, str]] | None:
+    """The same whether they came from Kafka or not."""
+    return found and [(n, data if isinstance(data, str) else data.decode()) for n, data in found]
 
 
 def test_records_come_in_the_order_of_their_offsets(tmp_path: Path) -> None:
@@ -205,6 +213,7 @@ def test_a_request_that_became_void_before_its_pull_is_not_read(tmp_path: Path) 
         assert read(node, TailReader(node.segment), [commit]) == [(1, "1"), (2, "2")]
 
 
+CODECS = st.sampled_from([CODEC_RECORDS, CODEC_KAFKA])
 histories = st.lists(
     st.one_of(
         st.tuples(
@@ -212,9 +221,10 @@ histories = st.lists(
             st.integers(0, 1),
             st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1),
             st.sampled_from([None, None, "a", "b"]),
+            CODECS,
         ),
-        st.tuples(st.just("restart"), st.integers(0, 1), st.none(), st.none()),
-        st.tuples(st.just("commit"), st.sampled_from([(), (0,), (1,)]), st.none(), st.none()),
+        st.tuples(st.just("restart"), st.integers(0, 1), *[st.none()] * 3),
+        st.tuples(st.just("commit"), st.sampled_from([(), (0,), (1,)]), *[st.none()] * 3),
     ),
     max_size=40,
 )
@@ -223,7 +233,7 @@ histories = st.lists(
 @settings(max_examples=examples(60))
 @given(history=histories, forgetful=st.booleans())
 def test_a_chain_gives_what_a_walk_gives(
-    history: list[tuple[str, Any, Any, Any]], *, forgetful: bool
+    history: list[tuple[str, Any, Any, Any, Any]], *, forgetful: bool
 ) -> None:
     """Rings that wrap, pads, void requests of both kinds, restarts and requests of several
     partitions."""
@@ -233,7 +243,7 @@ def test_a_chain_gives_what_a_walk_gives(
     try:
         with tempfile.TemporaryDirectory() as directory, node_in(Path(directory)) as node:
             chains, walks = TailReader(node.segment), TailReader(node.segment)
-            for step, where, counts, key in history:
+            for step, where, counts, key, codec in history:
                 if step == "restart":
                     node.restart(where)
                     continue
@@ -254,9 +264,11 @@ def test_a_chain_gives_what_a_walk_gives(
                     continue
                 parts = {}
                 for partition, count in counts.items():
-                    parts[partition] = rec(*(f"{number + n:060}" for n in range(count)))
+                    parts[partition] = rec(
+                        *(f"{number + n:060}" for n in range(count)), codec=codec
+                    )
                     number += count
-                produce = partial(node.produce, where, parts, idempotency_key=key)
+                produce = partial(node.produce, where, parts, idempotency_key=key, codec=codec)
                 with suppress(RingFull):
                     if step == "withdraw":
                         node.withdraw(where, produce)
@@ -305,14 +317,16 @@ def test_the_number_of_kept_places_is_bounded(
         assert (len(reader._walks), reader._walks.size) == (3, 6)
 
 
+@pytest.mark.parametrize("codec", [CODEC_RECORDS, CODEC_KAFKA])
 @pytest.mark.parametrize("text", ["", "x" * 999])
 def test_a_large_batch_comes_in_pieces_from_the_one_with_the_offset_on(
-    text: str, tmp_path: Path
+    text: str, codec: int, tmp_path: Path
 ) -> None:
     count = 3 * LARGE_RECORDS + 1
     with node_in(tmp_path, shards=1, ring_bytes=16 << 20) as node:
         node.produce(0, {0: rec("first")})
-        node.produce(0, {0: rec(*(f"{n}{text}" for n in range(count)))})
+        large = rec(*(f"{n}{text}" for n in range(count)), codec=codec)
+        node.produce(0, {0: large}, codec=codec)
         node.produce(0, {0: rec("last")})
         commit = node.commit()
         assert commit
@@ -321,7 +335,7 @@ def test_a_large_batch_comes_in_pieces_from_the_one_with_the_offset_on(
             (1, "first"), *((n + 2, f"{n}{text}") for n in range(count)), (count + 2, "last")
         ]  # fmt: skip
         for offset in (1, 2, 513, 514, 700, count, count + 1, count + 2):
-            found = read(node, reader, [commit], offset)
+            found = as_texts(read(node, reader, [commit], offset))
             assert found is not None and expected[-len(found) :] == found
             assert found[0][0] <= offset < found[0][0] + PIECE_RECORDS
         assert len(reader._pieces) == 1
@@ -331,9 +345,11 @@ def test_a_large_batch_comes_in_pieces_from_the_one_with_the_offset_on(
         assert read(node, reader, [commit], count) is None
 
 
-def test_a_large_batch_with_damage_is_no_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", [CODEC_RECORDS, CODEC_KAFKA])
+def test_a_large_batch_with_damage_is_no_record(codec: int, tmp_path: Path) -> None:
     with node_in(tmp_path, shards=1, ring_bytes=1 << 20) as node:
-        node.produce(0, {0: rec(*map(str, range(2 * LARGE_RECORDS)))})
+        large = rec(*map(str, range(2 * LARGE_RECORDS)), codec=codec)
+        node.produce(0, {0: large}, codec=codec)
         commit = node.commit()
         assert commit
         data = node.segment.ring(0)

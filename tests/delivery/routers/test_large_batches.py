@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from delivery.reading import partition
 from delivery.reading.tail import PIECE_RECORDS
-from tests.delivery.routers.test_runtime import World, produce, run
-from uploader.l0 import records
+from tests.delivery.routers.test_shard_routers import World, produce, run
+from uploader.l0 import payloads
 from uploader.l0.records import Record
 
 
@@ -16,10 +18,9 @@ def test_of_a_large_batch_in_a_ring_each_record_is_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, decoded = 5 * PIECE_RECORDS, []
-    decode = records.decode
 
-    def counted(payload: bytes) -> list[Record]:
-        found = decode(payload)
+    def counted(codec: int, payload: bytes, records: int) -> list[Record]:
+        found = payloads.decode(codec, payload, records)
         decoded.append(len(found))
         return found
 
@@ -29,7 +30,7 @@ def test_of_a_large_batch_in_a_ring_each_record_is_decoded_once(
         await world.until(lambda: len(world.shards[0][0]))
         produce(world, *(f"{n}" for n in range(count)))
         world.commit()
-        monkeypatch.setattr(records, "decode", counted)
+        monkeypatch.setattr(partition, "payloads", SimpleNamespace(decode=counted))
         await world.until(world.done)
         monkeypatch.undo()
         assert sum(decoded) == count and max(decoded) == PIECE_RECORDS

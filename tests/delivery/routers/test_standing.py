@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delivery.routers.plan import HOLD_NS, RouterPlan
+from delivery.routers.router_plan import HOLD_NS, RouterPlan
 from delivery.routers.standing import RouterStanding
 from delivery.standstill import LOOK_NS, UNKNOWN
 

@@ -47,7 +47,7 @@ from shards.doorbell import Doorbells
 from shards.journal import FinishedJournal
 from tests.delivery.fifo import FifoReadySet
 from tests.delivery.node import Node, l0_reader, raise_it, stored_reader
-from tests.delivery.routers.test_runtime import RingOutbox
+from tests.delivery.routers.test_shard_routers import RingOutbox
 from tests.delivery.watch.watching import Client
 from uploader.l0.records import Record
 

@@ -317,7 +317,7 @@ def test_a_large_batch_in_a_ring_is_decoded_once(
         told.partitions.follow(told.node.key())
         told.tell()
         blocks = Blocks(told.partitions)
-        monkeypatch.setattr("delivery.reading.partition.records.decode", counted)
+        monkeypatch.setattr(l0_records, "decode", counted)
         assert data([cast(Item, blocks.find(told.node.key(), 2_000))]) == [2_000]
         assert (decoded, blocks.bytes < 60_000) == ([PIECE_RECORDS], True)
         at = 1

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,16 +20,11 @@ from delivery.streams.formats import MSGPACK, SSE
 from delivery.watch import hub as hub_module
 from delivery.watch.tail_encoder import Encoded
 from ledger import topics
-from tests.delivery.node import Node, node_in
+from shards.frame import CODEC_KAFKA, CODEC_RECORDS
+from tests.delivery.node import Node
 from tests.delivery.reading.test_diff import rec
 from tests.delivery.watch.watching import Client, Watching, unchunked, watching
 from uploader.l0.records import Record, decode
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with node_in(tmp_path) as made:
-        yield made
 
 
 def run(node: Node, test: Callable[[Watching], Awaitable[None]]) -> None:
@@ -413,6 +407,8 @@ def test_a_stream_of_msgpack_forwards_batches_as_they_are_stored(node: Node) -> 
         client.stuck = True
         commit(node, "1", "2", "3")
         node.produce(1, {0: [Record("4", tag="x", key="k")]})
+        of_kafka = [Record(b"5", 5), Record("null", 5, meta='{"kafka":{"value":null}}')]
+        node.produce(1, {0: of_kafka}, codec=CODEC_KAFKA)
         node.commit()
         made.tell()
         await made.rest()
@@ -420,10 +416,12 @@ def test_a_stream_of_msgpack_forwards_batches_as_they_are_stored(node: Node) -> 
         await made.rest()
         maps = [event for event in maps_of(client) if event["event"] == "batch"]
         assert [(event["first_seq"], event["count"], event["skip"]) for event in maps] == [
-            (1, 3, 0), (4, 1, 0)
+            (1, 3, 0), (4, 1, 0), (5, 2, 0)
         ]  # fmt: skip
+        assert {event["codec"] for event in maps} == {CODEC_RECORDS}, "of which all watchers know"
         decoded = [record for event in maps for record in decode(event["payload"])]
-        assert decoded == [Record("1"), Record("2"), Record("3"), Record("4", tag="x", key="k")]
+        by_http = [Record("1"), Record("2"), Record("3"), Record("4", tag="x", key="k")]
+        assert decoded == [*by_http, *of_kafka]
         assert [event["event"] for event in maps_of(filtered) if "records" in event] == ["records"]
 
     run(node, test)

@@ -1,6 +1,6 @@
 """Clients that know nothing but the last event id skip nothing, wherever connections break.
 
-Each browser counts ids in its own way, read in its sources (decision 0011). None of them may miss a
+Each browser counts ids in its own way, read in its sources (decision 0010). None of them may miss a
 record; each may get some again.
 """
 

@@ -19,13 +19,13 @@ from ledger.types import Topic, TopicConfig
 
 
 def put(ledger: Ledger, *commits: GroupCommit) -> RefusedCommits:
-    refused = ledger.write(group_commits.put, commits, 5)
+    refused = ledger.write(group_commits.put, commits, 5, 50)
     ledger.read(invariants.check)
     return refused
 
 
 def seen(ledger: Ledger, group: str, topic: Topic) -> dict[int, tuple[int, str]]:
-    found = ledger.read(group_commits.of_topics, group, [topic.topic_id])
+    found, _ = ledger.read(group_commits.of_topics, group, [topic.topic_id], 1 << 20)
     return {partition: said for (_, partition), said in found.items()}
 
 
@@ -102,3 +102,68 @@ def test_groups_leave_room_for_other_cursors(
     monkeypatch.setattr(group_commits, "GROUP_CURSORS_MAX", 10)
     monkeypatch.setattr(cursors, "CURSORS_MAX", 2)
     assert put(ledger, second).full
+
+
+def test_a_part_of_what_was_committed_ends_and_the_rest_stays_also_in_the_owners_log(
+    ledger: Ledger, topic: Topic, other: Topic, tmp_path: Path
+) -> None:
+    put(ledger, GroupCommit("g", topic.topic_id, 0, 10, "ten"),
+        GroupCommit("g", topic.topic_id, 1, 11, "eleven"),
+        GroupCommit("g", other.topic_id, 0, 12, ""))  # fmt: skip
+    with closing(Ledger(tmp_path / "copy.db", nullcontext())) as copy:
+        mark, first = ledger.read(backup.changes_since, Mark())
+        copy.write(backup.apply, first)
+        places = {topic.topic_id: {0, 7}, other.topic_id: {0}, 99: {0}}
+        assert ledger.write(group_commits.delete_places, "g", places, 9, 60)
+        copy.write(backup.apply, ledger.read(backup.changes_since, mark)[1])
+        for each in (ledger, copy):
+            assert seen(each, "g", topic) == {1: (11, "eleven")}
+            assert seen(each, "g", other) == {}
+            assert each.read(group_commits.topics_of, "g") == [(topic.name, topic.topic_id)]
+            (left,) = each.read(group_commits.idle, "", 51, 9)
+            assert left.used_ms == 50, "it is as old as it was"
+    before = left.cursor_id
+    assert ledger.write(group_commits.delete_places, "g", {topic.topic_id: {5}}, 9, 60)
+    assert ledger.read(group_commits.idle, "", 51, 9)[0].cursor_id == before
+    assert not ledger.write(group_commits.delete_places, "nobody", places, 9, 60)
+    ledger.read(invariants.check)
+
+
+def test_the_rest_of_what_a_former_version_committed_begins_to_age(
+    ledger: Ledger, topic: Topic
+) -> None:
+    put(ledger, *(GroupCommit("g", topic.topic_id, each, 10, "") for each in (0, 1)))
+    ledger._connection.execute("UPDATE cursors SET used_ms = NULL")
+    assert ledger.write(group_commits.delete_places, "g", {topic.topic_id: {0}}, 9, 60)
+    (left,) = ledger.read(group_commits.idle, "", 61, 9)
+    assert left.used_ms == 60
+
+
+def test_when_a_group_was_used_is_noted_once_a_day(ledger: Ledger, topic: Topic) -> None:
+    commit = GroupCommit("g", topic.topic_id, 0, 10, "")
+    day_ms = group_commits.USED_STEP_MS
+
+    def used_ms() -> int | None:
+        (one,) = ledger.read(group_commits.idle, "", 100 * day_ms, 9)
+        assert one.group == "g"
+        return one.used_ms
+
+    for at_ms, noted_ms in ((5, 5), (5 + day_ms, 5), (6 + day_ms, 6 + day_ms), (7, 6 + day_ms)):
+        ledger.write(group_commits.put, [commit], 5, at_ms)
+        assert used_ms() == noted_ms
+
+
+def test_what_is_not_used_ends_unless_it_was_used_meanwhile(ledger: Ledger, topic: Topic) -> None:
+    for number in range(4):
+        ledger.write(
+            group_commits.put, [GroupCommit(f"g{number}", topic.topic_id, 0, 1, "")], 5, 10 * number
+        )
+    page = ledger.read(group_commits.idle, "", 30, 9)
+    assert [(each.group, each.used_ms) for each in page] == [("g0", 0), ("g1", 10), ("g2", 20)]
+    assert ledger.read(group_commits.idle, page[0].name, 30, 1) == page[1:2]
+    ids = [each.cursor_id for each in page]
+    # g2 has committed since the page was read.
+    assert ledger.write(group_commits.settle_idle, ids[:1], ids[1:], 20, 40, 9) == 1
+    assert ledger.read(group_commits.groups) == {"g0", "g2", "g3"}
+    assert [each.used_ms for each in ledger.read(group_commits.idle, "", 99, 9)] == [40, 20, 30]
+    assert ledger.write(group_commits.settle_idle, ids, ids, 20, 99, 9) == 0, "it has ended"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ledger import changes, cursors, reads, topics
 from ledger.delivery import copy_paths, routers
-from ledger.delivery.routers import NO_FILTER, Router, RouterFilter, Start
+from ledger.delivery.record_filter import NO_FILTER, RecordFilter
+from ledger.delivery.routers import Router, Start
 from ledger.errors import (
     CursorMissing,
     RouterBound,
@@ -56,7 +57,7 @@ def test_a_router_is_found_by_its_name_with_what_it_was_created_with(
     ledger: Ledger, topic: Topic
 ) -> None:
     (dest,) = add_topics(ledger, "copies")
-    wanted = RouterFilter(tag="a*", key="k")
+    wanted = RecordFilter(tag="a*", key="k")
     made = ledger.write(routers.create, "r", "orders", "copies", wanted, "now", True, 5)
     assert made == Router(
         1, "r", wanted, 5, None, topic.topic_id, dest.topic_id, made.cursor_id, 0, True
@@ -150,7 +151,7 @@ def test_a_router_keeps_its_topics_and_changes_what_is_given(ledger: Ledger, top
     made = add(ledger, "r", "orders", "copies")
     paused = ledger.write(routers.alter, "r", None, None, None, True)
     assert paused.paused and paused.filter == made.filter
-    wanted = RouterFilter(node="n?")
+    wanted = RecordFilter(node="n?")
     changed = ledger.write(routers.alter, "r", "orders", "copies", wanted, None)
     assert (changed.paused, changed.filter) == (True, wanted)
     assert ledger.read(routers.find, "r") == changed

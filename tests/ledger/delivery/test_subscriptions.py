@@ -10,7 +10,7 @@ import pytest
 
 from ledger import changes, cursors, topics
 from ledger.delivery import progress, routers, subscriptions
-from ledger.delivery.routers import NO_FILTER
+from ledger.delivery.record_filter import NO_FILTER
 from ledger.delivery.start_offsets import AtTime, SubscriptionStart
 from ledger.delivery.subscription_errors import (
     DeadLetterCycle,

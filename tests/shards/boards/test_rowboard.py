@@ -69,10 +69,10 @@ def test_a_row_whose_writer_died_in_it_is_read_as_it_is(make_segment: MakeSegmen
     segment = make_segment(Layout(1, 4096))
     board = subscription_board(segment)
     board.write(0, 1, SubscriptionRow("t", "s", lag=5))
-    segment.words[segment.layout.subscription(0) + at.B_VERSION] |= 1
+    segment.words[segment.layout.board("subscriptions") + at.B_VERSION] |= 1
     assert board.read(0, 1) == SubscriptionRow("t", "s", lag=5)
     board.write(0, 1, SubscriptionRow("t", "s", lag=6))
-    assert segment.words[segment.layout.subscription(0) + at.B_VERSION] % 2 == 0
+    assert segment.words[segment.layout.board("subscriptions") + at.B_VERSION] % 2 == 0
     assert board.read(0, 1) == SubscriptionRow("t", "s", lag=6)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyarrow
@@ -16,14 +18,14 @@ from hypothesis import strategies as st
 from kio.records.readers import read_batch
 
 from ledger.types import SEQUENCE_MAX, ProducerBatch
-from uploader.l0 import kafka, records
+from uploader.l0 import compression, kafka, records
+from uploader.l0.compression import decompressed
 from uploader.l0.kafka import (
     HEAD_BYTES,
     BatchError,
     BatchLimits,
     BatchRows,
     KafkaRecord,
-    decompressed,
     encode_batch,
     read_head,
     records_of,
@@ -157,6 +159,18 @@ def test_compressed_batches_are_read(codec: int) -> None:
     assert decode_batch(made, LIMITS) == [KafkaRecord(5, b"k", b"v" * 5_000)]
 
 
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_several_threads_decompress_batches_simultaneously(codec: int) -> None:
+    """The loop does short ones while a thread does a long one."""
+    values = [os.urandom(size) * 20 for size in (1_000, 200_000)]
+    long, short = ((compressed(codec, value), value) for value in reversed(values))
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(
+            lambda each: decompressed(codec, each[0], len(each[1])), [short, long] * 200
+        )
+        assert set(found) == {short[1], long[1]}
+
+
 def test_snappy_in_the_frames_of_java_is_read() -> None:
     whole = rows(b"v" * 5_000)
     framed = b"\x82SNAPPY\x00" + (1).to_bytes(4, "big") * 2
@@ -189,7 +203,7 @@ def test_an_empty_block_in_the_frames_of_java_is_refused(blocks: bytes) -> None:
 
 
 def test_the_frames_of_java_have_so_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "_BLOCKS_MAX", 1)
+    monkeypatch.setattr(compression, "_BLOCKS_MAX", 1)
     framed = b"\x82SNAPPY\x00" + bytes(8)
     for piece in (rows(b"v")[:5], rows(b"v")[5:]):
         block = compressed(2, piece)

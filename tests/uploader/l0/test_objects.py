@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.types import LeaseId
-from shards.frame import encode_batch
-from tests.uploader.l0_samples import Sample, batch, golden, samples, unhurried
+from shards.frame import CODEC_KAFKA, encode_batch
+from tests.uploader.l0_samples import (
+    Sample,
+    batch,
+    golden,
+    kafka_payload,
+    samples,
+    unhurried,
+)
 from uploader.l0 import (
     ExtentParts,
     L0Error,
@@ -223,6 +230,16 @@ def test_a_footer_that_contradicts_its_object_is_named(
     assert message in " ".join(str(problem) for problem in problems)
 
 
+def test_a_batch_that_only_clients_of_kafka_cannot_read_is_named() -> None:
+    payload = kafka_payload([Record(b"1", 5)])
+    wrong = payload[:17] + bytes(4) + payload[21:]
+    parts = parts_of([encode_batch(1, 5, wrong, CODEC_KAFKA)], 1)
+    times = {"first_timestamp_ms": 5, "last_timestamp_ms": 5}
+    body = build(LEASE, 0, [msgspec.structs.replace(parts, codec=CODEC_KAFKA, **times)]).body
+    (problem,) = verify(body)
+    assert "expected a batch that clients of Kafka can read, found Kafka's checksum" in str(problem)
+
+
 def replaced(footer: Footer, **changes: object) -> Footer:
     return msgspec.structs.replace(footer, **changes)
 
@@ -237,7 +254,9 @@ def with_extent(footer: Footer, **changes: object) -> Footer:
     [
         (encode_batch(1, 5, b"\x91\x91\xa1x", 7), "found 7, which this reader does not know"),
         (encode_batch(2, 5, b"\x91\x91\xa1x", 1), "expected 2 records, found 1"),
-        (encode_batch(1, 5, b"\xc1", 1), "a msgpack array of records"),
+        (encode_batch(1, 5, b"\xc1", 1), "is not an array of records"),
+        (encode_batch(1, 5, b"\x91\x91\xa1x", 2), "records of codec 2, found a batch of Kafka"),
+        (batch([Record(b"1", 5)], 5, CODEC_KAFKA)[:-1], "expected a whole batch"),
         (encode_batch(1, 5, b"\x91\x91\xa1x", 1)[:-1], "expected a whole batch"),
         (encode_batch(1, 5, b"\x91\x91\xa1x", 1)[:20], "expected a whole batch"),
         (encode_batch(1, 5, b"\x91\x91\xa1x", 1)[:-1] + b"y", "a payload with CRC32C"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -20,7 +21,7 @@ from uploader.stores.base import (
     StoreError,
     StoreRefused,
 )
-from uploader.stores.s3 import S3Store
+from uploader.stores.s3 import RACED_KEYS, RACERS, S3Store
 
 KEPT = Answer(200, headers=(("ETag", '"etag"'),))
 DELETED = Answer(200, b"<DeleteResult/>", (("Content-Type", "application/xml"),))
@@ -183,6 +184,31 @@ def test_a_store_that_does_not_honor_if_none_match_is_refused_by_name() -> None:
     assert "s3://bucket/prefix" in str(caught.value)
     assert server.endpoint_url in str(caught.value)
     assert [request.method for request in server.requests] == ["GET", "PUT", "PUT", "GET", "POST"]
+    assert objects == {}
+
+
+def test_a_store_that_looks_first_and_writes_then_is_refused_by_name() -> None:
+    objects: dict[str, bytes] = {}
+    together = threading.Barrier(RACED_KEYS * RACERS)
+
+    def careless(request: Request) -> Answer:
+        if request.method == "POST":
+            objects.clear()
+            return DELETED
+        if request.method != "PUT":
+            return Answer(200)
+        if request.path in objects:
+            return error(412, "PreconditionFailed")
+        if "-" in request.path.rpartition("/")[2]:
+            together.wait()  # until all have looked
+        objects[request.path] = request.body
+        return KEPT
+
+    with scripted_store(careless) as server:
+        store = opened(server.endpoint_url)
+        with pytest.raises(StoreRefused, match="8 of 8 PUTs of one new key that began together"):
+            store.check()
+        store.close()
     assert objects == {}
 
 

@@ -19,6 +19,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from daemon.alarms.alarms import NAMES
 from daemon.api.figures import metrics
+from daemon.api.figures.kafka_figures import kafka_series
 from daemon.api.figures.metric_kinds import OTHERS, Scrape, declared
 from daemon.api.figures.metric_table import METRICS
 from daemon.api.figures.push_figures import push_series
@@ -26,7 +27,7 @@ from daemon.api.figures.router_figures import router_series
 from daemon.api.figures.status import StatusBuilder
 from daemon.api.figures.subscription_figures import SERIES_MAX, series
 from daemon.api.streaming import Text
-from daemon.config import load
+from daemon.config import Override, load
 from daemon.config.sensors import SENSORS, Reading
 from daemon.governor import board
 from daemon.governor.governor import Governor
@@ -44,7 +45,13 @@ from shards.boards.namecounts import TOKENS, TOPICS, write_name
 from shards.boards.pushboard import PushBoard, PushOutcome, SenderWords
 from shards.boards.pushgrants import SlotGrants
 from shards.boards.pushtotals import totals
-from shards.boards.rowboard import RowPhase, SubscriptionRow, subscription_board
+from shards.boards.rowboard import (
+    KafkaGroupRow,
+    RowPhase,
+    SubscriptionRow,
+    kafka_group_board,
+    subscription_board,
+)
 from shards.latency import LatencyHistogram, Stage
 from shards.layout import Layout
 from shards.segment import Segment
@@ -79,7 +86,8 @@ class Daemon:
         self.groups = GroupTable(self.segment)
         self.groups.start()
         self.words[at.G_BUDGET_USD] = double(1_500.0)
-        self.builder = StatusBuilder(self.segment, load(None, {}, []), certificate())
+        config = load(None, {}, [Override("kafka_listen", "127.0.0.1:9092", "test")])
+        self.builder = StatusBuilder(self.segment, config, certificate())
 
     def store(self, shard: int, word: int, value: int) -> None:
         self.words[self.segment.layout.shard(shard) + word] = value
@@ -92,6 +100,9 @@ class Daemon:
             series(self.builder.subscriptions()),
             push_series(totals(self.segment), self.builder.subscriptions()),
             router_series(self.builder.routers()),
+            kafka_series(
+                self.builder.kafka_groups(), self.builder.unplaced_kafka_groups()[1]
+            ),
         )  # fmt: skip
 
     def text(self, accept: str = "") -> Text:
@@ -204,6 +215,35 @@ def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
     assert found == parsed(daemon.page())
     names = {name.removesuffix("_bucket") for name, _ in found}
     assert names >= {metric.name for metric in METRICS}
+
+
+def test_the_first_groups_of_kafka_have_series_and_all_others_one(daemon: Daemon) -> None:
+    rows = kafka_group_board(daemon.segment)
+    for slot in (0, SERIES_MAX - 1, SERIES_MAX, SERIES_MAX + 1):
+        row = KafkaGroupRow(topic="t", group=f"g{slot}", partitions=2, lag=1 + slot)
+        rows.write(slot, 1 + slot, row)
+    daemon.words[at.G_GROUPS_UNPLACED], daemon.words[at.G_GROUPS_UNPLACED_LAG] = 3, 5
+    for shard, word in ((0, at.S_KAFKA_CONNECTIONS), (3, at.S_KAFKA_CONNECTIONS),
+                        (1, at.S_KAFKA_GROUPS)):  # fmt: skip
+        daemon.store(shard, word, 2)
+    name, samples = "headgate_kafka_group_lag_records", parsed(daemon.page())
+    assert {labels: value for (of, labels), value in samples.items() if of == name} == {
+        frozenset({("topic", topic), ("group", group)}): value
+        for topic, group, value in (
+            ("t", "g0", 1), ("t", f"g{SERIES_MAX - 1}", SERIES_MAX),
+            (OTHERS, OTHERS, 2 * SERIES_MAX + 3 + 5),
+        )
+    }  # fmt: skip
+    assert samples["headgate_kafka_connections", frozenset()] == 4
+    assert samples["headgate_kafka_groups", frozenset()] == 2
+    told = daemon.builder.document(NOW_NS).kafka
+    assert told is not None and (told.pairs, told.lag) == (7, 3 * SERIES_MAX + 4 + 5)
+    assert [each.group for each in told.first][:2] == [f"g{SERIES_MAX + 1}", f"g{SERIES_MAX}"]
+    some = daemon.builder.document(NOW_NS, kafka_groups=rows.rows()[:1]).kafka
+    assert some is not None and (some.pairs, some.lag) == (1, 1), "who may see some sees no others"
+    scaled = daemon.builder.scaling(None).kafka_groups
+    assert [(each.group, each.lag, each.partitions) for each in scaled][:1] == [("g0", 1, 2)]
+    assert len(scaled) == 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from daemon.schemas.subscriptions import SubscriptionSettings
-from delivery.subscriptions.requests import Describe, OwnerRefused, Seek, TryPush
+from delivery.subscriptions.requests import Describe, ListAttempts, OwnerRefused, Seek, TryPush
 from ledger.delivery import subscriptions
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import SubscriptionConfig
@@ -26,7 +26,7 @@ STATE: dict[str, Any] = {
     "subscription": "s", "topic": "t", "owner_shard": 0, "lag": 7, "drainable_lag": 5,
     "in_flight": 1, "waiting": 6, "blocked_keys": 1, "oldest_unacknowledged_ms": 12,
     "delivered": 9, "acknowledged": 8, "redelivered": 1, "refused": 2, "dropped": 0,
-    "skipped": 0, "dead_lettered": 0, "evicted": 0, "unmatched": 0, "held": "",
+    "skipped": 0, "dead_lettered": 0, "evicted": 0, "unmatched": 0, "filtered": 0, "held": "",
     "blocked_letters": "", "partitions": [],
     "consumers": [], "blocked": [], "gaps": [],
 }  # fmt: skip
@@ -185,6 +185,12 @@ def test_a_place_that_the_topic_does_not_have_is_refused(
         ({"poison": "dead_letter"}, "dead_letter_topic"),
         ({"window_max": "many"}, "window_max must be an integer"),
         ({"windows": 4}, "has the unknown field `windows`"),
+        ({"filter": {"color": "a"}}, "has the unknown field `color`"),
+        ({"filter": "a=b"}, "filter must be"),
+        ({"filter": {"tag": "a\\"}}, "filter.tag is a pattern that ends with a backslash"),
+        ({"filter": {"where": ["a=b", "paid"]}}, "filter.where[1] cannot be used: 'paid' has no ="),
+        ({"filter": {"where": ["a=b"] * 9}}, "filter.where"),
+        ({"filter": {"where": ["a=" + "b" * 255]}}, "filter.where"),
         ({"start": [1]}, "has 1 offsets, but its topic has 2 partitions"),
         ([], "the body must be a JSON object"),
     ],
@@ -243,7 +249,7 @@ def test_push_settings_that_are_not_given_have_defaults_and_then_stay_as_they_ar
     assert made.json["config"]["push"] == {
         "endpoint": URL, "rate_max": 100.0, "rate_start": None, "senders": 2, "connections_max": 16,
         "timeout_ms": 10_000, "format": "binary", "batch_max": 100, "batch_bytes_max": 262_144,
-        "batch_wait_ms": 100, "headers": [], "signed": False, "secrets_count": 0,
+        "batch_wait_ms": 100, "type_from": None, "headers": [], "signed": False, "secrets_count": 0,
     }  # fmt: skip
     changed = node.ask("PUT", "/s", {"push": {"rate_max": 5, "format": "batch"}})
     assert changed.status == 200
@@ -296,6 +302,8 @@ def test_why_the_daemon_has_paused_it_is_shown_and_cannot_be_set(node: Subscribi
         ({"endpoint": URL, "senders": 65}, "push.senders must be an integer from 1 to 64"),
         ({"endpoint": URL, "rate_max": 0.5, "senders": 31}, "rate_max allows 30"),
         ({"endpoint": URL, "format": "xml"}, "push.format must be one of"),
+        ({"endpoint": URL, "type_from": "key"}, "'s' is 'key'; give tag, or data.FIELD"),
+        ({"endpoint": URL, "type_from": "data."}, "'s' is 'data.'; give tag, or data.FIELD"),
         ({"endpoint": URL, "secrets_id": "x"}, "has the unknown field `secrets_id`"),
         ({"endpoint": URL, "signed": True}, "has the unknown field `signed`"),
         ({"endpoint": URL, "x" * 900_000: 1}, "has the unknown field"),
@@ -402,6 +410,30 @@ def test_a_push_that_is_resumed_is_not_paused_and_its_senders_hear_of_it(
     assert (refused.status, refused.code) == (409, "not_pushed")
     assert node.ask("PUT", "/c", {}).json["config"]["paused"] is True
     assert node.ask("POST", "/none/push/resume").code == "unknown_subscription"
+
+
+def test_a_filter_is_replaced_as_a_whole_and_ends_with_null_or_nothing(
+    node: SubscribingNode,
+) -> None:
+    wanted = {"tag": "a*", "where": ["status=paid"]}
+    assert node.ask("PUT", "/s", {"filter": wanted}).json["config"]["filter"] == wanted
+    assert node.ask("PUT", "/s", {"paused": True}).json["config"]["filter"] == wanted
+    other = node.ask("PUT", "/s", {"filter": {"key": "k"}})
+    assert other.json["config"]["filter"] == {"key": "k"}
+    nothings: tuple[object, ...] = (None, {})
+    for nothing in nothings:
+        assert node.ask("PUT", "/s", {"filter": nothing}).json["config"]["filter"] is None
+
+
+def test_attempts_are_asked_of_the_owner(node: SubscribingNode) -> None:
+    number = node.ask("PUT", "/s", {"push": {"endpoint": URL}}).json["subscription_id"]
+    node.owners.answer = {"attempts": [], "kept": 3}
+    assert node.ask("GET", "/s/push/attempts").json == {"attempts": [], "kept": 3}
+    node.ask("GET", "/s/push/attempts?partition=2&seq=7&limit=5")
+    assert node.owners.asked == [
+        ListAttempts(number, None, None, 100), ListAttempts(number, 2, 7, 5)
+    ]  # fmt: skip
+    assert node.ask("GET", "/s/push/attempts?seq=0").code == "invalid"
 
 
 def test_a_test_of_a_receiver_is_asked_of_the_owner(node: SubscribingNode) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from daemon.intake.formats.cloud_events import (
     BATCH,
+    BATCH_MEMBERS_MAX,
+    MEMBERS_MAX,
     STRUCTURED,
     Event,
     binary_event,
@@ -50,9 +52,10 @@ def row_from(document: dict[str, Any] | bytes, query: HookQuery | None = None) -
         ({**GOOD, "type": "t" * 1_025}, "limit is 1024"),
         ({**GOOD, "type": "headgate.record", "meta": "[]"}, "must be a JSON object"),
         (b'{"specversion":"1.0","id":"1","source":"/s","type":"\xff"}', "can't decode"),
+        (json.dumps(GOOD)[:-1].encode() + b',"data":1,"data":2}', "has the field data twice"),
         (json.dumps(GOOD)[:-1].encode() + b',"data":' + b"[" * 600 + b"]" * 600 + b"}", "nested"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_a_document_that_is_no_event_is_refused_with_a_reason(document: Any, says: str) -> None:
     with pytest.raises(ApiError) as error:
@@ -68,6 +71,23 @@ def test_a_batch_names_its_event_and_has_limits() -> None:
     ):
         with pytest.raises(ApiError, match=says):
             json_events(BATCH, body, LIMITS)
+
+
+def test_attributes_beyond_their_limits_are_refused_before_they_are_read() -> None:
+    full = {**GOOD, **{f"a{number}": None for number in range(MEMBERS_MAX - len(GOOD))}}
+    assert row_from(full)
+    with pytest.raises(ApiError, match="has 1001 attributes, the limit of an event is 1000"):
+        row_from({**full, "unread": []})
+    limits = BodyLimits()
+    count = BATCH_MEMBERS_MAX // MEMBERS_MAX
+    text = json.dumps(full)
+    assert len(json_events(BATCH, f"[{','.join([text] * count)}]".encode(), limits)) == count
+    text += ',{"unread":[]}'
+    with pytest.raises(ApiError, match="send smaller batches") as error:
+        json_events(
+            BATCH, f"[{','.join([json.dumps(full)] * (count - 1) + [text])}]".encode(), limits
+        )
+    assert error.value.status == 413
 
 
 def test_no_data_is_null_and_a_null_attribute_is_absent() -> None:

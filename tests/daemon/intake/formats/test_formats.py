@@ -297,6 +297,7 @@ class TestMsgpack:
             msgspec.msgpack.encode({"records": []}),
             msgspec.msgpack.encode({"records": [1]}),
             msgspec.msgpack.encode({"records": [{"dat": 1}]}),
+            msgspec.msgpack.encode({"records": [{"data": 1}, {}]}),
             msgspec.msgpack.encode({"records": [{"data": 1, "meta": [1]}]}),
             msgspec.msgpack.encode({"records": [{"data": 1, "data_b64": "AA=="}]}),
             msgspec.msgpack.encode({"records": [{"data": 1}]}) + b"\x01",
@@ -362,6 +363,19 @@ class TestLimits:
         error = refused(content_type, body, BodyLimits(records_max=10))
         assert (error.status, error.code) == (413, "too_large")
         assert "10 records" in error.message
+
+    @pytest.mark.parametrize(
+        ("content_type", "body"),
+        [
+            (JSON, json.dumps({"records": [{"data": "x" * 40}]}).encode()),
+            (MSGPACK, msgspec.msgpack.encode({"records": [{"data": "x" * 40}]})),
+            (BYTES, b"x" * 42),
+        ],
+    )
+    def test_a_record_over_its_limit_is_413(self, content_type: str, body: bytes) -> None:
+        assert parsed(content_type, body, BodyLimits(record_bytes_max=42)).record_count == 1
+        error = refused(content_type, body, BodyLimits(record_bytes_max=41))
+        assert (error.status, error.code) == (413, "too_large")
 
     @pytest.mark.parametrize("content_type", [JSON, NDJSON, MSGPACK, BYTES])
     def test_a_body_over_its_limit_is_413(self, content_type: str) -> None:

@@ -51,6 +51,27 @@ def test_two_lists_of_records_are_refused_and_not_half_stored(kind: str, body: b
     assert "two fields of one name" in refused(kind, body)
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"data":1,"data":2}',
+        b'{ "data" : {"data":1}, "key":"k", "data" : 2 }',
+        b'{"data_b64":"AA==","data_b64":"AQ=="}',
+        b'{"data":null,"data":2}',
+    ],
+)
+def test_a_record_with_its_data_twice_is_refused_and_not_half_stored(record: bytes) -> None:
+    said = refused(JSON, b'{"records":[{"data":{"data":"data"}},%b]}' % record)
+    assert "record 1 has the field data" in said and "twice" in said
+
+
+def test_data_may_have_fields_called_data() -> None:
+    data = {"data": {"data": [1, "data"]}, "data_b64": "data_b64", 'x"data"': "data"}
+    record = {"data": data, "key": "data", "tag": '"data"', "node": "data_b64"}
+    body = json.dumps({"records": [record, record]}).encode()
+    assert parse(JSON, {}, body, LIMITS, 0).record_count == 2
+
+
 def test_data_may_have_fields_called_records() -> None:
     data = {"records": [{"records": 1}], "a,b": '"records"'}
     body = {"records": [{"data": data}, {"data": data}], "partition": 0}
@@ -96,3 +117,6 @@ def test_a_key_that_is_no_text_is_refused_in_queries_and_commands_alike() -> Non
             key_field("a.b").of(data, {})
         with pytest.raises(BadLine, match=r"line 1: the field 'a\.b' is the key"):
             list(records(io.BytesIO(data.encode()), "ndjson", RecordFields("a.b")))
+    with pytest.raises(ApiError, match="the field 'k' of record 1 is the key") as error:
+        parse(JSON, {"key": "k"}, b'[{"k":1},{"k":{}}]', LIMITS, 0)
+    assert (error.value.status, error.value.detail["record"]) == (400, 1)

@@ -6,37 +6,39 @@ import asyncio
 import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from daemon.access.rights import Rights
+from daemon.access.token_file import Scope, TokenFile
+from daemon.intake.object_limits import ObjectLimits
+from daemon.kafka.error_codes import (
+    COORDINATOR_NOT_AVAILABLE,
+    GROUP_ID_NOT_FOUND,
+    GROUP_SUBSCRIBED_TO_TOPIC,
+    INVALID_GROUP_ID,
+    NON_EMPTY_GROUP,
+    NOT_COORDINATOR,
+    OFFSET_OUT_OF_RANGE,
+)
 from daemon.kafka.groups import coordinator as module
+from daemon.kafka.groups import offsets
 from daemon.kafka.groups.commits import GroupCommits
 from daemon.kafka.groups.coordinator import Coordinator
-from daemon.kafka.groups.group import FIRST_REBALANCE_MS, NOT_COORDINATOR
+from daemon.kafka.groups.group import FIRST_REBALANCE_MS
+from daemon.kafka.groups.messages import CommitsAsked
+from daemon.kafka.rights import EVERYTHING, Allowed
+from daemon.kafka.served import read_request
 from daemon.kafka.topics import KafkaTopics
-from daemon.kafka.wire import Key, read_request
 from ledger import topics
-from ledger.delivery import group_commits
-from ledger.delivery.group_commits import GroupCommit
-from ledger.errors import LedgerBusy
 from ledger.types import TopicConfig
 from shards.clock import monotonic_ns, wall_ms
 from tests.daemon.intake.test_copies import Outbox, outbox_in
+from tests.daemon.kafka.frames import Key, answered, array, blob, text
+from tests.daemon.kafka.test_messages import read
 
-
-def text(value: str | None) -> bytes:
-    if value is None:
-        return b"\xff\xff"
-    return struct.pack(">h", len(value.encode())) + value.encode()
-
-
-def blob(value: bytes) -> bytes:
-    return struct.pack(">i", len(value)) + value
-
-
-def array(*each: bytes) -> bytes:
-    return struct.pack(">i", len(each)) + b"".join(each)
+T = TypeVar("T")
 
 
 def int16(data: bytes, at: int) -> int:
@@ -50,19 +52,21 @@ class Talk:
         self.made = made
         names = KafkaTopics(made.topics, tuple(range(shards)), "file:///s", auto_create=True)
         self.commits = commits or GroupCommits(
-            made.ledger.write, made.ledger, lambda: True, wall_ms, monotonic_ns
+            made.ledger.write, made.ledger, lambda: True, wall_ms, wall_ms, monotonic_ns
         )
         ids = iter(range(10_000))
         self.coordinator = Coordinator(
-            0, names, self.commits, lambda: f"id{next(ids)}", monotonic_ns
-        )
+            0, names, self.commits, lambda: f"id{next(ids)}", monotonic_ns,
+            ObjectLimits(made.ledger),
+        )  # fmt: skip
+        self.allowed = EVERYTHING
 
     async def ask(self, key: int, version: int, *fields: bytes) -> bytes:
         """The answer without its number."""
         head = struct.pack(">hhi", key, version, 9) + b"\xff\xff"
         asked = read_request(head + b"".join(fields))
-        turn = self.coordinator.begin(asked.head(), module.READERS[key](asked), "here", "peer")
-        return bytes((await turn()).make()[4:])
+        said = await answered(asked, self.allowed, coordinator=self.coordinator)
+        return bytes(said.make()[4:])
 
     async def join(
         self, group: str = "g", member: str = "", metadata: bytes = b"m"
@@ -74,9 +78,9 @@ class Talk:
         )  # fmt: skip
         return int16(answer, 4), int.from_bytes(answer[6:10], "big", signed=True), answer[10:]
 
-    async def member(self, group: str = "g") -> str:
+    async def member(self, group: str = "g", metadata: bytes = b"m") -> str:
         """A member that has joined alone."""
-        error, _, rest = await self.join(group)
+        error, _, rest = await self.join(group, metadata=metadata)
         assert error == 0
         at = 2 + int16(rest, 0)
         return rest[at + 2 : at + 2 + int16(rest, at)].decode()
@@ -109,6 +113,19 @@ class Talk:
         offset = int.from_bytes(answer[at : at + 8], "big", signed=True)
         return offset, int16(answer, at + 8 + 2 + max(0, int16(answer, at + 8)))
 
+    async def offset_delete(
+        self, partitions: list[int], *, topic: str = "dest", group: str = "g"
+    ) -> list[int]:
+        """The error of the group, and that of each partition if it has none."""
+        answer = await self.ask(
+            Key.OFFSET_DELETE, 0, text(group),
+            array(text(topic) + array(*(struct.pack(">i", each) for each in partitions))),
+        )  # fmt: skip
+        error, places = int16(answer, 0), answer[len(answer) - 6 * len(partitions) :]
+        if error:
+            return [error]
+        return [0, *(int16(places, 6 * each + 4) for each in range(len(partitions)))]
+
 
 def talk(directory: Path, test: Callable[[Talk], Coroutine[Any, Any, None]],
          **options: Any) -> None:  # fmt: skip
@@ -118,9 +135,14 @@ def talk(directory: Path, test: Callable[[Talk], Coroutine[Any, Any, None]],
             await test(talking)
             held = sum(talking.coordinator._held.values())
             assert talking.coordinator._held_bytes == held
+            groups = [each for each in talking.coordinator._groups.values() if each.members]
+            members = sum(len(each.members) for each in groups)
+            assert talking.coordinator.counts == (len(groups), members)
         finally:
             talking.coordinator.close()
             assert talking.coordinator._held_bytes == 0 and not talking.coordinator._timers
+            assert not talking.coordinator._of_tokens and not talking.coordinator._begun_by
+            assert talking.coordinator.counts == (0, 0)
 
     with outbox_in(directory) as made:
         asyncio.run(run(made))
@@ -129,14 +151,14 @@ def talk(directory: Path, test: Callable[[Talk], Coroutine[Any, Any, None]],
 @pytest.mark.parametrize("group", ["", "x" * 256, "a\nb", "\0"])
 def test_an_id_that_is_none_is_refused_by_each_request(tmp_path: Path, group: str) -> None:
     async def test(to: Talk) -> None:
-        assert (await to.join(group))[0] == module.INVALID_GROUP_ID
-        assert await to.sync("m", {}, group) == module.INVALID_GROUP_ID
-        assert await to.commit([(0, 1)], group=group) == [module.INVALID_GROUP_ID]
-        assert await to.committed(group) == (-1, module.INVALID_GROUP_ID)
+        assert (await to.join(group))[0] == INVALID_GROUP_ID
+        assert await to.sync("m", {}, group) == INVALID_GROUP_ID
+        assert await to.commit([(0, 1)], group=group) == [INVALID_GROUP_ID]
+        assert await to.committed(group) == (-1, INVALID_GROUP_ID)
         answer = await to.ask(Key.FIND_COORDINATOR, 0, text(group))
-        assert int16(answer, 0) == module.INVALID_GROUP_ID
+        assert int16(answer, 0) == INVALID_GROUP_ID
         answer = await to.ask(Key.DELETE_GROUPS, 0, array(text(group)))
-        assert int16(answer, len(answer) - 2) == module.INVALID_GROUP_ID
+        assert int16(answer, len(answer) - 2) == INVALID_GROUP_ID
         assert not to.coordinator._groups
 
     talk(tmp_path, test)
@@ -176,7 +198,7 @@ def test_a_member_commits_and_what_it_cannot_commit_has_a_code(tmp_path: Path) -
         assert await to.commit([(0, 5)], generation=1, member="x") == [25]
         places = [(0, 5), (1, 5), (-1, 5), (0, -7)]
         found = await to.commit(places, generation=1, member=member)
-        assert found == [0, 3, 3, module.OFFSET_OUT_OF_RANGE]
+        assert found == [0, 3, 3, OFFSET_OUT_OF_RANGE]
         assert await to.committed() == (5, 0)
         long = "\u00e9" * 2_049
         assert await to.commit([(0, 6)], generation=1, member=member, metadata=long) == [12]
@@ -184,6 +206,33 @@ def test_a_member_commits_and_what_it_cannot_commit_has_a_code(tmp_path: Path) -
         assert await to.committed() == (5, 0)
         assert await to.committed(topic="no") == (-1, 0)
         assert await to.commit([(0, 5)], group="h", generation=1, member="m") == [22]
+
+    talk(tmp_path, test)
+
+
+def test_offsets_are_deleted_unless_a_member_reads_their_topic(tmp_path: Path) -> None:
+    async def test(to: Talk) -> None:
+        await to.made.ledger.write(topics.alter, "dest", TopicConfig(partitions=3))
+        await to.made.ledger.write(topics.create, "other", TopicConfig(), 5)
+        for topic, places in (("dest", [(0, 5), (1, 6), (2, 7)]), ("other", [(0, 8)])):
+            assert set(await to.commit(places, topic=topic)) == {0}
+        assert await to.offset_delete([0, 2]) == [0, 0, 0]
+        assert await to.committed() == (-1, 0)
+        assert await to.committed(topic="other") == (8, 0)
+        asked = [(to.made.dest.topic_id, each) for each in range(3)]
+        (left,) = [each async for each in to.commits.of_topics("g", [to.made.dest.topic_id])]
+        assert [left.get(each, (-1, ""))[0] for each in asked] == [-1, 6, -1]
+        reads_dest = struct.pack(">h", 0) + array(text("dest")) + blob(b"")
+        assert (await to.join(metadata=reads_dest))[0] == 0
+        assert await to.offset_delete([1]) == [0, GROUP_SUBSCRIBED_TO_TOPIC]
+        assert await to.offset_delete([0], topic="other") == [0, 0]
+        assert await to.committed(topic="other") == (-1, 0)
+        assert await to.offset_delete([0], topic="no") == [0, 3]
+        await to.commit([(0, 5)], group="h")
+        assert (await to.join("h"))[0] == 0  # with metadata that says nothing
+        assert await to.offset_delete([0], group="h") == [NON_EMPTY_GROUP]
+        assert await to.offset_delete([0], group="nobody") == [GROUP_ID_NOT_FOUND]
+        assert await to.offset_delete([0], group="") == [INVALID_GROUP_ID]
 
     talk(tmp_path, test)
 
@@ -199,6 +248,138 @@ def test_what_members_hold_has_a_bound(tmp_path: Path, monkeypatch: pytest.Monke
         assert await to.sync(member, {member: bytes(19_000)}) == 81
         assert await to.sync(member, {member: bytes(9_000), "x": bytes(1_000)}) == 0
         assert to.coordinator._held_bytes < 15_000
+
+    talk(tmp_path, test)
+
+
+def test_the_groups_of_one_token_leave_room_for_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 40_000)
+    monkeypatch.setattr(module, "OF_TOKEN_BYTES_MAX", 20_000)
+
+    async def test(to: Talk) -> None:
+        one, other = (
+            Allowed(Rights(token, [Scope.CONSUME], ["*"]), (Scope.CONSUME,), "", "", None)
+            for token in (TokenFile(tmp_path / "tokens.json").issue(name, [Scope.CONSUME])[0]
+                          for name in ("one", "other"))
+        )  # fmt: skip
+        to.allowed = one
+        member = await to.member("a", bytes(7_000))
+        assert (await to.join("b", metadata=bytes(3_000)))[0] == 0
+        assert (await to.join("c", metadata=bytes(6_000)))[0] == 81
+        assert await to.sync(member, {member: bytes(9_000)}, "a") == 81
+        to.allowed = other
+        assert (await to.join("a", metadata=bytes(6_000)))[0] == 81, "whoever joins its group"
+        assert (await to.join("c", metadata=bytes(6_000)))[0] == 0
+        await to.ask(Key.LEAVE_GROUP, 0, text("a"), text(member))
+        to.allowed = one
+        assert (await to.join("d", metadata=bytes(6_000)))[0] == 0, "as much as has ended"
+        for each in ("b", "d"):
+            to.coordinator._groups[each].end()
+            to.coordinator._settle(each, to.coordinator._groups[each])
+        assert len(to.coordinator._of_tokens) == 1
+
+    talk(tmp_path, test)
+
+
+def test_a_member_that_joins_again_takes_the_room_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 20_000)
+
+    async def test(to: Talk) -> None:
+        member = await to.member(metadata=bytes(9_000))
+        held = to.coordinator._held_bytes
+        assert (await to.join(member=member, metadata=bytes(9_000)))[0] == 0
+        assert to.coordinator._held_bytes == held
+        grown = bytes(9_000 + 20_000 - held)
+        assert (await to.join(member=member, metadata=grown + b"x"))[0] == 81
+        assert (await to.join(metadata=grown))[0] == 81, "another one"
+        assert (await to.join(member=member, metadata=grown))[0] == 0
+        assert to.coordinator._held_bytes == 20_000
+
+    talk(tmp_path, test)
+
+
+def test_a_static_member_that_comes_again_takes_the_room_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 20_000)
+
+    async def test(to: Talk) -> None:
+        async def join(instance: str | None) -> int:
+            answer = await to.ask(
+                Key.JOIN_GROUP, 5, text("g"), struct.pack(">ii", 10_000, 10_000), text(""),
+                text(instance), text("consumer"), array(text("range") + blob(b"m")),
+            )  # fmt: skip
+            return int16(answer, 4)
+
+        name = "i" * 3_000
+        assert await join(name) == 0
+        assert to.coordinator._held_bytes > 4 * len(name), "its name is counted"
+        assert await join(name) == 0
+        assert await join("j" * 3_000) == 81
+
+    talk(tmp_path, test)
+
+
+async def turns_of_others(asking: Coroutine[Any, Any, T]) -> tuple[T, int]:
+    """What is answered, and how often others had their turn meanwhile."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.ensure_future(other())
+    answer = await asking
+    others.cancel()
+    return answer, turns
+
+
+def test_groups_are_described_in_turn_with_others_and_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(to: Talk) -> None:
+        async def described() -> list[tuple[str, int, int]]:
+            answer = await to.ask(Key.DESCRIBE_GROUPS, 0, array(*map(text, "abc")))
+            groups = read(Key.DESCRIBE_GROUPS, 0, bytearray((9).to_bytes(4, "big") + answer)).groups
+            return [(each.group_id, each.error_code.value, len(each.members)) for each in groups]
+
+        joins = [to.join(group, metadata=bytes(1_000)) for group in "abc" for _ in range(50)]
+        assert {error for error, _, _ in await asyncio.gather(*joins)} == {0}
+        found, turns = await turns_of_others(described())
+        assert found == [("a", 0, 50), ("b", 0, 50), ("c", 0, 50)]
+        assert turns > 1
+        monkeypatch.setattr(module, "SAID_BYTES_MAX", 50_001)
+        short = [("a", 0, 50), ("b", COORDINATOR_NOT_AVAILABLE, 0)]
+        assert (await described())[:2] == short
+        assert (await described())[2] == ("c", COORDINATOR_NOT_AVAILABLE, 0)
+
+    talk(tmp_path, test)
+
+
+def test_commits_of_groups_are_told_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(to: Talk) -> None:
+        groups = [CommitsAsked(each, [("dest", [0])]) for each in "abc"]
+        head = read_request(struct.pack(">hhi", Key.OFFSET_FETCH, 8, 9) + b"\xff\xff\0").head()
+        for each in "abc":
+            assert await to.commit([(0, 5)], group=each, metadata="x" * 1_000) == [0]
+
+        async def told() -> list[tuple[int, int]]:
+            data = (await to.coordinator.offsets.fetch(head, groups, EVERYTHING)).make()
+            said = read(Key.OFFSET_FETCH, 8, data).groups
+            return [(each.error_code.value, each.topics[0].partitions[0].committed_offset)
+                    for each in said]  # fmt: skip
+
+        assert await told() == [(0, 5)] * 3
+        monkeypatch.setattr(offsets, "SAID_BYTES_MAX", 1_041)
+        assert await told() == [(0, 5), (0, 5), (COORDINATOR_NOT_AVAILABLE, -1)]
 
     talk(tmp_path, test)
 
@@ -232,152 +413,5 @@ def test_a_client_that_has_gone_does_not_hold_up_its_group(tmp_path: Path) -> No
         await asyncio.sleep(FIRST_REBALANCE_MS / 50_000)
         gone.cancel()
         assert (await stays)[:2] == (0, 1)
-
-    talk(tmp_path, test)
-
-
-# Commits
-
-
-class Gate:
-    """A ledger that writes when it may, and can fail."""
-
-    def __init__(self, made: Outbox) -> None:
-        self.made = made
-        self.may_write = asyncio.Event()
-        self.fails = 0
-        self.writes = 0
-
-    async def write(self, function: Callable[..., Any], *args: Any) -> Any:
-        await self.may_write.wait()
-        self.writes += 1
-        if self.fails:
-            self.fails -= 1
-            raise LedgerBusy(Path("ledger"), 1)
-        return await self.made.ledger.write(function, *args)
-
-
-def with_gate(directory: Path, test: Callable[[Talk, Gate], Coroutine[Any, Any, None]]) -> None:
-    async def run(made: Outbox) -> None:
-        gate = Gate(made)
-
-        async def at_once(_: float) -> None:
-            await asyncio.sleep(0)
-
-        commits = GroupCommits(
-            gate.write, made.ledger, lambda: True, wall_ms, monotonic_ns, at_once
-        )
-        await test(Talk(made, commits=commits), gate)
-
-    with outbox_in(directory) as made:
-        asyncio.run(run(made))
-
-
-def test_a_commit_is_answered_when_it_is_durable_and_those_that_wait_share_a_transaction(
-    tmp_path: Path,
-) -> None:
-    async def test(to: Talk, gate: Gate) -> None:
-        first = asyncio.ensure_future(to.commit([(0, 1)], group="a"))
-        await asyncio.sleep(0.02)
-        later = [asyncio.ensure_future(to.commit([(0, each)], group="b")) for each in (9, 4)]
-        others = [asyncio.ensure_future(to.commit([(0, 2)], group=f"c{each}")) for each in range(9)]
-        await asyncio.sleep(0.05)
-        assert not first.done() and await to.committed("a") == (-1, 0)
-        gate.may_write.set()
-        assert await asyncio.gather(first, *later, *others) == [[0]] * 12
-        assert gate.writes == 2
-        assert await to.committed("b") == (4, 0) and await to.committed("c8") == (2, 0)
-
-    with_gate(tmp_path, test)
-
-
-def test_a_commit_that_could_not_be_written_is_not_answered_as_if_it_were(tmp_path: Path) -> None:
-    async def test(to: Talk, gate: Gate) -> None:
-        gate.may_write.set()
-        gate.fails = 1
-        assert await to.commit([(0, 1)]) == [module.COORDINATOR_NOT_AVAILABLE]
-        assert await to.committed() == (-1, 0)
-        assert await to.commit([(0, 1)]) == [0]
-
-    with_gate(tmp_path, test)
-
-
-def test_a_daemon_that_may_have_lost_its_prefix_acknowledges_nothing(tmp_path: Path) -> None:
-    async def run(made: Outbox) -> None:
-        now_ns, owned_from_ns = 0, 6_000_000_000
-
-        async def sleep_s(length_s: float) -> None:
-            nonlocal now_ns
-            now_ns += int(length_s * 1e9)
-
-        commits = GroupCommits(
-            made.ledger.write, made.ledger, lambda: now_ns >= owned_from_ns, wall_ms,
-            lambda: now_ns, sleep_s,
-        )  # fmt: skip
-        to = Talk(made, commits=commits)
-        assert await to.commit([(0, 1)]) == [module.COORDINATOR_NOT_AVAILABLE]
-        assert await to.committed() == (-1, 0)
-        assert await to.commit([(0, 1)]) == [0], "an entry has come"
-        assert now_ns >= owned_from_ns
-
-    with outbox_in(tmp_path) as made:
-        asyncio.run(run(made))
-
-
-def test_many_places_are_more_than_one_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("daemon.kafka.groups.commits.MOVES_MAX", 2)
-
-    async def test(to: Talk, gate: Gate) -> None:
-        gate.may_write.set()
-        topic_id = to.made.dest.topic_id
-        commits = [GroupCommit(f"g{each}", topic_id, 0, each, "") for each in range(5)]
-        await to.commits.put(commits)
-        assert gate.writes == 3
-        assert await to.commits.groups() == {f"g{each}" for each in range(5)}
-        await to.commits.put([])
-        assert gate.writes == 3
-
-    with_gate(tmp_path, test)
-
-
-def test_commits_keep_the_ledger_for_a_twentieth_of_the_time(tmp_path: Path) -> None:
-    async def run(made: Outbox) -> None:
-        now_ns, slept_s = 0, 0.0
-
-        async def write(function: Callable[..., Any], *args: Any) -> Any:
-            nonlocal now_ns
-            now_ns += 10_000_000
-            return await made.ledger.write(function, *args)
-
-        async def sleep_s(length_s: float) -> None:
-            nonlocal now_ns, slept_s
-            now_ns += int(length_s * 1e9)
-            slept_s += length_s
-
-        commits = GroupCommits(write, made.ledger, lambda: True, wall_ms, lambda: now_ns, sleep_s)
-        for each in range(100):
-            await commits.put([GroupCommit("g", made.dest.topic_id, 0, each, "")])
-            if each == 5:
-                assert not slept_s, "few do not wait"
-        assert 17.5 < slept_s < 19, "100 transactions of 10 ms in 20 s, but for the first second"
-
-    with outbox_in(tmp_path) as made:
-        asyncio.run(run(made))
-
-
-def test_a_deleted_topic_and_a_full_ledger_have_codes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_commits, "GROUP_CURSORS_MAX", 1)
-
-    async def test(to: Talk) -> None:
-        assert await to.commit([(0, 1)]) == [0]
-        assert await to.commit([(0, 1)], group="h") == [44]
-        await to.made.ledger.write(topics.delete, "dest", 5)
-        assert await to.commit([(0, 2)]) == [3], "its shard believes that it is there"
-        again, _ = await to.made.ledger.write(topics.create, "dest", TopicConfig(), 6)
-        assert not await to.commits.of_topics("g", [again.topic_id])
 
     talk(tmp_path, test)

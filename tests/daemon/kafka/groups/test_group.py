@@ -16,19 +16,21 @@ from hypothesis.stateful import (
     rule,
 )
 
-from daemon.kafka.groups import group as machine
-from daemon.kafka.groups.group import (
+from daemon.kafka.error_codes import (
     FENCED_INSTANCE_ID,
-    FIRST_REBALANCE_MS,
     GROUP_MAX_SIZE_REACHED,
     ILLEGAL_GENERATION,
     INCONSISTENT_GROUP_PROTOCOL,
     INVALID_SESSION_TIMEOUT,
     MEMBER_ID_REQUIRED,
-    NEW_MEMBER_MS,
     NOT_COORDINATOR,
     REBALANCE_IN_PROGRESS,
     UNKNOWN_MEMBER_ID,
+)
+from daemon.kafka.groups import group as machine
+from daemon.kafka.groups.group import (
+    FIRST_REBALANCE_MS,
+    NEW_MEMBER_MS,
     ConsumerGroup,
     Joined,
     Joining,

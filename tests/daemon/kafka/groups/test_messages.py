@@ -6,12 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kio.index import load_request_schema
 
 from daemon.kafka.groups import messages
-from daemon.kafka.groups.coordinator import READERS
 from daemon.kafka.groups.group import Joined, MemberSaid, Synced
 from daemon.kafka.groups.messages import (
     CommitSaid,
@@ -22,7 +19,8 @@ from daemon.kafka.groups.messages import (
     MemberShown,
 )
 from daemon.kafka.messages import Broker
-from daemon.kafka.wire import SERVED, Key, Malformed, read_request
+from daemon.kafka.served import SERVED, read_request
+from tests.daemon.kafka.frames import Key, array, frame, int32, text
 from tests.daemon.kafka.test_messages import asked, empty, made, nested, read, versions
 
 SESSION = timedelta(milliseconds=10_000)
@@ -187,7 +185,7 @@ def test_no_topics_stand_for_all_that_a_group_has_committed(version: int) -> Non
 @pytest.mark.parametrize(("key", "version"), versions(Key.DESCRIBE_GROUPS))
 def test_describe_groups(key: int, version: int) -> None:
     request = asked(key, version, groups=("g", "h"), include_authorized_operations=True)
-    assert messages.read_describe_groups(request) == ["g", "h"]
+    assert messages.read_groups(request) == ["g", "h"]
     member = MemberShown("m", "i", "c", "h", b"data", b"part")
     said = [GroupShown("g", 0, "Stable", "consumer", "range", [member]),
             GroupShown("h", 69, "Dead", message="none")]  # fmt: skip
@@ -214,28 +212,46 @@ def test_list_groups(key: int, version: int) -> None:
 @pytest.mark.parametrize(("key", "version"), versions(Key.DELETE_GROUPS))
 def test_delete_groups(key: int, version: int) -> None:
     request = asked(key, version, groups_names=("g", "h"))
-    assert messages.read_delete_groups(request) == ["g", "h"]
+    assert messages.read_groups(request) == ["g", "h"]
     said = [("g", 0), ("h", 68)]
     answer = read(key, version, messages.deleted_groups(request.head(), said))
     assert [(each.group_id, each.error_code.value) for each in answer.results] == said
 
 
-@given(st.binary(max_size=60), st.sampled_from([v for key in READERS for v in versions(key)]))
-def test_no_bytes_do_more_than_be_refused(data: bytes, version: tuple[int, int]) -> None:
-    head = version[0].to_bytes(2, "big") + version[1].to_bytes(2, "big") + bytes(4)
-    try:
-        request = read_request(head + b"\xff\xff" + data)
-        READERS[request.key](request)
-    except Malformed:
-        pass
+@pytest.mark.parametrize(("key", "version"), versions(Key.OFFSET_DELETE))
+def test_offset_delete(key: int, version: int) -> None:
+    topic = nested(load_request_schema(key, version), "topics")
+    place = nested(topic, "partitions")
+    partitions = (place(partition_index=1), place(partition_index=2))
+    request = asked(key, version, group_id="g", topics=(topic(name="t", partitions=partitions),))
+    assert messages.read_offset_delete(request) == ("g", [("t", [1, 2])])
+    said = [("t", [(1, 0), (2, 86)])]
+    answer = read(key, version, messages.deleted_offsets(request.head(), 0, said))
+    (one,) = answer.topics
+    assert (answer.error_code.value, one.name) == (0, "t")
+    assert [(each.partition_index, each.error_code.value) for each in one.partitions] == [
+        (1, 0), (2, 86),
+    ]  # fmt: skip
 
 
-def test_each_key_that_is_served_has_its_reader() -> None:
-    assert set(SERVED) - set(READERS) == {
-        Key.API_VERSIONS,
-        Key.METADATA,
-        Key.PRODUCE,
-        Key.FETCH,
-        Key.LIST_OFFSETS,
-        Key.INIT_PRODUCER_ID,
-    }
+def test_what_is_named_twice_is_asked_for_once() -> None:
+    for key in (Key.DESCRIBE_GROUPS, Key.DELETE_GROUPS):
+        again = read_request(frame(key, array(text("g"), text("h"), text("g")))[4:])
+        assert SERVED[key].read(again) == ["g", "h"]
+    topics = array(*(text(name) + array(*map(int32, partitions)) for name, partitions in (
+        ("t", [2, 1, 2]), ("u", []), ("t", [1, 3]),
+    )))  # fmt: skip
+    merged = [("t", [2, 1, 3]), ("u", [])]
+    asked_of_one = read_request(frame(Key.OFFSET_FETCH, text("g"), topics)[4:])
+    assert messages.read_offset_fetch(asked_of_one) == [CommitsAsked("g", merged)]
+    group = nested(load_request_schema(Key.OFFSET_FETCH, 8), "groups")
+    topic = nested(group, "topics")
+    t, u = (topic(name=name, partition_indexes=(1, 2)) for name in "tu")
+    asked_of_many = asked(Key.OFFSET_FETCH, 8, require_stable=False, groups=(
+        group(group_id="g", topics=(t,)), group(group_id="all", topics=(t,)),
+        group(group_id="g", topics=(u, t)), group(group_id="all", topics=None),
+        group(group_id="all", topics=(u,)),
+    ))  # fmt: skip
+    assert messages.read_offset_fetch(asked_of_many) == [
+        CommitsAsked("g", [("t", [1, 2]), ("u", [1, 2])]), CommitsAsked("all", None),
+    ]  # fmt: skip

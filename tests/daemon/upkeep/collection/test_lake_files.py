@@ -36,16 +36,12 @@ from tests.compaction.lakes import (
     rows,
     written,
 )
-from tests.daemon.upkeep.collection.on_ledger import OnLedger
+from tests.daemon.upkeep.collection.on_ledger import Killed, OnLedger
 from tests.ledger.lakes import commit
 from tests.ledger.requests import Request
 
 TABLE = "headgate.orders"
 HOUR_MS = 3_600_000
-
-
-class Killed(BaseException):
-    """The process of the collection ends here."""
 
 
 class World(OnLedger):
@@ -65,7 +61,6 @@ class World(OnLedger):
         self.mark = Mark()
         self.default_catalog = default_catalog(self.config)
         self.lake = Lake(lake_settings(self.config).place, {"uri": self.config.catalog_uri})
-        self.steps_left: int | None = None
         self.backups = 0
 
     @property
@@ -114,12 +109,6 @@ class World(OnLedger):
         self.mark, changes = self.ledger.read(backup.changes_since, self.mark)
         self.told.write(backup.apply, changes)
         self.step()
-
-    def step(self) -> None:
-        if self.steps_left is not None:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise Killed
 
     @property
     def files(self) -> set[str]:

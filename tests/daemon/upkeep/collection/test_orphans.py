@@ -29,7 +29,7 @@ from ledger.log import backup
 from ledger.log.backup import Mark
 from ledger.space import deletions, orphans
 from ledger.types import LeaseId, TopicConfig
-from tests.daemon.upkeep.collection.on_ledger import OnLedger
+from tests.daemon.upkeep.collection.on_ledger import Killed, OnLedger, UnaskedStore
 from tests.ledger.requests import Request, draft_of, key_of
 from tests.long import examples
 from uploader.l0 import L0Error, parse_key
@@ -42,14 +42,8 @@ GRACE_MS = 1_000
 STRANGERS = ("l0/readme", "l0/000000000000000000/x", "l0/000000000000000001/01-0-1", "lake/a")
 
 
-class Killed(BaseException):
-    """The process of the collection ends here."""
-
-
-class Shelf:
+class Shelf(UnaskedStore):
     """A store in memory. Equal copies of a key have locators of their own, as on file://."""
-
-    url = "file:///shelf"
 
     def __init__(self) -> None:
         self.heads: dict[str, ObjectHead] = {}
@@ -81,24 +75,6 @@ class Shelf:
                 self.world.check_deletable(self.heads[locator])
                 del self.heads[locator]
 
-    def put(self, key: str, body: bytes, crc32c: int) -> str:
-        raise AssertionError("a collection puts nothing")
-
-    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
-        raise AssertionError("a collection reads no object")
-
-    def put_if_absent(self, key: str, body: bytes) -> bool:
-        raise AssertionError("entries are the cover's")
-
-    def check(self) -> None:
-        """Nothing to check."""
-
-    def reconnect(self) -> None:
-        """Nothing to connect to."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
 
 class World(OnLedger):
     """A ledger, its store, and what an accepted entry has told; also the way to all of them."""
@@ -112,7 +88,6 @@ class World(OnLedger):
         self.shelf.world = self
         self.counter = 0
         self.live: list[LeaseId] = []  # put, or about to be; their holders go on
-        self.steps_left: int | None = None
         self.ledger.write(epochs.begin_incarnation, 1)
         self.topic_id = self.ledger.write(topics.create, "t", TopicConfig(), 1)[0].topic_id
 
@@ -163,13 +138,6 @@ class World(OnLedger):
 
     def commit(self, lease_id: LeaseId) -> None:
         self.ledger.commit(draft_of(lease_id, [Request(self.topic_id)]), 1, lambda _: None)
-
-    def step(self) -> None:
-        """A point at which the collection may be killed."""
-        if self.steps_left is not None:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise Killed
 
     def live_leases(self) -> list[LeaseId]:
         live = list(self.live)

@@ -34,26 +34,20 @@ from ledger.space import deletions, retention, unreferenced
 from ledger.space.unreferenced import Unreferenced
 from ledger.tx import WriteTx
 from ledger.types import LeaseId, Topic, TopicConfig
-from tests.daemon.upkeep.collection.on_ledger import OnLedger
+from tests.daemon.upkeep.collection.on_ledger import Killed, OnLedger, UnaskedStore
 from tests.ledger.lakes import compact
 from tests.ledger.requests import Request, draft_of
 from tests.long import examples
 from uploader.l0 import parse_key
-from uploader.stores.base import ObjectHead, StoreError
+from uploader.stores.base import StoreError
 from uploader.stores.retry import COMMAND
 from uploader.stores.retrying import RetryingStore
 
 GRACE_MS = 100
 
 
-class Killed(BaseException):
-    """The process of the collection ends here."""
-
-
-class Shelf:
+class Shelf(UnaskedStore):
     """Locators in memory; a lost one is an assertion."""
-
-    url = "file:///shelf"
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -70,27 +64,6 @@ class Shelf:
                 self.world.check_deletable(locator)
                 self.locators.remove(locator)
 
-    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectHead]:
-        raise AssertionError("unreferenced objects are known, not listed")
-
-    def put(self, key: str, body: bytes, crc32c: int) -> str:
-        raise AssertionError("a collection puts nothing")
-
-    def get(self, locator: str, start: int = 0, length: int | None = None) -> bytes:
-        raise AssertionError("a collection reads no object")
-
-    def put_if_absent(self, key: str, body: bytes) -> bool:
-        raise AssertionError("entries are the owner's")
-
-    def check(self) -> None:
-        """Nothing to check."""
-
-    def reconnect(self) -> None:
-        """Nothing to connect to."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
 
 class World(OnLedger):
     """A ledger, its store, what accepted entries told, and the daemon that settles."""
@@ -103,7 +76,6 @@ class World(OnLedger):
         self.shelf = Shelf(self)
         self.store = RetryingStore(self.shelf, COMMAND, random.Random(1), lambda _: None)
         self.now_ms = 1_000_000
-        self.steps_left: int | None = None
         self.ledger.write(epochs.begin_incarnation, 1)
         self.topics = [self.topic(name) for name in "ab"]
         self.runs = 0
@@ -166,13 +138,6 @@ class World(OnLedger):
             self.raise_floor()
 
     # The owner of the ledger
-
-    def step(self) -> None:
-        """A point at which the collection may be killed."""
-        if self.steps_left is not None:
-            self.steps_left -= 1
-            if self.steps_left < 0:
-                raise Killed
 
     def meanwhile(self) -> None:
         while self.between:

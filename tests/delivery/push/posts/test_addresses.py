@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from ipaddress import ip_address
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +17,9 @@ from delivery.push.posts.addresses import (
     ForbiddenEndpoint,
     IPAddress,
     check_endpoint,
+    is_own,
     is_public,
+    networks_6,
 )
 
 PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8"]
@@ -31,13 +36,13 @@ LOCAL += ["2002:7f00:1::", "2002:a00:1::1", "64:ff9b:1::1"]
 @pytest.mark.parametrize("address", PUBLIC)
 def test_an_address_that_the_internet_routes_is_public(address: str) -> None:
     assert is_public(ip_address(address))
-    assert AllowList(["public"]).allows("any.example", address)
+    assert not AllowList(["public"]).why_not("any.example", address)
 
 
 @pytest.mark.parametrize("address", LOCAL)
 def test_no_other_address_is_public(address: str) -> None:
     assert not is_public(ip_address(address))
-    assert not AllowList(["public"]).allows("any.example", address)
+    assert AllowList(["public"]).why_not("any.example", address)
 
 
 @given(st.ip_addresses(v=4))
@@ -49,32 +54,32 @@ def test_an_ipv6_address_that_stands_for_an_ipv4_address_is_as_public(address: o
 
 
 def test_nothing_is_allowed_by_an_empty_list() -> None:
-    assert not AllowList([]).allows("any.example", "8.8.8.8")
+    assert AllowList([]).why_not("any.example", "8.8.8.8")
 
 
 def test_without_public_only_what_is_named_is_allowed() -> None:
     allow = AllowList(["10.1.0.0/16", "192.168.7.7", "fd00::/8"])
-    assert allow.allows("any.example", "10.1.2.3")
-    assert allow.allows("any.example", "::ffff:10.1.2.3")
-    assert allow.allows("any.example", "192.168.7.7")
-    assert allow.allows("any.example", "fd00::9")
-    assert not allow.allows("any.example", "10.2.0.1")
-    assert not allow.allows("any.example", "192.168.7.8")
-    assert not allow.allows("any.example", "8.8.8.8")
+    assert not allow.why_not("any.example", "10.1.2.3")
+    assert not allow.why_not("any.example", "::ffff:10.1.2.3")
+    assert not allow.why_not("any.example", "192.168.7.7")
+    assert not allow.why_not("any.example", "fd00::9")
+    assert allow.why_not("any.example", "10.2.0.1")
+    assert allow.why_not("any.example", "192.168.7.8")
+    assert allow.why_not("any.example", "8.8.8.8")
 
 
 def test_a_name_that_is_allowed_may_lead_anywhere() -> None:
     allow = AllowList(["Hooks.Example.com", "*.internal.example"])
     for host in ("hooks.example.com", "HOOKS.example.com.", "a.internal.example"):
-        assert allow.allows(host, "10.0.0.1")
-    assert allow.allows("a.b.internal.example", "127.0.0.1")
+        assert not allow.why_not(host, "10.0.0.1")
+    assert not allow.why_not("a.b.internal.example", "127.0.0.1")
     for host in ("internal.example", "xhooks.example.com", "a.hooks.example.com", "example.com"):
-        assert not allow.allows(host, "10.0.0.1")
-    assert not allow.allows("evilinternal.example", "10.0.0.1")
+        assert allow.why_not(host, "10.0.0.1")
+    assert allow.why_not("evilinternal.example", "10.0.0.1")
 
 
 def test_an_address_in_the_url_is_never_taken_for_a_name() -> None:
-    assert not AllowList(["*.1", "public"][1:]).allows("10.0.0.1", "10.0.0.1")
+    assert AllowList(["*.1", "public"][1:]).why_not("10.0.0.1", "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -153,16 +158,18 @@ def test_hosts_of_a_cloud_are_denied_whatever_name_or_larger_network_leads_there
     assert why.startswith(
         f"{address} (a.example.com leads there) is denied by push_deny, which has"
     )
-    assert AllowList(["0.0.0.0/0", "::/0"], ()).allows("a.example", address), "nothing is denied"
+    assert not AllowList(["0.0.0.0/0", "::/0"], ()).why_not("a.example", address), (
+        "nothing is denied"
+    )
 
 
 def test_of_an_allowed_and_a_denied_network_the_narrower_one_decides() -> None:
     allow = AllowList(["10.0.0.0/8", "10.1.2.0/24", "10.9.0.0/16"], ["10.1.0.0/16", "10.9.0.0/16"])
-    assert allow.allows("a.example", "10.0.0.1")
-    assert not allow.allows("a.example", "10.1.0.1")
-    assert allow.allows("a.example", "10.1.2.1")
-    assert allow.allows("a.example", "10.9.0.1"), "of two that are alike, push_allow"
-    assert AllowList(["169.254.169.254"]).allows("a.example", "169.254.169.254")
+    assert not allow.why_not("a.example", "10.0.0.1")
+    assert allow.why_not("a.example", "10.1.0.1")
+    assert not allow.why_not("a.example", "10.1.2.1")
+    assert not allow.why_not("a.example", "10.9.0.1"), "of two that are alike, push_allow"
+    assert not AllowList(["169.254.169.254"]).why_not("a.example", "169.254.169.254")
 
 
 @pytest.mark.parametrize(
@@ -176,12 +183,13 @@ def test_of_an_allowed_and_a_denied_network_the_narrower_one_decides() -> None:
 def test_networks_of_mapped_addresses_are_those_of_ipv4(network: str, address: str) -> None:
     for shown in (address, f"::ffff:{address}"):
         denying, allowing = AllowList(["0.0.0.0/0"], [network]), AllowList([network])
-        assert allowing.allows("a.example", shown)
-        assert AllowList(["0.0.0.0/0"], ()).allows("a.example", shown)
+        assert not allowing.why_not("a.example", shown)
+        assert not AllowList(["0.0.0.0/0"], ()).why_not("a.example", shown)
         why = AllowList(["public", "*.example"], [network]).why_not("a.example", shown)
         assert "is denied by push_deny, which has" in why
-        assert denying.allows("a.example", shown) == (network == "::ffff:0:0/96"), "the narrower"
-    assert not AllowList(["::ffff:10.0.0.0/104"]).allows("a.example", "11.0.0.1")
+        is_denied = bool(denying.why_not("a.example", shown))
+        assert is_denied == (network != "::ffff:0:0/96"), "the narrower"
+    assert AllowList(["::ffff:10.0.0.0/104"]).why_not("a.example", "11.0.0.1")
 
 
 def test_addresses_of_this_machine_are_not_public_but_may_be_allowed() -> None:
@@ -194,13 +202,44 @@ def test_addresses_of_this_machine_are_not_public_but_may_be_allowed() -> None:
     for own in ("8.8.8.8", "2606:4700::1", "::ffff:8.8.8.8", "64:ff9b::808:808"):
         why = AllowList(["public"], is_own=is_own).why_not("a.example", own)
         assert "denied by push_deny, which has `own`" in why
-        assert AllowList(["public", "a.example"], is_own=is_own).allows("a.example", own)
-        assert AllowList(["public"], (), is_own).allows("a.example", own)
-    assert AllowList(["public", "8.0.0.0/8"], is_own=is_own).allows("a.example", "8.8.8.8")
+        assert not AllowList(["public", "a.example"], is_own=is_own).why_not("a.example", own)
+        assert not AllowList(["public"], (), is_own).why_not("a.example", own)
+    assert not AllowList(["public", "8.0.0.0/8"], is_own=is_own).why_not("a.example", "8.8.8.8")
     asked.clear()
     allow = AllowList(["public"], is_own=is_own)
-    assert allow.allows("a.example", "1.1.1.1") and not allow.allows("a.example", "10.0.0.1")
+    assert not allow.why_not("a.example", "1.1.1.1") and allow.why_not("a.example", "10.0.0.1")
     assert asked == ["1.1.1.1"]
+
+
+def test_each_address_of_an_interface_is_own_and_others_are_not() -> None:
+    found = [each.address.partition("%")[0] for some in psutil.net_if_addrs().values()
+             for each in some if each.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    assert found
+    for address in found:
+        assert is_own(ip_address(address)), address
+    for other in ("192.0.2.7", "8.8.8.8", "2001:db8::7"):
+        assert not is_own(ip_address(other))
+
+
+def test_networks_are_those_of_all_interfaces(tmp_path: Path) -> None:
+    file = tmp_path / "if_inet6"
+    file.write_text(
+        "20010db8000100020000000000000042 02 40 00 80     eth0\n"
+        "fe800000000000000042acfffe110002 02 40 20 80     eth0\n"
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+    )
+    assert [str(each) for each in networks_6(file)] == ["2001:db8:1:2::/64", "fe80::/64", "::1/128"]
+    assert networks_6(tmp_path / "none") == []
+
+
+def test_an_address_of_the_machines_ipv6_network_is_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "if_inet6"
+    file.write_text("26064700000000000000000000000042 02 40 00 80     eth0\n")
+    monkeypatch.setattr("delivery.push.posts.addresses.INTERFACES_6", file)
+    assert is_own(ip_address("2606:4700::7"))
+    assert not is_own(ip_address("2606:4701::7"))
 
 
 @pytest.mark.parametrize("entry", ["", "a.example", "*.example.com", "10.0.0.1/8", "public", "*"])
@@ -213,7 +252,7 @@ def test_lists_that_are_set_are_those_of_all_who_have_the_object() -> None:
     allow = AllowList(["public", "a.example"])
     allow.set(["10.0.0.0/8"], ["10.1.0.0/16"])
     assert (allow.entries, allow.denied) == (("10.0.0.0/8",), ("10.1.0.0/16",))
-    assert not allow.allows("a.example", "8.8.8.8") and not allow.allows("b.example", "10.1.0.1")
+    assert allow.why_not("a.example", "8.8.8.8") and allow.why_not("b.example", "10.1.0.1")
     with pytest.raises(ValueError, match="must have"):
         allow.set(["public"], ["x"])
     with pytest.raises(ValueError, match="at most 256 characters"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delivery.push.runtime import wants_more
+from delivery.push.senders import wants_more
 from ledger.delivery.push_rates import LearnedRate
 from shards.boards.pushboard import NOTHING_LEARNED, Mode, PushSenderRow
 

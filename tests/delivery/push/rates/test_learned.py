@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delivery.push.rates.learned import LearnedRates
+from delivery.push.rates.limiter import LearnedRates
 from ledger.delivery.push_rates import LearnedRate
 from shards.boards.pushboard import Mode
 

@@ -13,15 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delivery.push.rates.limiter import (
     MODES,
-    NEVER_NS,
     USE_UNKNOWN,
     Failed,
     Limiter,
     LimiterSettings,
-    Mode,
 )
-from delivery.push.rates.pacer import BURST_S, LATE_S
+from delivery.push.rates.pacer import BURST_S, LATE_S, NEVER_NS
 from ledger.delivery.push_rates import LearnedRate
+from shards.boards.pushboard import Mode
 from tests.long import examples
 
 SECOND = 1_000_000_000

@@ -394,7 +394,7 @@ def test_a_retry_forgets_failures_and_ends_a_rest() -> None:
 def test_too_many_blocked_messages_stop_a_subscription_until_some_are_dealt_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delivery.subscriptions.window.deliveries.BLOCKED_MAX", 2)
+    monkeypatch.setattr("delivery.subscriptions.window.blocked.BLOCKED_MAX", 2)
     window = opened(WindowPolicy(redeliveries_max=0))
     window.join("a")
     window.admit(0, ["x", "y", "z"])

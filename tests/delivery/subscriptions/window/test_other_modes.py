@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.windows import window_for
+from ledger.delivery.subscription_rules import MODES, Mode
 
 S = 1_000_000_000
 
-MODES = pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
+IN_ALL_MODES = pytest.mark.parametrize("mode", get_args(Mode))
 
 
 def opened(
-    mode: str, policy: WindowPolicy | None = None, *, reliable: bool = True
+    mode: Mode, policy: WindowPolicy | None = None, *, reliable: bool = True
 ) -> SubscriptionWindow:
     """A window with two partitions."""
     window = window_for(mode, policy or WindowPolicy(), reliable=reliable)
@@ -34,6 +37,29 @@ def take(
     window.sent(batch.epoch, now_ns)
     window.check_invariants()
     return places
+
+
+@IN_ALL_MODES
+@pytest.mark.parametrize("reliable", [True, False])
+@pytest.mark.parametrize("is_pushed", [True, False])
+def test_the_windows_of_a_mode_do_what_its_facts_say(
+    mode: Mode, reliable: bool, is_pushed: bool
+) -> None:
+    facts = MODES[mode]
+    window = window_for(mode, WindowPolicy(), reliable=reliable, is_pushed=is_pushed)
+    window.open(0, 0)
+    for name in "ab":
+        window.join(name)
+    assert window.is_active("a")
+    assert window.is_active("b") is not facts.one_consumer
+    keys = [f"k{number}" for number in range(50)]
+    for _ in range(2):  # the second message of each key follows its first
+        window.admit(0, keys)
+    window.settle()
+    taken = {name: take(window, name) for name in "ab"}
+    assert bool(taken["a"]) and bool(taken["b"]) is not facts.one_consumer
+    mine = {name: {keys[(offset - 1) % 50] for _, offset in taken[name]} for name in "ab"}
+    assert bool(mine["a"] & mine["b"]) == (facts.order == "none")
 
 
 def test_consumers_of_a_shared_subscription_get_equal_parts_as_far_as_they_have_room() -> None:
@@ -59,7 +85,7 @@ def test_a_backlog_of_one_partition_does_not_keep_the_others_waiting() -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
 @pytest.mark.parametrize("reliable", [True, False])
-def test_filters_of_a_former_mode_mean_nothing(mode: str, reliable: bool) -> None:
+def test_filters_of_a_former_mode_mean_nothing(mode: Mode, reliable: bool) -> None:
     window = opened(mode, reliable=reliable)
     window.join("a", ["k*"])
     window.admit(0, ["x"])
@@ -119,8 +145,8 @@ def test_a_poisoned_message_of_an_exclusive_subscription(poison: str, goes_on: b
     assert take(window, "a") == ([] if goes_on else [(0, 2), (0, 3)])
 
 
-@MODES
-def test_a_failure_of_the_receiver_counts_as_no_failed_delivery(mode: str) -> None:
+@IN_ALL_MODES
+def test_a_failure_of_the_receiver_counts_as_no_failed_delivery(mode: Mode) -> None:
     window = opened(mode, WindowPolicy(redeliveries_max=0, backoff_max_ns=1 * S))
     window.join("a")
     window.admit(0, ["x"])
@@ -154,8 +180,8 @@ def test_what_rests_because_its_receiver_failed_counts_as_in_flight() -> None:
     window.check_invariants()
 
 
-@MODES
-def test_rests_double_with_each_failure_whether_it_counts_or_not(mode: str) -> None:
+@IN_ALL_MODES
+def test_rests_double_with_each_failure_whether_it_counts_or_not(mode: Mode) -> None:
     window = opened(mode, WindowPolicy(redeliveries_max=100))
     window.join("a")
     window.admit(0, ["k"])

@@ -19,6 +19,7 @@ from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.policy import WindowPolicy
 from delivery.subscriptions.window.windows import window_for
 from ledger.delivery.progress import ROW_OFFSETS
+from ledger.delivery.subscription_rules import Mode
 from tests.delivery.subscriptions.obvious import (
     ObviousSubscription,
     Place,
@@ -48,7 +49,7 @@ policies = st.builds(
 class WindowsMachine(RuleBasedStateMachine):
     """Each rule is an event of the window and of the model."""
 
-    mode = "key_shared"
+    mode: Mode = "key_shared"
     is_pushed = False
     model_of = ObviousSubscription
 

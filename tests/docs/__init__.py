@@ -1,0 +1,1 @@
+"""The commands of the documentation, run as a reader runs them."""
