@@ -47,7 +47,7 @@ from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
 from delivery.push.secrets import SecretsFile
-from delivery.subscriptions.replay import add, replay_last
+from delivery.subscriptions.journaled import add, replay_last
 from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from delivery.subscriptions.window.batches import SHORT_REASON
-from delivery.subscriptions.window.deliveries import BLOCKED_BYTES, SubscriptionWindow
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
+from delivery.subscriptions.window.failures import BLOCKED_BYTES, SHORT_REASON
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
-from delivery.subscriptions.window.members import QUEUE_BYTES, text_bytes
 from delivery.subscriptions.window.unreliable import UnreliableWindow
+from delivery.subscriptions.window.waiting import QUEUE_BYTES, text_bytes
 from ledger.delivery.progress import ROW_OFFSETS
 
 LOOK_AHEAD_BYTES_MAX = 64 << 20
@@ -144,7 +144,7 @@ class Share:
         if not budget.is_full or not window.is_reliable:
             return ADMIT_LOT
         if not budget.is_over:
-            blocked = len(window.stuck) + len(window.resting)
+            blocked = len(window.blocked)
             return min(ADMIT_LOT, LITTLE_MESSAGES - (window.unfinished - blocked))
         if window.memory_bytes + LARGEST_LOT_BYTES <= LITTLE_BYTES:
             return min(ADMIT_LOT, LITTLE_MESSAGES - window.unfinished)

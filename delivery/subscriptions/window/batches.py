@@ -14,35 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import KeyQueue, Member, text_bytes
-
-Place = tuple[int, int]
-"""A message: its partition and its offset."""
+from delivery.subscriptions.window.waiting import Member, Place, SentMessage
 
 REFUSALS_MAX = 100  # named in one outcome
-SHORT_REASON = 40  # characters; a reason that takes no more than these may take counts nothing
-
-
-SHORT_REASON_BYTES = text_bytes("\u00ff" * SHORT_REASON)
-
-
-class SentMessage(NamedTuple):
-    """A message in a batch; ``attempts`` deliveries of it failed before. ``queue`` is None for one
-    that has no order."""
-
-    look_ahead: LookAhead
-    offset: int
-    queue: KeyQueue | None
-    attempts: int
-
-    @property
-    def place(self) -> Place:
-        """Partition and offset."""
-        return self.look_ahead.partition, self.offset
-
-
-new_message = tuple.__new__  # a third of the time that SentMessage() takes
 
 
 class Batch:
@@ -109,36 +83,6 @@ class Outcome(NamedTuple):
     accepted: int
     refused: int = 0
     refusals: tuple[RefusedPlace, ...] = ()
-
-
-class DeadLetter(NamedTuple):
-    """A message that the poison policy moves away; it stays where it is until ``moved``."""
-
-    partition: int
-    offset: int
-    attempts: int
-    why: str
-
-
-class Blocked(NamedTuple):
-    """A message that nobody gets until ``due_ns``, or, without it, until something is done.
-
-    ``number`` tells it from an earlier one of the same message. ``is_counted``: the delivery
-    counted as failed.
-    """
-
-    message: SentMessage
-    attempts: int
-    why: str
-    since_ns: int
-    due_ns: int | None
-    number: int
-    is_counted: bool = True
-
-    @property
-    def reason_bytes(self) -> int:
-        """What a long reason takes more than a short one."""
-        return max(0, text_bytes(self.why) - SHORT_REASON_BYTES)
 
 
 class WindowCounts:

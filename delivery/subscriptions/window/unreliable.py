@@ -17,18 +17,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import inf
 
-from delivery.subscriptions.window.batches import (
-    Batch,
-    Outcome,
-    Place,
-    RefusedPlace,
-    SentMessage,
-    new_message,
-)  # fmt: skip
+from delivery.subscriptions.window.batches import Batch, Outcome, RefusedPlace
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
+from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Member
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.waiting import Member, Place, SentMessage, new_message
 from ledger.delivery.subscription_rules import ModeFacts
 
 WAITING_BYTES = 120
@@ -36,7 +29,7 @@ WAITING_BYTES = 120
 
 class UnreliableWindow(SubscriptionWindow):
     """One subscription's members, and the few messages that wait for them. ``batches`` are taken
-    and not written yet; nothing is ever ``stuck`` or ``resting``."""
+    and not written yet; nothing is ever ``blocked``."""
 
     is_reliable = False
     held_count = 0  # no message that is sent can be blocked, so it takes no memory for that
@@ -217,7 +210,7 @@ class UnreliableWindow(SubscriptionWindow):
         """Raises AssertionError unless all parts agree."""
         super().check_invariants()
         assert all(look_ahead.floor == look_ahead.end for look_ahead in self.look_aheads.values())
-        assert not self._unanswered and not self.stuck and not self.resting
+        assert not self._unanswered and not self.blocked
         assert self._waiting.keys() == set(self.members.by_name.values())
         assert self.members.without_patterns or not self._for_any
         assert self._waits == len(self._for_any) + sum(map(len, self._waiting.values()))

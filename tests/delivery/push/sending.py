@@ -199,6 +199,6 @@ async def until_it_rests(them: Sending, made: Subscription) -> None:
     running = them.owner.subscriptions._running
     await them.until(
         lambda: made.subscription_id in running
-        and len(running[made.subscription_id].window.resting) == 1,
+        and len(running[made.subscription_id].window.blocked.resting) == 1,
         made,
     )  # fmt: skip

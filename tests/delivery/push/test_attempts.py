@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from delivery.subscriptions.attempts import (
+from delivery.subscriptions.requests import ListAttempts, OwnerRefused
+from delivery.subscriptions.schemas import PushAttempt, PushAttempts
+from delivery.subscriptions.shown.attempts import (
     ATTEMPT_BYTES,
     ATTEMPTS_MAX,
     SHARD_ATTEMPTS_MAX,
     AttemptHistories,
 )
-from delivery.subscriptions.requests import ListAttempts, OwnerRefused
-from delivery.subscriptions.schemas import PushAttempt, PushAttempts
 from ledger.delivery.record_filter import RecordFilter
 from ledger.delivery.subscriptions import Subscription
 from shards.clock import wall_ms

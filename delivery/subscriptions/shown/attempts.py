@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from delivery.subscriptions.schemas import PushAttempt
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.waiting import Place
 
 ATTEMPTS_MAX = 1_000
 SHARD_ATTEMPTS_MAX = 16_384
