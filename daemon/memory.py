@@ -23,6 +23,7 @@ from delivery.pipes import buffers as pipe_buffers
 from delivery.pipes import client as pipe_client
 from delivery.pipes import connection as pipe_connection
 from delivery.pipes import server as pipe_server
+from delivery.push import attempts
 from delivery.push import sender as push_sender
 from delivery.push.posts import client as push_client
 from delivery.reading import blocks, followed
@@ -34,7 +35,6 @@ from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
 from delivery.subscriptions import budget
 from delivery.subscriptions import runtime as subscriptions
-from delivery.subscriptions.shown import attempts
 from delivery.subscriptions.window import members
 from delivery.watch import hub, tail_encoder
 from ledger.types import SUBSCRIPTIONS_MAX

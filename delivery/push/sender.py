@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from delivery.push.attempts import MESSAGE_CHARACTERS_MAX
 from delivery.push.events import EventSource, request_of
 from delivery.push.posts.answers import (
     AnswerOutcome,
@@ -43,7 +44,6 @@ from delivery.subscriptions.handing import Handed, PushedMessage, SenderOpened, 
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.subscriptions.schemas import PushAttempt
-from delivery.subscriptions.shown.attempts import MESSAGE_CHARACTERS_MAX
 from delivery.subscriptions.window.windows import kind_of
 from delivery.tasks import Tasks
 from ledger.delivery.push_rates import LearnedRate

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -47,7 +47,6 @@ from delivery.subscriptions.requests import (
     Describe,
     DescribeKey,
     Leave,
-    ListAttempts,
     ListKeys,
     Nack,
     NoteAttempts,
@@ -55,31 +54,30 @@ from delivery.subscriptions.requests import (
     OwnerRequest,
     PausePush,
     Poll,
+    PushRequest,
     RepairBlocked,
     Resend,
     RetryKey,
     Seek,
     SkipKey,
-    TryPush,
 )
 from delivery.subscriptions.running import OwnerTools, RunningSubscription
 from delivery.subscriptions.schemas import (
     BlockedKeys,
     ConsumerLeft,
-    PushAttempts,
     PushPaused,
     Sought,
 )
 from delivery.subscriptions.shown import inspection
-from delivery.subscriptions.shown.attempts import AttemptHistories
 from delivery.subscriptions.shown.inspection import OwnerClocks
-from delivery.subscriptions.shown.rows import OwnedRows, PushedHere
+from delivery.subscriptions.shown.rows import OwnedRows
 from delivery.subscriptions.window.windows import kind_of, moved_over, window_after
 from delivery.tasks import Tasks
 from ledger.delivery import progress, subscriptions
-from ledger.delivery.subscriptions import SubscriptionView
+from ledger.delivery.subscriptions import Subscription, SubscriptionView
 from ledger.errors import LedgerError
 from ledger.types import Topic
+from shards.boards.pushboard import PushSenderRow
 from shards.boards.rowboard import Board, SubscriptionRow
 from shards.journal import FinishedJournal
 from uploader.l0 import L0Error
@@ -92,6 +90,22 @@ log = logging.getLogger("headgate.subscriptions")
 
 LOADS_AT_ONCE = 4
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
+
+
+class PushedHere(Protocol):
+    """The senders of one shard, as the owner of a push subscription asks them."""
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        """Whether more senders would help it."""
+
+    def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
+        """What its senders do."""
+
+    async def asked(self, subscription: Subscription, request: PushRequest) -> Struct | None:
+        """The answer to what only they know. Raises OwnerRefused."""
+
+    def forget(self, subscription_id: int) -> None:
+        """It was deleted."""
 
 
 class Subscriptions:
@@ -145,7 +159,6 @@ class Subscriptions:
         self._pins = PinnedPartitions(reader)
         self._blocks = Blocks(reader)
         self.budgets = Budgets()
-        self._attempts = AttemptHistories()
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
@@ -264,37 +277,16 @@ class Subscriptions:
             return resent
         if isinstance(request, RepairBlocked):
             return await repairs.repair(running, request, self._record, self._wake)
-        if isinstance(request, TryPush):
-            return await self._senders().test(request)
+        if isinstance(request, PushRequest):
+            return await self._senders().asked(running.view.subscription, request)
         if isinstance(request, PausePush):
             return await self._pause(request)
-        if isinstance(request, NoteAttempts):
-            self._attempts.note(request.subscription_id, request.attempts)
-            return None
-        if isinstance(request, ListAttempts):
-            return self._list_attempts(running, request)
         answer = self._answer(running, request)
         durable = self._record(running)
         self._wake(running)
         if durable is not None:
             await durable
         return answer
-
-    def _list_attempts(self, running: RunningSubscription, request: ListAttempts) -> PushAttempts:
-        """Raises OwnerRefused."""
-        subscription = running.view.subscription
-        if subscription.config.push is None:
-            raise OwnerRefused(
-                409, "not_pushed", f"subscription {subscription.name!r} is not pushed, so there are"
-                " no attempts",
-            )  # fmt: skip
-        known = self._attempts.of(subscription.subscription_id)
-        wanted = [
-            each
-            for each in known
-            if request.partition in (None, each.partition) and request.seq in (None, each.seq)
-        ]
-        return PushAttempts(wanted[: request.limit], len(known))
 
     async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The answer to a poll, as JSON. If the asker is gone, the next poll is told what may be
@@ -453,7 +445,7 @@ class Subscriptions:
         running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
         self.budgets.forget(subscription.subscription_id)
-        self._attempts.forget(subscription.subscription_id)
+        self._senders().forget(subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)
