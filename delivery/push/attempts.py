@@ -17,7 +17,7 @@ from itertools import chain
 
 from delivery.subscriptions.requests import ListAttempts, OwnerRefused
 from delivery.subscriptions.schemas import PushAttempt, PushAttempts
-from delivery.subscriptions.window.waiting import Place
+from delivery.subscriptions.window.messages import Place
 from ledger.delivery.subscriptions import Subscription
 
 ATTEMPTS_MAX = 1_000

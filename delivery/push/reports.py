@@ -36,7 +36,7 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.running import REFUSED_NAMED
 from delivery.subscriptions.schemas import Acknowledged, PushAttempt
-from delivery.subscriptions.window.waiting import Place
+from delivery.subscriptions.window.messages import Place
 from delivery.tasks import Tasks
 from ledger.errors import LedgerError
 

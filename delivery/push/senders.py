@@ -33,7 +33,7 @@ from delivery.subscriptions.requests import (
     ListAttempts,
     NoteAttempts,
     OwnerRefused,
-    PushRequest,
+    SenderRequest,
     TryPush,
 )
 from delivery.subscriptions.schemas import PushExchange
@@ -167,7 +167,7 @@ class PushSenders:
             if sender.job.source.topic_id == topic.topic_id
         )
 
-    async def asked(self, subscription: Subscription, request: PushRequest) -> Struct | None:
+    async def asked(self, subscription: Subscription, request: SenderRequest) -> Struct | None:
         """Answers what the owner of a subscription, this shard, is asked about its push. Raises
         OwnerRefused."""
         match request:

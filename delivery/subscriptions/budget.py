@@ -18,8 +18,8 @@ from math import inf
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import BLOCKED_BYTES, SHORT_REASON
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
+from delivery.subscriptions.window.messages import QUEUE_BYTES, text_bytes
 from delivery.subscriptions.window.unreliable import UnreliableWindow
-from delivery.subscriptions.window.waiting import QUEUE_BYTES, text_bytes
 from ledger.delivery.progress import ROW_OFFSETS
 
 LOOK_AHEAD_BYTES_MAX = 64 << 20

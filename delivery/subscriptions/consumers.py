@@ -38,9 +38,9 @@ from delivery.subscriptions.handing import (
     polled,
 )
 from delivery.subscriptions.requests import Consume, OwnerRefused, Poll
-from delivery.subscriptions.window.batches import Batch
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.members import PATTERNS_SIZE_MAX, TooManyPatterns
+from delivery.subscriptions.window.messages import Batch
 from ledger.delivery.subscriptions import CONSUMERS_MAX, SubscriptionView
 
 log = logging.getLogger("headgate.subscriptions")

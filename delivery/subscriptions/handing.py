@@ -32,7 +32,7 @@ from delivery.schemas import Tombstone
 from delivery.streams.formats import MSGPACK, SSE, Format, Item, Origin, record_map, record_texts
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions.schemas import MissedOffsets
-from delivery.subscriptions.window.waiting import Place
+from delivery.subscriptions.window.messages import Place
 from ledger.types import Topic
 from uploader.l0.records import Record
 

@@ -27,8 +27,8 @@ from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.schemas import BlockedKey, RepairedMessages, ResentMessage
 from delivery.subscriptions.shown.inspection import WallMs, shown_blocked
 from delivery.subscriptions.window.failures import Blocked
+from delivery.subscriptions.window.messages import Place
 from delivery.subscriptions.window.resent import RESENT_MAX
-from delivery.subscriptions.window.waiting import Place
 from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError
 from uploader.stores.base import StoreError

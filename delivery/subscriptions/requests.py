@@ -212,7 +212,7 @@ class ListAttempts(OwnerRequest[PushAttempts], frozen=True, tag=True, array_like
     limit: int
 
 
-PushRequest = TryPush | NoteAttempts | ListAttempts
+SenderRequest = TryPush | NoteAttempts | ListAttempts
 """What the senders at the owner's shard answer."""
 
 AnyRequest = (
@@ -230,5 +230,5 @@ AnyRequest = (
     | Resend
     | Seek
     | PausePush
-    | PushRequest
+    | SenderRequest
 )

@@ -29,9 +29,8 @@ from delivery.subscriptions.handing import Sent
 from delivery.subscriptions.journaled import JournaledProgress, TrackedProgress
 from delivery.subscriptions.requests import Acknowledge, MessageRef, Nack
 from delivery.subscriptions.schemas import Acknowledged, RefusedMessage
-from delivery.subscriptions.window.batches import Batch, Outcome
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
-from delivery.subscriptions.window.waiting import Place
+from delivery.subscriptions.window.messages import Batch, Outcome, Place
 from delivery.subscriptions.window.windows import policy_of
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import Subscription, SubscriptionView

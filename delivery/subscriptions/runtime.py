@@ -54,20 +54,15 @@ from delivery.subscriptions.requests import (
     OwnerRequest,
     PausePush,
     Poll,
-    PushRequest,
     RepairBlocked,
     Resend,
     RetryKey,
     Seek,
+    SenderRequest,
     SkipKey,
 )
 from delivery.subscriptions.running import OwnerTools, RunningSubscription
-from delivery.subscriptions.schemas import (
-    BlockedKeys,
-    ConsumerLeft,
-    PushPaused,
-    Sought,
-)
+from delivery.subscriptions.schemas import BlockedKeys, ConsumerLeft, PushPaused, Sought
 from delivery.subscriptions.shown import inspection
 from delivery.subscriptions.shown.inspection import OwnerClocks
 from delivery.subscriptions.shown.rows import OwnedRows
@@ -101,7 +96,7 @@ class PushedHere(Protocol):
     def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
         """What its senders do."""
 
-    async def asked(self, subscription: Subscription, request: PushRequest) -> Struct | None:
+    async def asked(self, subscription: Subscription, request: SenderRequest) -> Struct | None:
         """The answer to what only they know. Raises OwnerRefused."""
 
     def forget(self, subscription_id: int) -> None:
@@ -277,7 +272,7 @@ class Subscriptions:
             return resent
         if isinstance(request, RepairBlocked):
             return await repairs.repair(running, request, self._record, self._wake)
-        if isinstance(request, PushRequest):
+        if isinstance(request, SenderRequest):
             return await self._senders().asked(running.view.subscription, request)
         if isinstance(request, PausePush):
             return await self._pause(request)

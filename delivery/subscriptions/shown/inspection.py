@@ -38,7 +38,7 @@ from delivery.subscriptions.schemas import (
     SubscriptionState,
 )
 from delivery.subscriptions.window.failures import Blocked
-from delivery.subscriptions.window.waiting import KeyQueue, QueueState
+from delivery.subscriptions.window.messages import KeyQueue, QueueState
 from ledger.delivery.subscriptions import SubscriptionView
 from shards.boards.figures import SubscriptionCounts, values_of
 from shards.boards.rowboard import RowPhase, SubscriptionRow

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from delivery.standstill import UNKNOWN, FirstUnfinished, Fronts, Since, Standstill, Why
 from delivery.subscriptions.running import RunningSubscription
-from delivery.subscriptions.window.batches import Batch
-from delivery.subscriptions.window.waiting import Place, QueueState
+from delivery.subscriptions.window.messages import Batch, Place, QueueState
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushSenderRow, sender_number
 

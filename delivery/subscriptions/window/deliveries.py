@@ -30,13 +30,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
-from delivery.subscriptions.window.batches import (
-    REFUSALS_MAX,
-    Batch,
-    Outcome,
-    RefusedPlace,
-    WindowCounts,
-)
 from delivery.subscriptions.window.failures import (
     BLOCKED_BYTES,
     Blocked,
@@ -46,14 +39,19 @@ from delivery.subscriptions.window.failures import (
 )
 from delivery.subscriptions.window.look_ahead import LookAhead, Tally
 from delivery.subscriptions.window.members import Members
-from delivery.subscriptions.window.resent import ResentMessages
-from delivery.subscriptions.window.waiting import (
+from delivery.subscriptions.window.messages import (
+    REFUSALS_MAX,
+    Batch,
     KeyQueue,
     LooseMessages,
     Member,
+    Outcome,
     Place,
+    RefusedPlace,
     SentMessage,
+    WindowCounts,
 )
+from delivery.subscriptions.window.resent import ResentMessages
 
 
 class SubscriptionWindow(ABC):

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from delivery.subscriptions.window.waiting import Place, SentMessage, text_bytes
+from delivery.subscriptions.window.messages import Place, SentMessage, text_bytes
 from ledger.delivery.subscription_rules import Poison, Unmatched
 
 NEVER_NS = 1 << 62

@@ -33,7 +33,7 @@ from itertools import chain
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.waiting import (
+from delivery.subscriptions.window.messages import (
     FREED,
     TAKEN,
     KeyQueue,

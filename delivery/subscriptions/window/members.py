@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from delivery.filters import Matcher, compiled
 from delivery.partitioner import hashed_bytes
-from delivery.subscriptions.window.waiting import KeyQueue, Member
+from delivery.subscriptions.window.messages import KeyQueue, Member
 from ledger.delivery.subscriptions import CONSUMERS_MAX
 
 # Of all members together: their characters, and 16 for each. A character takes up to 280 bytes when

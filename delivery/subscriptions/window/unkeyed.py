@@ -27,11 +27,10 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from delivery.subscriptions.window.batches import Batch
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.waiting import Member, SentMessage
+from delivery.subscriptions.window.messages import Batch, Member, SentMessage
 
 
 class SharedWindow(SubscriptionWindow):

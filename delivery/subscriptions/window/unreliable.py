@@ -17,11 +17,18 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import inf
 
-from delivery.subscriptions.window.batches import Batch, Outcome, RefusedPlace
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.waiting import Member, Place, SentMessage, new_message
+from delivery.subscriptions.window.messages import (
+    Batch,
+    Member,
+    Outcome,
+    Place,
+    RefusedPlace,
+    SentMessage,
+    new_message,
+)
 from ledger.delivery.subscription_rules import ModeFacts
 
 WAITING_BYTES = 120

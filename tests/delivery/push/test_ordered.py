@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from delivery.push.queue import PushQueue, Unit
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import WindowPolicy
-from delivery.subscriptions.window.waiting import Place
+from delivery.subscriptions.window.messages import Place
 from delivery.subscriptions.window.windows import window_for
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules

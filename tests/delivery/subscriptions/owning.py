@@ -30,7 +30,7 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
     Poll,
-    PushRequest,
+    SenderRequest,
 )
 from delivery.subscriptions.runtime import PushedHere, Subscriptions
 from delivery.subscriptions.shown.inspection import OwnerClocks
@@ -68,7 +68,7 @@ class NoSenders:
     def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
         return ()
 
-    async def asked(self, subscription: Subscription, request: PushRequest) -> Struct | None:
+    async def asked(self, subscription: Subscription, request: SenderRequest) -> Struct | None:
         raise AssertionError("nothing is pushed here")
 
     def forget(self, subscription_id: int) -> None:

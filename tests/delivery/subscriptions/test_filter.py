@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delivery.reading.blocks import Wanted
 from delivery.subscriptions.requests import Describe, Resend, Seek
-from delivery.subscriptions.window.waiting import Place
+from delivery.subscriptions.window.messages import Place
 from ledger.cursors import positions
 from ledger.delivery import subscriptions
 from ledger.delivery.record_filter import RecordFilter

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from delivery.subscriptions.window.batches import Batch
 from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.key_shared import KeyRunsWindow
+from delivery.subscriptions.window.messages import Batch
 from delivery.subscriptions.window.windows import window_for
 
 S = 1_000_000_000

@@ -11,8 +11,8 @@ from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.key_shared import MATCHED_NOW, MOVES_AT_ONCE, KeySharedWindow
 from delivery.subscriptions.window.look_ahead import MESSAGES_MAX
 from delivery.subscriptions.window.members import HashRing
+from delivery.subscriptions.window.messages import QueueState
 from delivery.subscriptions.window.unkeyed import SharedWindow
-from delivery.subscriptions.window.waiting import QueueState
 
 S = 1_000_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.key_shared import KeySharedWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.waiting import STATES, KeyQueue, QueueEvent, QueueState
+from delivery.subscriptions.window.messages import STATES, KeyQueue, QueueEvent, QueueState
 
 S = 1_000_000_000
 

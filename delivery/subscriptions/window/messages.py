@@ -1,7 +1,6 @@
-"""Messages that wait for a member: each in the queue of its key, or loose, which is without order.
+"""The messages of a window, as they wait and as they are sent: queues of keys, loose ones, batches.
 
-A *member* is a consumer that is present. It has the queues that wait for it, and the batches that
-were sent to it.
+A *member* is a consumer that is present. It has the queues that wait for it, and its batches.
 
 A *queue* has the messages of one key that are not finished, in order. It exists while its key has
 such messages. Its first message, the *head*, is the only one that may be with a consumer: all
@@ -11,12 +10,20 @@ one of them is current until it is empty. STATES has its states and what changes
 *Loose* messages wait in the order of their offsets, look-ahead by look-ahead. Look-aheads take
 turns: each ``pick`` begins with another one, so that a backlog in one partition does not keep the
 others waiting.
+
+A *batch* is what a member was given::
+
+    take -> reading -> sent -> closed: each message was acknowledged, refused, or given back
+                   -> given back, or its member left
+
+It has its timeout from ``sent`` on only: reading its messages may take long, and that is not the
+consumer's failure.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -25,6 +32,7 @@ from delivery.subscriptions.window.look_ahead import LookAhead
 Place = tuple[int, int]
 """A message: its partition and its offset."""
 
+REFUSALS_MAX = 100  # named in one outcome
 QUEUE_BYTES = 240  # as measured, with its place among the keys, without its key
 
 
@@ -242,3 +250,90 @@ class LooseMessages:
             if look_ahead.loose_count()
         )
         assert not any(look_ahead.is_done(offset) for look_ahead, offset in self.attempts)
+
+
+class Batch:
+    """What a member was given. A message that is dealt with is None."""
+
+    __slots__ = ("epoch", "member", "sent_ns", "messages", "open", "_places")
+
+    def __init__(self, epoch: int, member: Member, messages: list[SentMessage | None]) -> None:
+        self.epoch = epoch
+        self.member = member
+        self.sent_ns: int | None = None
+        self.messages = messages
+        self.open = len(messages)
+        self._places: dict[Place, int] | None = None
+
+    def index(self, place: Place) -> int | None:
+        """Where a message is in the batch; None if it is not, or not any more."""
+        if self._places is None:  # whoever acknowledges whole batches needs no index
+            self._places = {
+                (message[0].partition, message[1]): index
+                for index, message in enumerate(self.messages)
+                if message is not None
+            }
+        found = self._places.get(place)
+        return None if found is None or self.messages[found] is None else found
+
+    def indexes(
+        self, named: Iterable[Place] | None, but: Iterable[Place] = ()
+    ) -> tuple[Sequence[int], list[Place]]:
+        """Where messages are, and those that are not in it; None: all that are, but ``but``."""
+        if named is None and not but and self.open == len(self.messages):
+            return range(self.open), []
+        if named is None:
+            left_out = {self.index(each) for each in but}
+            return [
+                index for index, message in enumerate(self.messages)
+                if message is not None and index not in left_out
+            ], []  # fmt: skip
+        found: dict[int, None] = {}
+        unknown = []
+        for each in named:
+            index = self.index(each)
+            if index is None or index in found:
+                unknown.append(each)
+            else:
+                found[index] = None
+        return list(found), unknown
+
+
+class RefusedPlace(NamedTuple):
+    """A message that an acknowledgment names in vain; ``place`` is None for a whole batch.
+
+    ``finished``: nothing is left to do, as when an acknowledgment is repeated. ``epoch``: it was
+    not sent to this consumer in this batch, or was given to another one since.
+    """
+
+    place: Place | None
+    reason: str
+
+
+class Outcome(NamedTuple):
+    """What came of an acknowledgment. ``refusals`` names the first REFUSALS_MAX of ``refused``."""
+
+    accepted: int
+    refused: int = 0
+    refusals: tuple[RefusedPlace, ...] = ()
+
+
+class WindowCounts:
+    """What a window has counted since it was made.
+
+    ``redelivered``: sent messages that came back to be sent again. ``refused``: named in vain by
+    an acknowledgment, because they are finished or not with this consumer. ``dropped``: finished by
+    the policy of failures, or, of a subscription that is not reliable, because their consumer was
+    full or gone. ``skipped``: finished by an operator. ``unmatched``: finished because no consumer
+    accepts them. ``evicted``: finished because retention removed them. ``filtered``: records that
+    the filter of the subscription left out.
+    """
+
+    __slots__ = (
+        "delivered", "acknowledged", "redelivered", "refused", "dropped", "skipped", "evicted",
+        "unmatched", "filtered",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.delivered = self.acknowledged = self.redelivered = self.refused = 0
+        self.dropped = self.skipped = self.evicted = self.unmatched = self.filtered = 0
