@@ -47,6 +47,7 @@ from delivery.subscriptions.requests import (
     Describe,
     DescribeKey,
     Leave,
+    ListAttempts,
     ListKeys,
     Nack,
     NoteAttempts,
@@ -60,6 +61,7 @@ from delivery.subscriptions.requests import (
     Seek,
     SenderRequest,
     SkipKey,
+    TryPush,
 )
 from delivery.subscriptions.running import OwnerTools, RunningSubscription
 from delivery.subscriptions.schemas import BlockedKeys, ConsumerLeft, PushPaused, Sought
@@ -264,18 +266,19 @@ class Subscriptions:
             if isinstance(request, Describe):
                 return inspection.unserved_state(found, self._shard)
             raise
-        if isinstance(request, Seek):
-            return await self._seek(running, request)
-        if isinstance(request, Resend):
-            resent = await repairs.resend(running, request, self._reader, self._blocks)
-            self._wake(running)
-            return resent
-        if isinstance(request, RepairBlocked):
-            return await repairs.repair(running, request, self._record, self._wake)
-        if isinstance(request, SenderRequest):
-            return await self._senders().asked(running.view.subscription, request)
-        if isinstance(request, PausePush):
-            return await self._pause(request)
+        match request:
+            case Seek():
+                return await self._seek(running, request)
+            case Resend():
+                resent = await repairs.resend(running, request, self._reader, self._blocks)
+                self._wake(running)
+                return resent
+            case RepairBlocked():
+                return await repairs.repair(running, request, self._record, self._wake)
+            case PausePush():
+                return await self._pause(request)
+            case TryPush() | NoteAttempts() | ListAttempts():
+                return await self._senders().asked(running.view.subscription, request)
         answer = self._answer(running, request)
         durable = self._record(running)
         self._wake(running)
