@@ -158,7 +158,7 @@ class DeadLetters:
         """The commit of a copy is followed. Its meaning depends on the window that named it: after
         a seek, the message of the same place is another one."""
         if stored:
-            running.dead_lettered += window.moved(letter.partition, letter.offset)
+            window.counts.dead_lettered += window.moved(letter.partition, letter.offset)
             self._moved(running)
         else:
             self._start(self._void(running, window, letter))

@@ -73,8 +73,6 @@ class RunningSubscription:
         self.consumers = Consumers(
             view, window, tools.budgets.members, tools.now_ns, partial(tools.wake, self)
         )
-        self.dead_lettered = 0
-        self.refused = 0  # messages that acknowledgments named in vain
         self.why_letters_unsent = ""  # why dead letters could not be stored, if so
         self.tracked = self._track(window, known)
         self.held = ""  # why nothing is sent, if so
@@ -89,15 +87,6 @@ class RunningSubscription:
         self.share = Share(tools.budgets, view.subscription.subscription_id, window)
         self._now_ns = tools.now_ns
         self.admission = RecordAdmission(view, window, tools.blocks, self.share, tools.head)
-
-    def count_on(self, row: SubscriptionRow) -> None:
-        """Goes on from what a former owner counted."""
-        counts = self.window.counts
-        counts.delivered, counts.acknowledged = row.delivered, row.acknowledged
-        counts.redelivered, self.refused = row.redelivered, row.refused
-        counts.dropped, counts.skipped = row.dropped, row.skipped
-        counts.evicted, counts.filtered = row.evicted, row.filtered
-        counts.unmatched, self.dead_lettered = row.unmatched, row.dead_lettered
 
     def follow(self, view: SubscriptionView) -> None:
         """Takes settings that may have changed, and partitions that were added, whose look-aheads
@@ -366,7 +355,7 @@ class RunningSubscription:
             for place, reason in outcome.refusals[: REFUSED_NAMED - len(named)]:
                 partition, seq = place or (None, None)
                 named.append(RefusedMessage(partition, seq, epoch, reason))
-        self.refused += refused
+        self.window.counts.refused += refused
         self.admission.acknowledged(accepted)
         return Acknowledged(accepted, refused, named, self.window.epoch)
 

@@ -426,7 +426,7 @@ class Subscriptions:
         running = RunningSubscription(view, window, known, self._tools)
         row = self.rows.former(subscription)
         if row is not None:
-            running.count_on(row)
+            running.window.counts.count_on(row)
         self._running[subscription.subscription_id] = running
         self._by_topic.setdefault(view.topic.topic_id, []).append(running)
         self._seen_evictions.setdefault(view.topic.topic_id, -1)

@@ -141,9 +141,9 @@ def row_of(
 
 
 def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
-    """What both show: the fields of SubscriptionCounts."""
+    """What both show: all fields of SubscriptionCounts."""
     window = running.window
-    counts, sent_ns = window.counts, window.oldest_sent_ns()
+    sent_ns = window.oldest_sent_ns()
     return {
         "lag": running.lag,
         "drainable_lag": drainable_lag(running),
@@ -151,16 +151,7 @@ def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
         "waiting": max(0, window.unfinished - window.in_flight),  # what is resent is not unfinished
         "blocked_keys": len(window.blocked.stuck),
         "oldest_unacknowledged_ms": 0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
-        "delivered": counts.delivered,
-        "acknowledged": counts.acknowledged,
-        "redelivered": counts.redelivered,
-        "refused": running.refused,
-        "dropped": counts.dropped,
-        "skipped": counts.skipped,
-        "dead_lettered": running.dead_lettered,
-        "evicted": counts.evicted,
-        "unmatched": counts.unmatched,
-        "filtered": counts.filtered,
+        **window.counts.counted(),
     }
 
 

@@ -393,7 +393,6 @@ class SubscriptionWindow(ABC):
     def _refused(self, named: list[Place] | None) -> Outcome:
         if named is not None:
             return self._outcome(0, named)
-        self.counts.refused += 1
         return Outcome(0, 1, (RefusedPlace(None, "epoch"),))
 
     def _outcome(self, accepted: int, unknown: list[Place]) -> Outcome:
@@ -401,7 +400,6 @@ class SubscriptionWindow(ABC):
             RefusedPlace(place, "finished" if self.is_finished(*place) else "epoch")
             for place in unknown[:REFUSALS_MAX]
         )
-        self.counts.refused += len(unknown)
         return Outcome(accepted, len(unknown), refusals)
 
     def is_finished(self, partition: int, offset: int) -> bool:

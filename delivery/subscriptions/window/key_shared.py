@@ -34,8 +34,8 @@ from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
 from delivery.subscriptions.window.messages import (
-    FREED,
-    TAKEN,
+    READY,
+    SENT,
     KeyQueue,
     Member,
     QueueEvent,
@@ -240,7 +240,7 @@ class KeySharedWindow(SubscriptionWindow):
         ready = member.ready
         for _ in range(min(left - len(messages), len(ready))):
             queue = ready.popleft()
-            queue.state = TAKEN
+            queue.state = SENT
             found = queue.look_ahead, queue.head, queue, queue.attempts
             messages.append(new_message(SentMessage, found))
 
@@ -254,7 +254,7 @@ class KeySharedWindow(SubscriptionWindow):
                 queue.head = following  # as below, without the calls
                 queue.attempts = 0
                 queue.waiting -= 1
-                queue.state = FREED
+                queue.state = READY
                 queue.owner.ready.append(queue)
                 self._woken[queue.owner] = None
             elif queue.waiting > 1 and queue.advance(following):
@@ -332,7 +332,7 @@ class KeyRunsWindow(KeySharedWindow):
         ready, run_max, epoch = member.ready, self.policy.run_max, self.epoch + 1
         while left > len(messages) and ready:
             queue = ready.popleft()
-            queue.state = TAKEN
+            queue.state = SENT
             look_ahead, offset, attempts = queue.look_ahead, queue.head, queue.attempts
             run = self._out[queue] = {}
             while offset and len(run) < run_max and len(messages) < left:

@@ -28,6 +28,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from delivery.subscriptions.window.look_ahead import LookAhead
+from shards.boards.figures import SubscriptionCounts
 
 Place = tuple[int, int]
 """A message: its partition and its offset."""
@@ -76,8 +77,8 @@ STATES = {
     (QueueState.UNMATCHED, QueueEvent.FREED): QueueState.READY,
 }
 # As STATES says, for loops over many queues.
-TAKEN = STATES[QueueState.READY, QueueEvent.TAKEN]
-FREED = STATES[QueueState.SENT, QueueEvent.FREED]
+SENT = STATES[QueueState.READY, QueueEvent.TAKEN]
+READY = STATES[QueueState.SENT, QueueEvent.FREED]
 
 
 class KeyQueue:
@@ -319,7 +320,8 @@ class Outcome(NamedTuple):
 
 
 class WindowCounts:
-    """What a window has counted since it was made.
+    """What was counted of a subscription, from window to window and from owner to owner. Names are
+    fields of SubscriptionCounts.
 
     ``redelivered``: sent messages that came back to be sent again. ``refused``: named in vain by
     an acknowledgment, because they are finished or not with this consumer. ``dropped``: finished by
@@ -330,10 +332,20 @@ class WindowCounts:
     """
 
     __slots__ = (
-        "delivered", "acknowledged", "redelivered", "refused", "dropped", "skipped", "evicted",
-        "unmatched", "filtered",
+        "delivered", "acknowledged", "redelivered", "refused", "dropped", "skipped",
+        "dead_lettered", "evicted", "unmatched", "filtered",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.delivered = self.acknowledged = self.redelivered = self.refused = 0
-        self.dropped = self.skipped = self.evicted = self.unmatched = self.filtered = 0
+        self.dropped = self.skipped = self.dead_lettered = 0
+        self.evicted = self.unmatched = self.filtered = 0
+
+    def count_on(self, counted: SubscriptionCounts) -> None:
+        """Goes on from what a former owner counted."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(counted, name))
+
+    def counted(self) -> dict[str, int]:
+        """All of them, by name."""
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -186,12 +186,10 @@ class UnreliableWindow(SubscriptionWindow):
         return None
 
     def _refused(self, named: list[Place] | None) -> Outcome:
-        """Everything is finished already, and nobody counts who says so."""
+        """Everything is finished already."""
         if named is None:
             return Outcome(0, 1, (RefusedPlace(None, "finished"),))
-        outcome = self._outcome(0, named)
-        self.counts.refused -= outcome.refused
-        return outcome
+        return self._outcome(0, named)
 
     def nack(
         self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,

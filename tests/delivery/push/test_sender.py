@@ -270,7 +270,7 @@ def test_what_is_resent_is_posted_although_its_sender_remembers_to_have_delivere
         batch = window.take("push/0", 1, 0)
         assert batch is not None
         them.receiver.gate.set()
-        await them.until(lambda: running.refused == 1, made)
+        await them.until(lambda: running.window.counts.refused == 1, made)
         window.ack("push/0", batch.epoch, 0)  # as if it came from another sender
         asked = Resend(made.subscription_id, (0, 1), "id")
         for is_finished in (False, True):
@@ -440,7 +440,7 @@ def test_what_an_unreliable_subscription_cannot_deliver_is_dropped_and_counted(
         window = running[made.subscription_id].window
         await them.until(lambda: window.counts.dropped == 1 and len(them.receiver.posts) == 3, made)
         assert them.receiver.seqs() == [1, 2, 3]
-        assert running[made.subscription_id].refused == 0
+        assert running[made.subscription_id].window.counts.refused == 0
 
     sending(node, tmp_path, use)
 
