@@ -1,7 +1,7 @@
 """A shard's journal of what its subscriptions have finished since the last flush.
 
 An acknowledgment is answered when it is here, and is in the ledger a second later, with the flush
-(``delivery/cursors/flush.py``). The journal is in shared memory, so the death of a shard loses
+(``delivery/flush.py``). The journal is in shared memory, so the death of a shard loses
 nothing of it: its successor writes what it finds into the ledger before it delivers anything. Only
 the end of all processes loses it, and then what came since the last flush is delivered again.
 

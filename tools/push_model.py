@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from delivery.push.rates.balancer import BalancerSettings, ShareRow, Shares
 from delivery.push.rates.limiter import Limiter, LimiterSettings
-from shards.boards.pushboard import Mode
+from shards.boards.pushboard import LimiterMode
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 10
@@ -51,7 +51,7 @@ class PushSample:
     until_s: float
     maximum: float
     rate: float
-    mode: Mode
+    mode: LimiterMode
     attempts: int = 0
     failures: int = 0
 

@@ -196,7 +196,12 @@ class Derived(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One key. ``why`` is the sentence in docs/configuration.md."""
+    """One key. ``why`` is the sentence in docs/configuration.md.
+
+    ``reloadable``: ``headgate reload`` takes it, in the supervisor. Whoever reads the key asks the
+    supervisor's ``config`` each time, or is told in ``Supervisor._reload``; a shard learns of it
+    only by the shared memory.
+    """
 
     name: str
     type: ValueType
@@ -342,7 +347,8 @@ FIELDS: tuple[Field, ...] = (
           check=between(1, 10_000_000)),
     Field("auto_create_topics", SWITCH, "true", "",
           "a request to produce creates its topic, unless it says `create=false`; with `false`,"
-          " it gets 404 `unknown_topic`, and only `PUT /v0/topics/{t}` makes topics"),
+          " it gets 404 `unknown_topic`, and only `PUT /v0/topics/{t}` and Kafka's CreateTopics"
+          " make topics"),
     Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
           "how long a request waits for its acknowledgment; then it is withdrawn and gets 503, or"
           " 504 if its upload has begun; a request may set its own",

@@ -42,9 +42,9 @@ from shards.segment import Segment
 NEVER = 1 << 63
 _encode = msgspec.json.Encoder().encode
 RUN_BYTES = VOID_BYTES_MAX // 2  # a run ends with the request that exceeds it
-# That are answered between two looks at the clock, in about 80 microseconds. The request after each
-# look is a sample of the latency, which so costs the other ones nothing.
 EARLY_ANSWERED_MAX = 1_000  # in the heap of deadlines, in addition to one for each that waits
+# Requests that are answered between two looks at the clock, in about 80 microseconds. The one after
+# each look is a sample of the latency, so the others cost nothing for it.
 PARTS_A_LOOK = SAMPLED
 
 

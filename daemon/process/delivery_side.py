@@ -21,8 +21,8 @@ from daemon.process.opened import Opened
 from daemon.process.write_side import WriteSide
 from daemon.upkeep.directory import place_of
 from delivery.changes import ChangesFound, DeliveryChanges, FollowedChanges
-from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher, Served
+from delivery.flush import Flush
 from delivery.ledger_thread import LedgerThread
 from delivery.pipes.addresses import pipe_name
 from delivery.pipes.buffers import PipeBuffers
@@ -114,11 +114,11 @@ class DeliverySide:
             self._delivered, lambda: self._coalesce_ns > 0, monotonic_ns, self._watched,
         )  # fmt: skip
 
-        self.flush = CursorFlush(opened.open_ledger, monotonic_ns, ended)
+        self.flush = Flush(opened.open_ledger, monotonic_ns, ended)
         self.changes = DeliveryChanges(segment, opened.bells, ledger, opened.ledger_lock)
         self._routers = Routers(
             shard, segment.layout.shards, self.partitions, ledger, write.copies,
-            router_board(segment), self.dispatcher.dirty, self._settings, monotonic_ns,
+            router_board(segment), self.dispatcher.dirty, self._delivery_version, monotonic_ns,
             self.priorities.learn, failed, min(PAGE_BYTES_MAX, config.ring_bytes // 64),
             opened.access,
         )  # fmt: skip
@@ -131,7 +131,7 @@ class DeliverySide:
         self._subscriptions = Subscriptions(
             shard, segment.layout.shards, int(opened.words[at.G_INCARNATION]), self.partitions,
             ledger, FinishedJournal(segment, shard), self.flush, write.copies,
-            subscription_board(segment), self.dispatcher.dirty, self._settings,
+            subscription_board(segment), self.dispatcher.dirty, self._delivery_version,
             write.trackers.evicted, OwnerClocks(monotonic_ns, wall_ms), self.priorities.learn,
             write.may_deliver, self._consumed, self.changes, failed, lambda: self.senders,
         )  # fmt: skip
@@ -144,7 +144,7 @@ class DeliverySide:
         learned = LearnedRates()
         self.flush.add_rates(learned)
         self.senders = PushSenders(
-            segment, shard, ledger, self._settings, SecretsFile(Path(config.data_dir)),
+            segment, shard, ledger, self._delivery_version, SecretsFile(Path(config.data_dir)),
             SenderTools(
                 self.owners, _push_client(config), _limiter_settings(config), learned,
                 QueuedBudget(QUEUED_BYTES_MAX), EndpointHolds(segment), monotonic_ns, wall_ms,
@@ -224,7 +224,7 @@ class DeliverySide:
         await self._pipe_server.close()
         await self.flush.stop()
 
-    def _settings(self) -> int:
+    def _delivery_version(self) -> int:
         """A number that changes with routers and subscriptions."""
         # Both only grow. A shard may die between a change and the change of the word.
         return int(self._words[at.G_DELIVERY] + self._words[at.G_DEATHS])

@@ -51,7 +51,7 @@ from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.errors import LedgerError
 from shards.boards.endpointholds import EndpointHolds
-from shards.boards.pushboard import Mode, SenderWords
+from shards.boards.pushboard import LimiterMode, SenderWords
 
 log = logging.getLogger("headgate.push")
 
@@ -148,7 +148,7 @@ class PushSender:
         self._is_looking = False
         self._loop = asyncio.get_running_loop()
         self.held = ""  # why nothing is sent, if so
-        self.is_testing = False  # the next permit is for a test (exchange.py)
+        self.is_testing = False  # the next permit is for a test (receiver_test.py)
         self._last_failure = ""
         self._is_deferring = False
         self._closed = False
@@ -314,7 +314,7 @@ class PushSender:
             return
         self._said_mode = mode
         log.log(
-            logging.INFO if mode is Mode.NORMAL else logging.WARNING,
+            logging.INFO if mode is LimiterMode.NORMAL else logging.WARNING,
             "push subscription %s of topic %s is in %s mode%s",
             self.job.subscription.name, self.job.source.topic, mode.name.lower(),
             f": {self._last_failure}" if self._last_failure else "",

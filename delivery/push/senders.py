@@ -23,10 +23,10 @@ from delivery.changes import ChangesFound, FollowedChanges
 from delivery.ledger_thread import LedgerThread
 from delivery.push.attempts import AttemptHistories
 from delivery.push.events import EventSource
-from delivery.push.exchange import exchange
 from delivery.push.posts.addresses import AllowList
 from delivery.push.posts.answers import AnswerOutcome
 from delivery.push.rates.limiter import BUSY
+from delivery.push.receiver_test import exchange
 from delivery.push.secrets import Hiding, PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
 from delivery.subscriptions.requests import (
@@ -45,7 +45,13 @@ from ledger.delivery.subscriptions import Subscription
 from ledger.log import backup
 from ledger.tx import ReadTx
 from ledger.types import Topic
-from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, SenderWords, sender_number
+from shards.boards.pushboard import (
+    LimiterMode,
+    PushBoard,
+    PushSenderRow,
+    SenderWords,
+    sender_number,
+)
 from shards.boards.pushrules import PushRules
 from shards.segment import Segment
 
@@ -346,7 +352,7 @@ def wants_more(rows: Iterable[PushSenderRow], now_ns: int) -> bool:
     its receiver answers when it took something; until then nothing asks."""
     return any(
         row.is_present
-        and row.state.mode == Mode.NORMAL
+        and row.state.mode == LimiterMode.NORMAL
         and row.held_until_ns <= now_ns
         and row.records > 0
         and 0 <= row.use * row.granted < BUSY * row.state.rate

@@ -543,7 +543,7 @@ class Routers:
             starved, self._starved = self._starved, set()
             self._dirty([(topic_id, Kind.ROUTE) for topic_id in starved], self._now_ns())
 
-    # The flush of cursors (delivery/cursors/flush.py)
+    # The flush of cursors (delivery/flush.py)
 
     def moves(self, limit: int) -> Sequence[CursorMove]:
         """Moves over what no frame carries."""

@@ -18,7 +18,7 @@ from math import inf
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import BLOCKED_BYTES, SHORT_REASON
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
-from delivery.subscriptions.window.messages import QUEUE_BYTES, text_bytes
+from delivery.subscriptions.window.messages import KEY_QUEUE_BYTES, text_bytes
 from delivery.subscriptions.window.unreliable import UnreliableWindow
 from ledger.delivery.progress import ROW_OFFSETS
 
@@ -31,10 +31,10 @@ LEAST_MESSAGES = 6
 KEY_BYTES_MAX = text_bytes("\u00ff" * 1_024)
 # The least, each with the longest key, and in another segment of which all else is finished.
 LITTLE_BYTES = LEAST_MESSAGES * (
-    QUEUE_BYTES + KEY_BYTES_MAX + SEGMENT_BYTES + MESSAGE_BYTES * ROW_OFFSETS
+    KEY_QUEUE_BYTES + KEY_BYTES_MAX + SEGMENT_BYTES + MESSAGE_BYTES * ROW_OFFSETS
 )
 LOOSE_LOT_BYTES = 2 * SEGMENT_BYTES + MESSAGE_BYTES * LITTLE_MESSAGES
-LARGEST_LOT_BYTES = LOOSE_LOT_BYTES + QUEUE_BYTES + KEY_BYTES_MAX  # of one key, or of none
+LARGEST_LOT_BYTES = LOOSE_LOT_BYTES + KEY_QUEUE_BYTES + KEY_BYTES_MAX  # of one key, or of none
 LITTLE_SENT = 128
 LITTLE_SENT_BYTES = LITTLE_SENT * BLOCKED_BYTES
 MEMBERS_BYTES_MAX = 64 << 20  # 10,000 consumers without filters, as many as there may be streams
@@ -157,7 +157,7 @@ class Share:
         least = LEAST_MESSAGES - self.window.unfinished
         left = LITTLE_BYTES - LOOSE_LOT_BYTES - self.window.memory_bytes
         for count, key in enumerate(keys):
-            left -= QUEUE_BYTES + text_bytes(key)
+            left -= KEY_QUEUE_BYTES + text_bytes(key)
             if left < 0 and count >= least:
                 return keys[:count]
         return keys

@@ -4,7 +4,7 @@ soon.
 Lifecycle of what a window finishes::
 
     ``record`` -> in the journal: the acknowledgment may be answered -> a sweep collects it
-               -> in the ledger, by the flush (delivery/cursors/flush.py) -> the journal is freed
+               -> in the ledger, by the flush (delivery/flush.py) -> the journal is freed
 
 A *sweep* collects what all subscriptions have changed (floors, rows of finished offsets, number of
 the last batch), in rounds of at most COSTS_MAX. Once its last round is durable, the journal is
@@ -29,7 +29,7 @@ After a death in between it begins again: bits are only added. A subscription th
 sought meanwhile is passed over, because its entries are of another generation. A damaged journal
 gives what is before the damage; what is after it is delivered again.
 
-This module decides and collects; ``CursorFlush`` has the thread and the transaction.
+This module decides and collects; ``Flush`` has the thread and the transaction.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class JournaledProgress:
             self._hurry()
         return "the numbers of the next batches are not in the ledger yet"
 
-    # The flush (delivery/cursors/flush.py)
+    # The flush (delivery/flush.py)
 
     @property
     def has_more(self) -> bool:

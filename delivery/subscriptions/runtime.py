@@ -25,8 +25,8 @@ from msgspec import Struct
 
 from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.changes import ChangesFound, DeliveryChanges, FollowedChanges
-from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
+from delivery.flush import Flush
 from delivery.ledger_thread import LedgerThread
 from delivery.pipes.server import Asker
 from delivery.reading.blocks import Blocks, Wanted
@@ -123,7 +123,7 @@ class Subscriptions:
         reader: PartitionReader,
         ledger: LedgerThread,
         journal: FinishedJournal,
-        flush: CursorFlush,
+        flush: Flush,
         outbox: Outbox,
         board: Board[SubscriptionRow],
         dirty: Callable[[Iterable[EntryKey], int], None],

@@ -56,7 +56,7 @@ LATENCY_UNIT_NS = 125_000  # bucket b has what took less than 2^b of it; the las
 _LAST = at.PUSH_LATENCIES - 1
 
 
-class Mode(IntEnum):
+class LimiterMode(IntEnum):
     """What a limiter thinks of its receiver (``delivery/push/rates/limiter.py``)."""
 
     NORMAL = 0

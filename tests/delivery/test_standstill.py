@@ -5,7 +5,7 @@ from __future__ import annotations
 from delivery.standstill import LOOK_NS, LOOKED_MAX, FirstUnfinished, Fronts, Since, Why
 from delivery.subscriptions.shown.standing import why_not_posted
 from ledger.delivery.push_rates import LearnedRate
-from shards.boards.pushboard import Mode, PushSenderRow
+from shards.boards.pushboard import LimiterMode, PushSenderRow
 
 S = 1_000_000_000
 
@@ -72,7 +72,7 @@ def test_since_is_when_a_value_changed_last() -> None:
 def sender(**changes: object) -> PushSenderRow:
     row: dict[str, object] = {
         "shard": 0, "is_present": True, "granted": 5.0, "in_use": 5.0, "use": 0.0,
-        "state": LearnedRate(Mode.NORMAL, 5.0, None), "changed_ns": S, "held_until_ns": 0,
+        "state": LearnedRate(LimiterMode.NORMAL, 5.0, None), "changed_ns": S, "held_until_ns": 0,
         "next_ns": 0, "in_flight": 0, "attempts": 3, "records": 3, "outcomes": (), "latencies": (),
         "latency_sum_ns": 0,
     }  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_message_at_a_sender_waits_for_what_the_senders_row_says() -> None:
     assert why(sender(in_flight=1)) is None, "it is POSTed now"
     assert why(sender(next_ns=10 * S)) is None, "the rate does not allow it yet"
     assert "not there" in str(why(None)) and "not there" in str(why(sender(is_present=False)))
-    assert "heartbeat mode" in str(why(sender(state=LearnedRate(Mode.HEARTBEAT, 1.0, None))))
+    assert "heartbeat mode" in str(why(sender(state=LearnedRate(LimiterMode.HEARTBEAT, 1.0, None))))
     assert "asked for a pause" in str(why(sender(held_until_ns=10 * S)))
     assert "granted a rate" in str(why(sender(granted=0.0)))
     assert why_not_posted(sender(), 4 * S, 9 * S) == Why(

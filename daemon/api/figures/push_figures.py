@@ -14,7 +14,7 @@ from daemon.api.figures.subscription_figures import SERIES_MAX, SHOWN_MAX
 from daemon.schemas.status import PushCounters, PushFigures, PushStatus
 from delivery.dispatch import SLICE_NS
 from shards.boards.figures import values_of
-from shards.boards.pushboard import Mode
+from shards.boards.pushboard import LimiterMode
 from shards.boards.pushtotals import PushTotal, together, totals
 from shards.boards.rowboard import Placed, SubscriptionRow
 from shards.segment import Segment
@@ -61,7 +61,7 @@ def status_of(
     first = sorted(found, key=lambda each: (-each.mode, -each.failures, each.slot))[:SHOWN_MAX]
     return PushStatus(
         count=len(found),
-        slow=sum(each.mode > Mode.NORMAL for each in found),
+        slow=sum(each.mode > LimiterMode.NORMAL for each in found),
         first=[_figures(each, names, now_ns) for each in first],
         **values_of(PushCounters, together(found)),
     )
@@ -72,7 +72,7 @@ def _figures(total: PushTotal, names: Names, now_ns: int) -> PushFigures:
     return PushFigures(
         topic=topic,
         subscription=subscription,
-        mode=Mode(total.mode).name.lower(),
+        mode=LimiterMode(total.mode).name.lower(),
         held_ms=max(0, total.held_until_ns - now_ns) // 1_000_000,
         outcomes=total.by_outcome,
         **values_of(PushCounters, total),

@@ -12,7 +12,7 @@ from daemon.schemas.status import PushCounters
 from delivery.push.rates.pacer import NEVER_NS
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.figures import values_of
-from shards.boards.pushboard import Mode, PushBoard, PushSenderRow, latency_ms
+from shards.boards.pushboard import LimiterMode, PushBoard, PushSenderRow, latency_ms
 from shards.boards.pushtotals import total_of
 from shards.clock import monotonic_ns, wall_ms
 from shards.segment import Segment
@@ -32,7 +32,7 @@ class PushActivities:
             return None
         total = total_of(self._segment, offer)
         return PushActivity(
-            mode=Mode(total.mode).name.lower(),
+            mode=LimiterMode(total.mode).name.lower(),
             held_until_ms=_wall_ms(total.held_until_ns, monotonic_ns()),
             outcomes=total.by_outcome,
             **values_of(PushCounters, total),
@@ -48,7 +48,7 @@ class PushActivities:
 
 
 def _sender(row: PushSenderRow, now_ns: int, *, is_paused: bool) -> PushSenderActivity:
-    mode = Mode(row.state.mode)
+    mode = LimiterMode(row.state.mode)
     may = row.granted and not is_paused and row.next_ns < NEVER_NS
     next_ns = max(row.next_ns, now_ns) if may else None
     return PushSenderActivity(

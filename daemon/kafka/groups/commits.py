@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from delivery.cursors.flush import MOVES_MAX, SHARE
+from delivery.flush import MOVES_MAX, SHARE
 from delivery.ledger_thread import LedgerReads
 from ledger.delivery import group_commits
 from ledger.delivery.group_commits import GroupCommit, IdleCommits, RefusedCommits

@@ -50,7 +50,7 @@ from msgspec import Struct
 
 from delivery.push.rates.pacer import NEVER_NS, Pacer
 from ledger.delivery.push_rates import LearnedRate, SenderId
-from shards.boards.pushboard import Mode
+from shards.boards.pushboard import LimiterMode
 
 
 class Failed(Enum):
@@ -63,10 +63,10 @@ class Failed(Enum):
 
 # The mode after a period, by the mode in it and by what failed; in all other cases it stays.
 MODES = {
-    (Mode.NORMAL, Failed.MOST): Mode.SLOW,
-    (Mode.SLOW, Failed.NONE): Mode.NORMAL,
-    (Mode.SLOW, Failed.MOST): Mode.HEARTBEAT,
-    (Mode.HEARTBEAT, Failed.NONE): Mode.SLOW,
+    (LimiterMode.NORMAL, Failed.MOST): LimiterMode.SLOW,
+    (LimiterMode.SLOW, Failed.NONE): LimiterMode.NORMAL,
+    (LimiterMode.SLOW, Failed.MOST): LimiterMode.HEARTBEAT,
+    (LimiterMode.HEARTBEAT, Failed.NONE): LimiterMode.SLOW,
 }
 
 USE_UNKNOWN = -1.0
@@ -152,7 +152,7 @@ class Limiter:
         self._last_period: tuple[float, float] | None
         self._forget(now_ns)
         if learned is not None:
-            self._mode = Mode(learned.mode)
+            self._mode = LimiterMode(learned.mode)
             self._learned = max(learned.rate, settings.slow_rate)
             self._ceiling = learned.ceiling
         self._pacer = Pacer(0.0, now_ns)
@@ -169,7 +169,7 @@ class Limiter:
 
     def _forget(self, now_ns: int) -> None:
         """Nothing is known of the receiver."""
-        self._mode = Mode.NORMAL
+        self._mode = LimiterMode.NORMAL
         self._learned = self._settings.slow_rate
         self._ceiling = None
         self._held_ns = 0
@@ -183,7 +183,7 @@ class Limiter:
     # --- what is in force ---------------------------------------------------------------------
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> LimiterMode:
         """Normal, slow or heartbeat."""
         return self._mode
 
@@ -275,7 +275,7 @@ class Limiter:
         new."""
         if began_ns is None:
             return True
-        is_new = self._mode is Mode.NORMAL or began_ns >= self._fell_ns
+        is_new = self._mode is LimiterMode.NORMAL or began_ns >= self._fell_ns
         return is_new and self.is_of_this_receiver(began_ns)
 
     def is_of_this_receiver(self, began_ns: int) -> bool:
@@ -298,8 +298,8 @@ class Limiter:
         """An operator says that the receiver takes something again: ends a pause, and slow mode as
         a period without failures does."""
         self.release()
-        if self._mode is not Mode.NORMAL:
-            self._mode = Mode.NORMAL
+        if self._mode is not LimiterMode.NORMAL:
+            self._mode = LimiterMode.NORMAL
             self._climb(is_busy=False)
             self._put_in_force(now_ns)
             self._begin_period(now_ns)
@@ -331,7 +331,7 @@ class Limiter:
         before = (self._mode, self.rate)
         self._pacer.catch_up(now_ns)
         if self._succeeded + self._failed:
-            was_normal = self._mode is Mode.NORMAL
+            was_normal = self._mode is LimiterMode.NORMAL
             self._judge(now_ns)
             self._last_period = self._taken(now_ns) if was_normal else None
             self._is_new = False
@@ -352,12 +352,12 @@ class Limiter:
         answers = self._succeeded + self._failed
         failures = self._failed / answers
         before, failed = self._mode, _failed(failures)
-        if before is not Mode.NORMAL or answers > 1:
+        if before is not LimiterMode.NORMAL or answers > 1:
             self._mode = MODES.get((before, failed), before)
-        if before is not Mode.NORMAL:
-            if self._mode is Mode.NORMAL:
+        if before is not LimiterMode.NORMAL:
+            if self._mode is LimiterMode.NORMAL:
                 self._climb(is_busy=False)
-        elif self._mode is Mode.SLOW:
+        elif self._mode is LimiterMode.SLOW:
             self._learn_ceiling(failures, now_ns)
             self._fell_ns = now_ns
             self._learned = settings.slow_rate
@@ -463,7 +463,7 @@ class Limiter:
         self._ceiling = max(measured, self._proved, self._settings.slow_rate)
 
     def _put_in_force(self, now_ns: int) -> None:
-        rate = self._learned if self._mode is Mode.NORMAL else self._settings.slow_rate
+        rate = self._learned if self._mode is LimiterMode.NORMAL else self._settings.slow_rate
         self._pacer.set_rate(min(rate, self._maximum), now_ns)
 
     # --- what the balancer asks ---------------------------------------------------------------
@@ -493,7 +493,7 @@ class Limiter:
             self._update_due_ns = now_ns + round(self._settings.update_interval_s * 1e9)
             return  # there was hardly a permit to take; the interval goes on
         taken = came - lost if wants else 0.0
-        is_climbing = self._mode is Mode.NORMAL and (
+        is_climbing = self._mode is LimiterMode.NORMAL and (
             self._ceiling is None or self._ceiling >= self._maximum
         )
         could = came if is_climbing else self._allowed
@@ -513,7 +513,7 @@ class Limiter:
         assert self._learned >= self._settings.slow_rate
         assert self._ceiling is None or self._ceiling >= self._settings.slow_rate
         assert self._use == USE_UNKNOWN or 0 <= self._use <= 1
-        if self._mode is not Mode.NORMAL:
+        if self._mode is not LimiterMode.NORMAL:
             assert self.rate <= self._settings.slow_rate
 
 

@@ -13,7 +13,7 @@ from delivery.standstill import UNKNOWN, FirstUnfinished, Fronts, Since, Standst
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.window.messages import Batch, Place, QueueState
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import Mode, PushSenderRow, sender_number
+from shards.boards.pushboard import LimiterMode, PushSenderRow, sender_number
 
 SenderRows = Callable[[Subscription], Sequence[PushSenderRow]]
 KEY_CHARACTERS = 100
@@ -163,9 +163,9 @@ def why_not_posted(row: PushSenderRow | None, attempts_since_ns: int, now_ns: in
     does not allow more yet."""
     if row is None or not row.is_present:
         return Why("waits for its sender, which is not there")
-    if row.state.mode != Mode.NORMAL:
+    if row.state.mode != LimiterMode.NORMAL:
         return Why(
-            f"waits for its receiver, which fails ({Mode(row.state.mode).name.lower()} mode)"
+            f"waits for its receiver, which fails ({LimiterMode(row.state.mode).name.lower()} mode)"
         )
     if row.held_until_ns > now_ns:
         return Why("waits because its receiver asked for a pause")

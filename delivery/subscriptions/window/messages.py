@@ -34,7 +34,7 @@ Place = tuple[int, int]
 """A message: its partition and its offset."""
 
 REFUSALS_MAX = 100  # named in one outcome
-QUEUE_BYTES = 240  # as measured, with its place among the keys, without its key
+KEY_QUEUE_BYTES = 240  # as measured, with its place among the keys, without its key
 
 
 def text_bytes(text: str | None) -> int:
@@ -103,7 +103,7 @@ class KeyQueue:
     @property
     def bytes(self) -> int:
         """What it takes. A key of 1,024 characters may take 8 KB."""
-        return QUEUE_BYTES + text_bytes(self.key)
+        return KEY_QUEUE_BYTES + text_bytes(self.key)
 
     def change(self, event: QueueEvent) -> None:
         """Something has become of the head. Raises KeyError if nothing of the kind can."""

@@ -10,7 +10,7 @@ from delivery.push.sender import PushSender
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.endpointholds import EndpointHolds, HoldPlace
-from shards.boards.pushboard import Mode, PushBoard, SenderWords
+from shards.boards.pushboard import LimiterMode, PushBoard, SenderWords
 from shards.clock import monotonic_ns
 from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending, until_it_rests
@@ -62,18 +62,18 @@ def test_what_a_former_endpoint_still_answers_is_not_said_by_the_new_one(
 def test_a_changed_endpoint_is_learned_anew(node: Node, tmp_path: Path) -> None:
     async def use(them: Sending) -> None:
         made = them.create({"rate_max": 50.0})
-        slow = LearnedRate(Mode.HEARTBEAT, 3.0, 7.0)
+        slow = LearnedRate(LimiterMode.HEARTBEAT, 3.0, 7.0)
         words = SenderWords(node.segment, 0, made.slot)
         words.join(made.subscription_id)
         words.tell(slow, 1)
         await them.until(lambda: len(them.senders) == 1, made, 50.0)
         limiter = sender_of(them, made).limiter
         await them.until(lambda: limiter.maximum == 50, made, 50.0)
-        assert limiter.mode is Mode.HEARTBEAT
+        assert limiter.mode is LimiterMode.HEARTBEAT
         them.alter({"rate_max": 50.0, "endpoint": them.endpoint + "/new"})
-        await them.until(lambda: limiter.mode is Mode.NORMAL, made, 50.0)
+        await them.until(lambda: limiter.mode is LimiterMode.NORMAL, made, 50.0)
         assert (limiter.rate, limiter.ceiling) == (10.0, None)
-        board, anew = PushBoard(node.segment), LearnedRate(Mode.NORMAL, 10.0, None)
+        board, anew = PushBoard(node.segment), LearnedRate(LimiterMode.NORMAL, 10.0, None)
         looks = iter(range(2))
         await them.until(lambda: next(looks, None) is None, made, 50.0)
         assert [row.state for row in board.senders(made.slot, made.subscription_id)] == [anew]

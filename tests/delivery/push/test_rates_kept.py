@@ -8,7 +8,7 @@ from delivery.push.rates.limiter import Limiter
 from ledger.delivery import push_rates
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import Mode, PushBoard
+from shards.boards.pushboard import LimiterMode, PushBoard
 from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
@@ -47,7 +47,7 @@ def test_a_sender_begins_with_what_its_predecessor_of_another_start_learned(
         await them.until(lambda: limiter(them, made) is not None, made)
         found = limiter(them, made)
         assert found is not None
-        assert found.state == LearnedRate(Mode.SLOW, 1 / 60, 12.5)
+        assert found.state == LearnedRate(LimiterMode.SLOW, 1 / 60, 12.5)
 
     sending(node, tmp_path, use)
 
@@ -63,6 +63,6 @@ def test_a_successor_in_the_same_daemon_goes_by_the_words(node: Node, tmp_path: 
         them.restart()
         await them.until(lambda: limiter(them, made) is not None, made)
         found = limiter(them, made)
-        assert found is not None and found.mode is Mode.NORMAL and found.ceiling is None
+        assert found is not None and found.mode is LimiterMode.NORMAL and found.ceiling is None
 
     sending(node, tmp_path, use)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from delivery.push.rates.limiter import LimiterSettings
-from shards.boards.pushboard import Mode
+from shards.boards.pushboard import LimiterMode
 from tools.push_model import SECOND, ModelSender, PushSample, Receiver, Sharing, follow
 
 PERIOD_S = 30
@@ -82,7 +82,10 @@ def test_a_sender_follows_a_capacity_that_halves_and_doubles() -> None:
 def test_a_sender_comes_back_after_an_outage() -> None:
     samples = follow(_changing(1e6, 0.0, 1e6, periods=20), 100.0, 60)
     down = samples[22:40]
-    assert all(each.mode in (Mode.SLOW, Mode.HEARTBEAT) and each.attempts <= 1 for each in down)
+    assert all(
+        each.mode in (LimiterMode.SLOW, LimiterMode.HEARTBEAT) and each.attempts <= 1
+        for each in down
+    )
     assert _served(samples[-10:]) > 80
 
 

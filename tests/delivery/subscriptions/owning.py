@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from delivery.changes import DeliveryChanges
-from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Dispatcher
+from delivery.flush import Flush
 from delivery.ledger_thread import LedgerThread
 from delivery.pipes.server import Asker
 from delivery.reading.followed import FollowedPartitions
@@ -91,7 +91,7 @@ class Owner:
         self.dispatcher = Dispatcher(
             FifoReadySet(), lambda _: PriorityInputs(), lambda: self.now_ns
         )
-        self.flush = CursorFlush(
+        self.flush = Flush(
             lambda: Ledger(node.ledger.path, nullcontext(), must_exist=True),
             lambda: self.now_ns, self._ended,
         )  # fmt: skip

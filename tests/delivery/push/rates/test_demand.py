@@ -6,11 +6,11 @@ import pytest
 
 from delivery.push.senders import wants_more
 from ledger.delivery.push_rates import LearnedRate
-from shards.boards.pushboard import NOTHING_LEARNED, Mode, PushSenderRow
+from shards.boards.pushboard import NOTHING_LEARNED, LimiterMode, PushSenderRow
 
 BUSY_ROW = PushSenderRow(
     shard=0, is_present=True, granted=100.0, in_use=100.0, use=0.5,
-    state=LearnedRate(Mode.NORMAL, 100.0, None), changed_ns=1, held_until_ns=0, next_ns=0,
+    state=LearnedRate(LimiterMode.NORMAL, 100.0, None), changed_ns=1, held_until_ns=0, next_ns=0,
     in_flight=16, attempts=10, records=10, outcomes=(10,), latency_sum_ns=1, latencies=(10,),
 )  # fmt: skip
 
@@ -29,14 +29,14 @@ def row(**fields: object) -> PushSenderRow:
         ({"use": -1.0}, False),  # not known yet
         ({"records": 0}, False),  # nobody knows whether the receiver answers
         ({"use": 0.95}, False),  # the limit is reached
-        ({"state": LearnedRate(Mode.NORMAL, 52.0, 52.0)}, False),  # the receiver takes no more
-        ({"state": LearnedRate(Mode.NORMAL, 60.0, 60.0)}, True),
-        ({"state": LearnedRate(Mode.SLOW, 100.0, None)}, False),
-        ({"state": LearnedRate(Mode.HEARTBEAT, 100.0, None)}, False),
+        ({"state": LearnedRate(LimiterMode.NORMAL, 52.0, 52.0)}, False),  # it takes no more
+        ({"state": LearnedRate(LimiterMode.NORMAL, 60.0, 60.0)}, True),
+        ({"state": LearnedRate(LimiterMode.SLOW, 100.0, None)}, False),
+        ({"state": LearnedRate(LimiterMode.HEARTBEAT, 100.0, None)}, False),
         ({"state": NOTHING_LEARNED}, False),
         ({"held_until_ns": 6}, False),
         ({"held_until_ns": 5}, True),
-        ({"granted": 0.0, "state": LearnedRate(Mode.NORMAL, 0.0, None)}, False),
+        ({"granted": 0.0, "state": LearnedRate(LimiterMode.NORMAL, 0.0, None)}, False),
     ],
 )
 def test_a_sender_wants_help_if_it_may_send_more_than_it_can(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from delivery.push.rates.limiter import LearnedRates
 from ledger.delivery.push_rates import LearnedRate
-from shards.boards.pushboard import Mode
+from shards.boards.pushboard import LimiterMode
 
-FAST = LearnedRate(Mode.NORMAL, 100.0, None)
-SLOW = LearnedRate(Mode.SLOW, 1 / 60, 12.5)
+FAST = LearnedRate(LimiterMode.NORMAL, 100.0, None)
+SLOW = LearnedRate(LimiterMode.SLOW, 1 / 60, 12.5)
 
 
 def test_the_last_of_each_sender_is_offered_once() -> None:

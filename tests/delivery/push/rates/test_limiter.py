@@ -20,7 +20,7 @@ from delivery.push.rates.limiter import (
 )
 from delivery.push.rates.pacer import BURST_S, LATE_S, NEVER_NS
 from ledger.delivery.push_rates import LearnedRate
-from shards.boards.pushboard import Mode
+from shards.boards.pushboard import LimiterMode
 from tests.long import examples
 
 SECOND = 1_000_000_000
@@ -57,10 +57,10 @@ class Periods:
 
 
 def _at(rate: float, maximum: float = 100.0, ceiling: float | None = None) -> Periods:
-    return Periods(maximum, LearnedRate(Mode.NORMAL, rate, ceiling))
+    return Periods(maximum, LearnedRate(LimiterMode.NORMAL, rate, ceiling))
 
 
-def _in(mode: Mode, ceiling: float | None = None) -> Periods:
+def _in(mode: LimiterMode, ceiling: float | None = None) -> Periods:
     return Periods(100.0, LearnedRate(mode, SLOW, ceiling))
 
 
@@ -80,7 +80,7 @@ def test_a_limiter_that_is_restarted_does_as_a_new_one() -> None:
     former = Periods()
     for succeeded, failed in [(50, 50), (10, 60), (99, 1), (40, 40), (100, 0), (0, 9), (0, 9)]:
         former.end(succeeded, failed, is_last=True)
-    assert former.limiter.mode is not Mode.NORMAL
+    assert former.limiter.mode is not LimiterMode.NORMAL
     former.limiter.hold(former.now + 3600 * SECOND)
     former.limiter.restart(former.now)
     new = Periods()
@@ -107,12 +107,12 @@ def test_a_limiter_that_is_restarted_does_as_a_new_one() -> None:
 def test_thresholds_are_strict(succeeded: int, failed: int, rate: float) -> None:
     limiter = _at(50.0).end(succeeded, failed)
     assert limiter.rate == pytest.approx(rate)
-    assert limiter.mode is (Mode.SLOW if rate == SLOW else Mode.NORMAL)
+    assert limiter.mode is (LimiterMode.SLOW if rate == SLOW else LimiterMode.NORMAL)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_a_period_without_an_answer_changes_nothing(mode: Mode) -> None:
-    periods = Periods(100.0, LearnedRate(mode, 50.0 if mode is Mode.NORMAL else SLOW, 70.0))
+@pytest.mark.parametrize("mode", list(LimiterMode))
+def test_a_period_without_an_answer_changes_nothing(mode: LimiterMode) -> None:
+    periods = Periods(100.0, LearnedRate(mode, 50.0 if mode is LimiterMode.NORMAL else SLOW, 70.0))
     before = (periods.limiter.state, periods.limiter.rate)
     limiter = periods.end(0)
     assert (limiter.state, limiter.rate) == before
@@ -120,7 +120,7 @@ def test_a_period_without_an_answer_changes_nothing(mode: Mode) -> None:
 
 def test_one_attempt_alone_decreases_and_does_not_lead_to_slow_mode() -> None:
     limiter = _at(50.0).end(0, 1)
-    assert (limiter.mode, limiter.rate) == (Mode.NORMAL, 40.0)
+    assert (limiter.mode, limiter.rate) == (LimiterMode.NORMAL, 40.0)
 
 
 def test_no_decrease_goes_below_the_slow_rate() -> None:
@@ -128,28 +128,28 @@ def test_no_decrease_goes_below_the_slow_rate() -> None:
     for _ in range(10):
         periods.end(1, 1)
     assert periods.limiter.rate == SLOW
-    assert periods.limiter.mode is Mode.NORMAL
+    assert periods.limiter.mode is LimiterMode.NORMAL
 
 
 def test_slow_mode_is_left_up_after_successes_alone_and_down_after_more_than_half_failed() -> None:
-    assert _in(Mode.SLOW).end(1, 1).mode is Mode.SLOW
-    assert _in(Mode.SLOW).end(2, 1).mode is Mode.SLOW
-    assert _in(Mode.SLOW).end(1, 2).mode is Mode.HEARTBEAT
-    assert _in(Mode.SLOW).end(0, 1).mode is Mode.HEARTBEAT
-    up = _in(Mode.SLOW).end(1)
-    assert up.mode is Mode.NORMAL
+    assert _in(LimiterMode.SLOW).end(1, 1).mode is LimiterMode.SLOW
+    assert _in(LimiterMode.SLOW).end(2, 1).mode is LimiterMode.SLOW
+    assert _in(LimiterMode.SLOW).end(1, 2).mode is LimiterMode.HEARTBEAT
+    assert _in(LimiterMode.SLOW).end(0, 1).mode is LimiterMode.HEARTBEAT
+    up = _in(LimiterMode.SLOW).end(1)
+    assert up.mode is LimiterMode.NORMAL
     assert up.rate == pytest.approx(SLOW + 0.2 * (100 - SLOW))
 
 
 def test_heartbeat_is_left_to_slow_mode_after_successes_alone() -> None:
-    assert _in(Mode.HEARTBEAT).end(1, 1).mode is Mode.HEARTBEAT
-    assert _in(Mode.HEARTBEAT).end(99, 1).mode is Mode.HEARTBEAT
-    assert _in(Mode.HEARTBEAT).end(1).mode is Mode.SLOW
+    assert _in(LimiterMode.HEARTBEAT).end(1, 1).mode is LimiterMode.HEARTBEAT
+    assert _in(LimiterMode.HEARTBEAT).end(99, 1).mode is LimiterMode.HEARTBEAT
+    assert _in(LimiterMode.HEARTBEAT).end(1).mode is LimiterMode.SLOW
 
 
-@pytest.mark.parametrize("mode", [Mode.SLOW, Mode.HEARTBEAT])
+@pytest.mark.parametrize("mode", [LimiterMode.SLOW, LimiterMode.HEARTBEAT])
 def test_an_operator_ends_slow_mode_and_a_pause_and_failures_before_that_do_not_count(
-    mode: Mode,
+    mode: LimiterMode,
 ) -> None:
     periods = _in(mode, ceiling=50.0)
     limiter = periods.limiter
@@ -159,7 +159,7 @@ def test_an_operator_ends_slow_mode_and_a_pause_and_failures_before_that_do_not_
     limiter.resume(SECOND)
     limiter.check_invariants()
     expected = SLOW + 0.2 * (50 - SLOW)
-    assert (limiter.mode, limiter.held_until_ns) == (Mode.NORMAL, 0)
+    assert (limiter.mode, limiter.held_until_ns) == (LimiterMode.NORMAL, 0)
     assert limiter.rate == pytest.approx(expected)
     periods.now = SECOND
     assert periods.end(100).rate == pytest.approx(expected + 0.2 * (50 - expected))
@@ -168,7 +168,7 @@ def test_an_operator_ends_slow_mode_and_a_pause_and_failures_before_that_do_not_
 def test_an_operator_who_resumes_a_sender_in_normal_mode_changes_no_rate() -> None:
     limiter = _at(30.0).limiter
     limiter.resume(SECOND)
-    assert limiter.state == LearnedRate(Mode.NORMAL, 30.0, None)
+    assert limiter.state == LearnedRate(LimiterMode.NORMAL, 30.0, None)
 
 
 @pytest.mark.parametrize(("part", "rate"), [(0.6, 60.0), (1.0, 100.0), (None, 20.0)])
@@ -183,7 +183,7 @@ def test_a_limiter_begins_and_begins_anew_with_the_part_that_the_settings_say(
 
 def test_slow_and_heartbeat_send_once_per_delay() -> None:
     settings = LimiterSettings(slow_delay_s=10)
-    for mode in (Mode.SLOW, Mode.HEARTBEAT):
+    for mode in (LimiterMode.SLOW, LimiterMode.HEARTBEAT):
         limiter = Limiter(settings, 100.0, 0, LearnedRate(mode, 0.1, None))
         now = 0
         for turn in range(1, 4):
@@ -198,7 +198,7 @@ def test_a_fall_to_slow_mode_does_not_send_what_was_saved_before() -> None:
     for _ in range(2):
         limiter.failed(29 * SECOND)
     assert limiter.tick(PERIOD)
-    assert limiter.mode is Mode.SLOW
+    assert limiter.mode is LimiterMode.SLOW
     assert limiter.next_ns(PERIOD) == pytest.approx(89 * SECOND, abs=1_000_000)
 
 
@@ -228,7 +228,7 @@ def test_clean_periods_near_the_ceiling_probe_by_1_2_4_8_and_16_percent() -> Non
 
 
 def test_a_sender_with_little_to_send_does_not_probe() -> None:
-    limiter = Limiter(SETTINGS, 100.0, 0, LearnedRate(Mode.NORMAL, 10.0, 10.0))
+    limiter = Limiter(SETTINGS, 100.0, 0, LearnedRate(LimiterMode.NORMAL, 10.0, 10.0))
     now = 0
     for period in range(1, 10):
         for second in range(0, 30, 2):
@@ -242,18 +242,18 @@ def test_a_sender_with_little_to_send_does_not_probe() -> None:
 def test_an_outage_says_nothing_about_the_ceiling() -> None:
     periods = _at(50.0, ceiling=60.0)
     limiter = periods.end(0, 500)
-    assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, 60.0)
-    assert periods.end(0, 1).mode is Mode.HEARTBEAT
-    assert periods.end(1).mode is Mode.SLOW
+    assert (limiter.mode, limiter.ceiling) == (LimiterMode.SLOW, 60.0)
+    assert periods.end(0, 1).mode is LimiterMode.HEARTBEAT
+    assert periods.end(1).mode is LimiterMode.SLOW
     limiter = periods.end(1)
-    assert (limiter.mode, limiter.ceiling) == (Mode.NORMAL, 60.0)
+    assert (limiter.mode, limiter.ceiling) == (LimiterMode.NORMAL, 60.0)
     assert limiter.rate == pytest.approx(SLOW + 0.2 * (60 - SLOW))
 
 
 def test_a_receiver_that_went_down_within_a_period_has_not_a_lower_ceiling() -> None:
     periods = _at(50.0)
     limiter = periods.end(30, 1_000, is_last=True)
-    assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, None)
+    assert (limiter.mode, limiter.ceiling) == (LimiterMode.SLOW, None)
     periods.end(1)
     periods.end(100)
     limiter = periods.end(0, 100)  # again, and soon: it takes what succeeded in both periods
@@ -263,9 +263,9 @@ def test_a_receiver_that_went_down_within_a_period_has_not_a_lower_ceiling() -> 
 def test_an_outage_that_goes_on_in_the_next_period_is_one_and_the_ceiling_stays() -> None:
     periods = _at(50.0)
     limiter = periods.end(900, 300, is_last=True)
-    assert (limiter.mode, limiter.ceiling) == (Mode.NORMAL, None)
+    assert (limiter.mode, limiter.ceiling) == (LimiterMode.NORMAL, None)
     limiter = periods.end(0, 1_000)
-    assert (limiter.mode, limiter.ceiling) == (Mode.SLOW, None)
+    assert (limiter.mode, limiter.ceiling) == (LimiterMode.SLOW, None)
 
 
 def test_an_outage_that_a_lower_rate_does_not_prevent_is_no_quota() -> None:
@@ -291,7 +291,7 @@ def test_answers_to_what_was_under_way_at_a_fall_do_not_lead_to_heartbeat() -> N
     for _ in range(20):
         limiter.failed(periods.now + 5 * SECOND, periods.now - 1)
     limiter.succeeded(periods.now + 6 * SECOND, periods.now + 5 * SECOND)
-    assert periods.end(0).mode is Mode.NORMAL
+    assert periods.end(0).mode is LimiterMode.NORMAL
 
 
 def test_a_probe_that_fails_has_no_lower_ceiling_than_the_rate_that_was_proved() -> None:
@@ -343,7 +343,7 @@ def test_a_maximum_that_is_not_a_rate_is_refused(maximum: float) -> None:
 
 
 def test_a_waiter_wakes_earlier_when_the_rate_is_raised() -> None:
-    limiter = Limiter(SETTINGS, 1.0, 0, LearnedRate(Mode.NORMAL, 50.0, None))
+    limiter = Limiter(SETTINGS, 1.0, 0, LearnedRate(LimiterMode.NORMAL, 50.0, None))
     assert limiter.next_ns(0) == SECOND
     limiter.set_maximum(10.0, 0)
     assert limiter.next_ns(0) == SECOND // 10
@@ -368,7 +368,7 @@ def test_what_was_learned_survives_in_the_state() -> None:
     fallen = _at(50.0)
     fallen.end(1, 9)
     again = Limiter(SETTINGS, 100.0, 0, fallen.limiter.state)
-    assert again.mode is Mode.SLOW
+    assert again.mode is LimiterMode.SLOW
     assert [again.rate, again.ceiling] == pytest.approx([SLOW, 5.0])
 
 
@@ -397,7 +397,7 @@ def _use_after(rate: float, maximum: float, per_s: float, state: LearnedRate) ->
 
 
 def test_use_is_attempts_over_the_maximum() -> None:
-    state = LearnedRate(Mode.NORMAL, 100.0, None)
+    state = LearnedRate(LimiterMode.NORMAL, 100.0, None)
     assert Limiter(SETTINGS, 100.0, 0, state).use == USE_UNKNOWN
     assert _use_after(100.0, 100.0, 50.0, state) == pytest.approx(0.5, abs=0.02)
     assert _use_after(100.0, 100.0, 1_000.0, state) == pytest.approx(1.0)
@@ -405,31 +405,31 @@ def test_use_is_attempts_over_the_maximum() -> None:
 
 
 def test_a_limiter_that_its_ceiling_holds_back_does_not_use_its_maximum() -> None:
-    held = LearnedRate(Mode.NORMAL, 30.0, 30.0)
+    held = LearnedRate(LimiterMode.NORMAL, 30.0, 30.0)
     assert _use_after(30.0, 100.0, 1_000.0, held) == pytest.approx(0.3, abs=0.02)
 
 
 def test_a_limiter_that_only_has_to_climb_uses_its_maximum() -> None:
-    climbing = LearnedRate(Mode.NORMAL, 30.0, None)
+    climbing = LearnedRate(LimiterMode.NORMAL, 30.0, None)
     assert _use_after(30.0, 100.0, 1_000.0, climbing) == pytest.approx(1.0)
 
 
 def test_a_rate_of_few_attempts_per_interval_is_used_all_the_same() -> None:
-    state = LearnedRate(Mode.NORMAL, 0.25, None)
+    state = LearnedRate(LimiterMode.NORMAL, 0.25, None)
     assert _use_after(0.25, 0.25, 10.0, state) == pytest.approx(1.0)
-    state = LearnedRate(Mode.NORMAL, 1 / 60, None)
+    state = LearnedRate(LimiterMode.NORMAL, 1 / 60, None)
     assert _use_after(1 / 60, 1 / 60, 10.0, state) > 0.9
 
 
 def test_a_sender_that_waits_for_its_permit_is_known_to_use_all_before_it_has_one() -> None:
     """At the least share a permit is a minute away, and a change of shares as far as its news."""
-    limiter = Limiter(SETTINGS, 1 / 60, 0, LearnedRate(Mode.NORMAL, 100.0, None))
+    limiter = Limiter(SETTINGS, 1 / 60, 0, LearnedRate(LimiterMode.NORMAL, 100.0, None))
     limiter.tick(15 * SECOND)
     assert limiter.use == USE_UNKNOWN
     limiter.wait(16 * SECOND)
     limiter.tick(30 * SECOND)
     assert limiter.use == pytest.approx(1.0)
-    held = Limiter(SETTINGS, 1 / 60, 0, LearnedRate(Mode.NORMAL, 100.0, None))
+    held = Limiter(SETTINGS, 1 / 60, 0, LearnedRate(LimiterMode.NORMAL, 100.0, None))
     held.hold(60 * SECOND)
     held.wait(SECOND)  # for the receiver, who asked for it
     held.tick(15 * SECOND)
@@ -440,7 +440,7 @@ class Intervals:
     """A limiter at 100 a second, interval by interval."""
 
     def __init__(self) -> None:
-        self.limiter = Limiter(SETTINGS, 100.0, 0, LearnedRate(Mode.NORMAL, 100.0, None))
+        self.limiter = Limiter(SETTINGS, 100.0, 0, LearnedRate(LimiterMode.NORMAL, 100.0, None))
         self._begin = 0
 
     def use(self, part: float) -> float:
@@ -548,9 +548,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
             LimiterSettings(**bad)
 
 
-@pytest.mark.parametrize(("mode", "failed"), [*product(Mode, Failed)])
+@pytest.mark.parametrize(("mode", "failed"), [*product(LimiterMode, Failed)])
 def test_a_period_changes_the_mode_as_the_table_says_and_in_no_other_way(
-    mode: Mode, failed: Failed
+    mode: LimiterMode, failed: Failed
 ) -> None:
     failures = {Failed.NONE: 0, Failed.SOME: 2, Failed.MOST: 3}[failed]
     periods = Periods(state=LearnedRate(mode, 10.0, None))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from delivery.cursors.flush import INTERVAL_NS, CursorFlush, pause_ns
+from delivery.flush import INTERVAL_NS, Flush, pause_ns
 from ledger import changes, cursors, topics
 from ledger.cursors import Setting
 from ledger.delivery import progress, push_rates, subscriptions
@@ -58,8 +58,8 @@ class Place:
             raise LedgerBusy(self.path, 1)
         return self.opened()
 
-    def flush(self) -> CursorFlush:
-        made = CursorFlush(self.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"))
+    def flush(self) -> Flush:
+        made = Flush(self.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"))
         for source in self.sources:
             made.add(source)
         return made
@@ -146,7 +146,7 @@ def test_a_round_follows_each_pause_and_a_stop_makes_the_last_moves(place: Place
             await turn.wait()
             turn.clear()
 
-        flush = CursorFlush(place.open_ledger, iter(range(0, 10**12, 10**8)).__next__,
+        flush = Flush(place.open_ledger, iter(range(0, 10**12, 10**8)).__next__,
                             lambda: pytest.fail("it ended"), sleep_s)  # fmt: skip
         flush.add(source)
         flush.start()
@@ -233,7 +233,7 @@ def test_moves_and_progress_are_one_transaction(place: Place) -> None:
     ended: list[None] = []
 
     async def run() -> None:
-        flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: ended.append(None))
+        flush = Flush(place.open_ledger, monotonic_ns, lambda: ended.append(None))
         flush.add(place.sources[0])
         flush.add_progress(book)
         await flush.flush()
@@ -280,10 +280,10 @@ class Pauses:
         self._end.release()
 
 
-async def flushing(place: Place, book: ProgressBook) -> tuple[CursorFlush, Pauses]:
+async def flushing(place: Place, book: ProgressBook) -> tuple[Flush, Pauses]:
     """A flush in its first pause."""
     pauses = Pauses()
-    flush = CursorFlush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
+    flush = Flush(place.open_ledger, monotonic_ns, lambda: pytest.fail("it ended"),
                         pauses.sleep_s)  # fmt: skip
     flush.add_progress(book)
     flush.start()
@@ -338,7 +338,7 @@ def test_progress_of_several_rounds_waits_for_its_share_of_the_time_only(place: 
 
     async def run() -> None:
         pauses = Pauses()
-        flush = CursorFlush(place.open_ledger, iter(range(0, 10**12, 10**6)).__next__,
+        flush = Flush(place.open_ledger, iter(range(0, 10**12, 10**6)).__next__,
                             lambda: pytest.fail("it ended"), pauses.sleep_s)  # fmt: skip
         flush.add_progress(book)
         flush.start()

@@ -105,7 +105,7 @@ def pause_ns(last_flush_ns: int) -> int:
     return max(INTERVAL_NS, SHARE * last_flush_ns)
 
 
-class CursorFlush:
+class Flush:
     """The flush of one shard."""
 
     def __init__(

@@ -20,7 +20,7 @@ from delivery.subscriptions.requests import OwnerRefused, TryPush
 from delivery.subscriptions.schemas import PushExchange
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
-from shards.boards.pushboard import Mode, PushBoard, SenderWords
+from shards.boards.pushboard import LimiterMode, PushBoard, SenderWords
 from tests.delivery.node import Node
 from tests.delivery.push.sending import Sending, sending
 from tests.delivery.subscriptions.owning import record
@@ -123,27 +123,29 @@ def test_a_receiver_that_is_gone_is_told_and_not_paused_by_a_test(
     sending(node, tmp_path, use)
 
 
-@pytest.mark.parametrize(("status", "mode"), [("204 OK", Mode.NORMAL), ("500 No", Mode.HEARTBEAT)])
+@pytest.mark.parametrize(
+    ("status", "mode"), [("204 OK", LimiterMode.NORMAL), ("500 No", LimiterMode.HEARTBEAT)]
+)
 def test_a_test_that_the_receiver_takes_ends_the_slow_mode_of_all_senders(
-    node: Node, tmp_path: Path, status: str, mode: Mode
+    node: Node, tmp_path: Path, status: str, mode: LimiterMode
 ) -> None:
     async def use(them: Sending) -> None:
         made = them.create({"rate_max": 50.0})
         before = SenderWords(node.segment, 0, made.slot)
         before.join(made.subscription_id)
-        before.tell(LearnedRate(Mode.HEARTBEAT, 5.0, None), 1)
+        before.tell(LearnedRate(LimiterMode.HEARTBEAT, 5.0, None), 1)
         them.receiver.answer = lambda *_: status
         await tried(them, made, rate=50.0)
         resumed_ns = before.resumed_ns  # as the sender of another shard sees it
-        assert bool(resumed_ns) == (mode is Mode.NORMAL)
+        assert bool(resumed_ns) == (mode is LimiterMode.NORMAL)
         limiter = them.senders._senders[made.subscription_id].limiter
         looks = iter(range(3))
         await them.until(lambda: next(looks, None) is None, made, 50.0)
         assert limiter.mode is mode
-        if mode is Mode.NORMAL:
+        if mode is LimiterMode.NORMAL:
             assert limiter.rate > 5.0
             (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
-            assert row.state.mode == Mode.NORMAL
+            assert row.state.mode == LimiterMode.NORMAL
 
     sending(node, tmp_path, use)
 
@@ -235,12 +237,12 @@ def test_what_is_sent_looks_as_in_the_format_of_the_subscription(
 
 @given(
     maximum=st.floats(0.05, 500),
-    mode=st.sampled_from(Mode),
+    mode=st.sampled_from(LimiterMode),
     gaps_s=st.lists(st.floats(0, 3), min_size=1, max_size=60),
     data=st.data(),
 )
 def test_tests_and_attempts_together_keep_the_maximum(
-    maximum: float, mode: Mode, gaps_s: list[float], data: st.DataObject
+    maximum: float, mode: LimiterMode, gaps_s: list[float], data: st.DataObject
 ) -> None:
     limiter = Limiter(LimiterSettings(), maximum, 0, LearnedRate(mode, maximum, None))
     bucket = max(1.0 + maximum * LATE_S, maximum * BURST_S)
@@ -260,7 +262,7 @@ def test_tests_and_attempts_together_keep_the_maximum(
 
 
 def test_a_test_does_not_wait_for_the_mode_and_waits_for_the_maximum() -> None:
-    limiter = Limiter(LimiterSettings(), 2.0, 0, LearnedRate(Mode.HEARTBEAT, 2.0, None))
+    limiter = Limiter(LimiterSettings(), 2.0, 0, LearnedRate(LimiterMode.HEARTBEAT, 2.0, None))
     limiter.attempted(60 * S)
     assert limiter.next_ns(60 * S) == 120 * S
     assert limiter.test_ns(60 * S) == 60 * S + S // 2

@@ -1,1 +1,0 @@
-"""Cursors of what this shard owns: routers, later subscriptions."""
