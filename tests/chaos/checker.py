@@ -159,10 +159,10 @@ def _order(known: Known) -> Iterator[str]:
 
 
 def _dense(known: Known) -> Iterator[str]:
-    for place, end in known.ends.items():
+    for place in known.ends:
         kept = known.kept[place]
         declared = {seq for gap in known.gaps[place] for seq in range(gap[0], gap[1] + 1)}
-        for seq in range(1, max([end, *kept]) + 1):
+        for seq in range(1, known.end(place) + 1):
             if seq in kept and seq in declared:
                 yield f"hole: {(place, seq)} was declared a gap and holds {kept[seq]}"
             elif seq not in kept and seq not in declared and seq > known.evicted[place]:
@@ -205,7 +205,7 @@ def _evicted(known: Known) -> Iterator[str]:
         if page.gap is not None and page.reason not in (*EVICTED, LAGGED, "recovery"):
             yield f"damaged: {page.reader} was told {page.reason} of {page.place}, {page.gap}"
     for place, evicted in known.evicted.items():
-        end = max([known.ends.get(place, 0), *known.kept[place]], default=0)
+        end = known.end(place)
         if evicted > max(known.trimmed[place], end - known.caps.get(place, end)):
             yield (
                 f"evicted: {place} is evicted up to {evicted} of {end}, its cap is"

@@ -8,6 +8,7 @@ which it sent.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Iterable
@@ -46,11 +47,13 @@ def passes(filters: Filters, record: str) -> bool:
 
 def matches(glob: str, field: str | None) -> bool:
     """Whether a field is there and matches."""
-    return field is not None and re.fullmatch(_expression(glob), field) is not None
+    return field is not None and _expression(glob).fullmatch(field) is not None
 
 
-def _expression(glob: str) -> str:
-    return "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in glob)
+@functools.cache
+def _expression(glob: str) -> re.Pattern[str]:
+    letters = ({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in glob)
+    return re.compile("".join(letters))
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):

@@ -115,6 +115,7 @@ class Known:
             for seq, record in page.records:
                 if seq <= self.evicted[page.place] and not self.is_gap(page.place, seq):
                     self.kept[page.place].setdefault(seq, record)
+        self._end: dict[Place, int] = {}
         self._last: dict[Place, dict[str, int]] = defaultdict(dict)  # offsets by record
         for place, records in self.kept.items():
             for seq, record in sorted(records.items(), reverse=bool(self.take_overs)):
@@ -150,6 +151,13 @@ class Known:
             elif answer is not None and answer.status == 200:
                 del self.sent[attempt]
                 self.bygone.update(dict.fromkeys(sent.records, line.topic))
+
+    def end(self, place: Place) -> int:
+        """The last offset of a partition."""
+        if place not in self._end:
+            kept = self.kept.get(place, {})
+            self._end[place] = max([self.ends.get(place, 0), *kept], default=0)
+        return self._end[place]
 
     def is_gap(self, place: Place, seq: int) -> bool:
         """Whether a recovery skipped this offset."""

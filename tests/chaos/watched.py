@@ -54,7 +54,7 @@ def _jumped(known: Known) -> Iterator[str]:
 
 def _ahead(known: Known) -> Iterator[str]:
     for page in _pages(known):
-        end = _end(known, page.place)
+        end = known.end(page.place)
         if page.next_from_seq > end:
             yield f"ahead: {page.reader} is at {page.next_from_seq} of {page.place}, of {end}"
 
@@ -74,7 +74,7 @@ def _unseen(known: Known) -> Iterator[str]:
             at[page.reader, page.place] = page.next_from_seq
     for watcher in known.watchers.values():
         for place in watcher.places:
-            end, seen = _end(known, place), at.get((watcher.reader, place), 0)
+            end, seen = known.end(place), at.get((watcher.reader, place), 0)
             if seen < end and not (watcher.tail and (watcher.reader, place) not in at):
                 yield f"unseen: {watcher.reader} ended at {seen} of {place}, which has {end}"
 
@@ -87,11 +87,6 @@ def _lagged(known: Known) -> Iterator[str]:
 
 def _pages(known: Known) -> Iterator[Page]:
     return (page for page in known.pages if page.reader in known.watchers)
-
-
-def _end(known: Known, place: Place) -> int:
-    """The last offset of a partition."""
-    return max([known.ends.get(place, 0), *known.kept.get(place, {})], default=0)
 
 
 RULES = (_again, _jumped, _ahead, _unwanted, _unseen, _lagged)
