@@ -47,7 +47,7 @@ class OwnershipMachine(RuleBasedStateMachine):
         self.sendings: list[int] = []  # of the number in flight or unsure
         self.in_flight = False
         self.last_put_ns: int | None = None
-        self.last_failed = False
+        self.last_ns: int | None = None  # when an attempt began, or when it failed
         self.numbers: list[int] = []
 
     @rule(passed_ns=st.sampled_from([1, RETRY_NS // 2, RETRY_NS, PERIOD_NS // 2, PERIOD_NS,
@@ -65,9 +65,9 @@ class OwnershipMachine(RuleBasedStateMachine):
             assert step.at_ns > self.now_ns
             return
         if step.do is OwnerAction.LISTEN:
-            if news:  # only between two entries
-                last_ns = self.last_put_ns or 0
-                assert self.now_ns - last_ns < PERIOD_NS
+            if news:  # only between two entries, or two attempts of one
+                waits_ns = RETRY_NS if self.sendings else PERIOD_NS
+                assert self.now_ns - (self.last_ns or 0) < waits_ns
             if again_ns is None:
                 self.ownership.not_listened(self.now_ns)
             else:
@@ -81,7 +81,7 @@ class OwnershipMachine(RuleBasedStateMachine):
             assert self.now_ns - self.ownership.sent.boot_ns >= PERIOD_NS
         self.ownership.putting(moment(self.now_ns))
         self.sendings.append(self.now_ns)
-        self.last_put_ns = self.now_ns
+        self.last_put_ns = self.last_ns = self.now_ns
         self.in_flight = True
 
     @precondition(lambda self: self.in_flight)
@@ -98,6 +98,7 @@ class OwnershipMachine(RuleBasedStateMachine):
         self.ownership.failed(self.now_ns)
         # What is not known to be accepted makes nobody younger.
         assert self.ownership.sent.boot_ns == sent_ns
+        self.last_ns = self.now_ns
         self.in_flight = False
 
     @precondition(lambda self: self.in_flight)
