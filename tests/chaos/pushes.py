@@ -58,7 +58,7 @@ class Wanted(Struct, frozen=True):
 WANTED = [
     Wanted(Pushes("keyed", "clicks", "key_shared", "dead_letter", FAILURES_MAX, 200, 2, 8,
                   TIMEOUT_MS, DEAD_LETTERS), "binary"),
-    Wanted(Pushes("loose", "clicks", "shared", "drop", FAILURES_MAX, 300, 3, 16, TIMEOUT_MS),
+    Wanted(Pushes("unordered", "clicks", "shared", "drop", FAILURES_MAX, 300, 3, 16, TIMEOUT_MS),
            "binary"),
     Wanted(Pushes("in-order", "orders", "exclusive", "drop", FAILURES_MAX, 200, 1, 4, TIMEOUT_MS),
            "structured"),

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,7 +37,7 @@ from tests.chaos.cast import PLACES, Cast, cast_of, create_topics
 from tests.chaos.checker import check
 from tests.chaos.clients import Client, Numbers, Producer, Reader, Rereader, read_whole
 from tests.chaos.consumers import Consumer, Operator
-from tests.chaos.history import History
+from tests.chaos.history import History, Place
 from tests.chaos.keeper import HANG_S as KEEPER_HANG_S
 from tests.chaos.known import COLD
 from tests.chaos.lives import Lives
@@ -48,6 +49,7 @@ from tests.minio import Bucket
 from tools.minio import free_ports
 
 FIRST_RECORDS = 200  # of each partition before the first compaction
+READ_TOGETHER = 8
 
 
 class Report(Struct):
@@ -276,9 +278,7 @@ def _live(
             renewer.end()
         contradictions = _standing(world)
         _stop([*watchers, *readers, *rereaders, *consumers, *operators, governor])
-    for place in cast.places:
-        for page in read_whole(world.port, place, "hot"):
-            written.add(page)
+    _read_all(world, written, cast, "hot")
     world.calm()
     world.restart()
     contradictions += progress.contradictions
@@ -291,9 +291,7 @@ def _live(
         keeper.once()
         world.restart()  # and no cache has what is in the lake now
         contradictions += keeper.contradictions
-    for place in cast.places:
-        for page in read_whole(world.port, place, COLD):
-            written.add(page)
+    _read_all(world, written, cast, COLD)
     world.end()
     acts = world.acts.copy()
     for done in [each.acts for each in renewers] + [each.acts for each in operators]:
@@ -334,6 +332,17 @@ def _live(
         ),
         contradictions=contradictions,
     )
+
+
+def _read_all(world: World, written: History, cast: Cast, reader: str) -> None:
+    """Reads all partitions, some at a time: the store is asked for each extent."""
+
+    def read(place: Place) -> None:
+        for page in read_whole(world.port, place, reader):
+            written.add(page)
+
+    with ThreadPoolExecutor(READ_TOGETHER) as pool:
+        list(pool.map(read, cast.places))
 
 
 def _standing(world: World) -> list[str]:

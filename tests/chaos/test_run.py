@@ -1,4 +1,7 @@
-"""A short chaos run with a fixed seed; ``make chaos`` makes long ones."""
+"""Short chaos runs with fixed seeds; ``make chaos`` makes long ones.
+
+Most end as soon as they have met what they are about.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from tests.minio import Bucket
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_and_store_faults_contradict_nothing_that_was_said(tmp_path: Path) -> None:
-    report = run(Options(tmp_path, seed=4, seconds=600, kills=15))
+    report = run(Options(tmp_path, seed=4, seconds=600, kills=15, pause_s=0.02))
     assert report.contradictions == []
     assert report.kills >= 15
     assert report.acknowledged and report.unknown, "the kills did not meet the load"
@@ -86,6 +89,7 @@ def test_kills_lose_double_and_reorder_nothing_of_kafkas_clients(tmp_path: Path)
     options = only_kafka(Options(tmp_path, seed=1, seconds=300, kills=15, lake=False))
     report = run(options)
     assert report.contradictions == []
+    assert report.kills >= 15
     assert report.kafka["stored"] and report.kafka["read"] >= report.kafka["stored"]
     assert report.kafka["joins"] > 2 * MEMBERS, "the group was left alone"
 
@@ -96,37 +100,25 @@ def test_kills_lose_double_and_reorder_nothing_of_the_python_client(tmp_path: Pa
     """Row N15; ``make chaos CHAOS="--library --kills 100 --seconds 900"`` is the whole of it."""
     report = run(only_library(Options(tmp_path, seed=2, seconds=300, kills=15, lake=False)))
     assert report.contradictions == []
+    assert report.kills >= 15
     assert report.library["stored"] == report.library["watched"] > 0
     assert report.library["worked on"]
-
-
-def pair_options(folder: Path, bucket: Bucket, seed: int) -> Options:
-    """A run that ends when each act of a pair was done, and one death of each kind."""
-    return with_pair(Options(folder, seed=seed, seconds=1_200, kills=2, shards=2), bucket)
 
 
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.timeout(1800)
-def test_take_overs_lose_and_reorder_nothing_for_readers_and_receivers(
-    tmp_path: Path, bucket: Bucket
-) -> None:
-    """Row L24, and what watchers, routers and push make of it."""
-    report = run(replace(only_push(pair_options(tmp_path, bucket, 24)), read=True))
+def test_take_overs_lose_and_reorder_nothing(tmp_path: Path, bucket: Bucket) -> None:
+    """Row L24, and what watchers, routers, consumers and push make of it. The run ends when each
+    act of a pair was done."""
+    options = Options(tmp_path, seed=24, seconds=1_200, kills=2, shards=2)
+    options = replace(only_push(with_pair(options, bucket)), read=True, subscribe=True)
+    report = run(options)
     assert report.contradictions == []
     assert all(report.acts[act.value] for act in OF_PAIR)
     assert report.acknowledged and report.unknown, "the acts did not meet the load"
     assert report.streams > len(WANTED), "no watcher resumed"
     assert report.pushed["answered 200"]
-
-
-@pytest.mark.slow
-@pytest.mark.s3
-@pytest.mark.timeout(1800)
-def test_take_overs_lose_and_reorder_nothing_for_consumers(tmp_path: Path, bucket: Bucket) -> None:
-    report = run(only_subscriptions(pair_options(tmp_path, bucket, 25)))
-    assert report.contradictions == []
-    assert all(report.acts[act.value] for act in OF_PAIR)
     assert report.consumed["acknowledged"] and report.consumed["again"]
 
 
@@ -148,10 +140,11 @@ def test_what_is_deleted_and_created_again_while_it_is_used_keeps_its_promises(
 def test_fifty_subscriptions_account_for_every_record_within_the_printed_memory(
     tmp_path: Path,
 ) -> None:
-    """Ten minutes of gaps, trims, seeks, retention, full and deleted topics of dead letters."""
-    report = run(only_soak(Options(tmp_path, seed=6, seconds=600)))
+    """Gaps, trims, seeks, retention, full and deleted topics of dead letters; for longer by
+    ``make chaos CHAOS=--soak SECONDS=600``."""
+    report = run(only_soak(Options(tmp_path, seed=6, seconds=180)))
     assert report.contradictions == []
-    for what in ("gap", "trimmed", "sought", "retried", "letters renewed"):
-        assert report.acts[what], f"the run had nothing {what}"
+    least = {"gap": 3, "trimmed": 20, "sought": 5, "retried": 5, "letters renewed": 5}
+    assert all(report.acts[what] >= times for what, times in least.items()), report.acts
     assert report.records_evicted and report.consumed["acknowledged"] > report.records_kept
     assert report.pushed["answered 200"]
