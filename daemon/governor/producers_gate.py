@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from enum import IntFlag
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -60,7 +61,7 @@ class DiskSpace(Struct, frozen=True):
 
 def space_of(path: Path) -> DiskSpace | None:
     """The space where ``path`` is or will be; None if the system does not say."""
-    for place in (path, *path.parents):
+    for place in chain((path,), path.parents):  # which are made as they are needed
         try:
             found = os.statvfs(place)
         except FileNotFoundError:
