@@ -18,6 +18,7 @@ left; everything else is a number. This module neither logs nor decides.
 
 from __future__ import annotations
 
+import functools
 from array import array
 from enum import IntEnum
 from operator import attrgetter
@@ -84,6 +85,16 @@ class Placed(NamedTuple, Generic[Row]):
     row: Row
 
 
+@functools.cache
+def _fields_of(kind: Any) -> tuple[list[str], list[str]]:
+    """The names of a row's texts and of its numbers."""
+    empty, names = kind(), kind.__struct_fields__
+    texts = [name for name in names if isinstance(getattr(empty, name), str)]
+    numbers = [name for name in names if name not in texts]
+    assert len(numbers) <= at.B_NUMBERS_MAX and len(texts) <= at.B_TEXTS_MAX
+    return texts, numbers
+
+
 class Board(Generic[Row]):
     """The rows of one kind, from the word ``first`` on."""
 
@@ -93,11 +104,7 @@ class Board(Generic[Row]):
         self._first = first
         self._stop = first + slots * at.BOARD_ROW_WORDS
         self._kind = kind
-        empty = kind()
-        names = kind.__struct_fields__
-        self._texts = [name for name in names if isinstance(getattr(empty, name), str)]
-        self._numbers = [name for name in names if name not in self._texts]
-        assert len(self._numbers) <= at.B_NUMBERS_MAX and len(self._texts) <= at.B_TEXTS_MAX
+        self._texts, self._numbers = _fields_of(kind)  # type: ignore[arg-type]  # it can be hashed
         self._texts_of = attrgetter(*self._texts)
         self._numbers_of = attrgetter(*self._numbers)
 
