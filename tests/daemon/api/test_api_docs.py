@@ -70,8 +70,23 @@ def test_fields_that_an_earlier_type_explains_refer_to_it() -> None:
 
 def test_fields_of_one_name_and_another_meaning_are_explained_each() -> None:
     page = with_tables("<!-- struct: SubscriptionSummary RouterStatus -->\n<!-- end -->\n")
-    assert "`lag` (integer): records that are not finished" in page
-    assert "`lag` (integer): offsets of the source that are not dealt with" in page
+    assert "- `lag`: records that are not finished" in page
+    assert "- `lag`: offsets of the source that are not dealt with" in page
+
+
+def test_fields_of_the_status_name_the_metrics_that_explain_them() -> None:
+    page = with_tables("<!-- struct: StoreStatus -->\n<!-- end -->\n")
+    assert "- metrics: `put_failures` (`headgate_store_put_failures_total`)" in page
+    assert "each is repeated" not in page
+    page = with_tables("<!-- struct: SubscriptionSummary -->\n<!-- end -->\n")
+    assert "- metrics: " not in page
+
+
+def test_what_all_routes_of_a_table_have_in_common_is_above_it() -> None:
+    page = with_tables("<!-- routes: /v0/tickets -->\n<!-- end -->\n")
+    assert "Scope: `read`.\n\n| request | what it does | body and answer |\n" in page
+    page = with_tables("<!-- routes: /v0/topics -->\n<!-- end -->\n")
+    assert "| request | what it does | body and answer | errors | scopes |" in page
 
 
 def test_methods_that_do_the_same_on_a_path_have_one_row() -> None:
