@@ -288,6 +288,7 @@ def _default(field: inspect.Field) -> str:
 def _type(type_: inspect.Type) -> str:
     text = shapes.describe(type_).replace("true or false", "boolean")
     text = text.replace("any JSON value", "any JSON").replace(str(1 << 53), "2^53")
+    text = text.replace("object, each value: ", "object of ")
     text = re.sub(r"(integer|number) of at least (-?\d+)", r"\1 ≥ \2", text)
     text = re.sub(r"(integer|number) from (\S+) to (\S+)", r"\1 \2 to \3", text)
     text = re.sub(r"string with at most (\d+) characters", r"string ≤ \1", text)
