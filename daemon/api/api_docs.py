@@ -7,7 +7,7 @@ lists the routes whose path begins so, except those of a longer prefix on the pa
 page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics whose name begins so,
 ``<!-- stages: all -->`` the stages of latency. A page says things once: fields that an earlier type
 has too refer to it, those of the status to their metrics, and routes name only the statuses that
-not every route may answer. What all routes of a table have in common is above it.
+not every route may answer. A scope that all routes of a list need is above it.
 """
 
 from __future__ import annotations
@@ -103,20 +103,15 @@ def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
     for route in ROUTES:
         if route.path.startswith(prefix) and not route.path.startswith(others):
             rows.setdefault(_route_row(route), []).append(route.method)
-    has_errors = any(errors for *_, errors, _ in rows)
     every_scope = {scopes for *_, scopes in rows}
     if len(every_scope) == 1:
         yield f"Scope: {every_scope.pop()}."
         yield ""
         every_scope.clear()
-    columns = ["request", "what it does", "body and answer"]
-    columns += ["errors"] * has_errors + ["scopes"] * bool(every_scope)
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    for (path, does, answers, errors, scopes), methods in rows.items():
-        cells = [f"`{' or '.join(methods)} {path}`", does, answers]
-        cells += [errors] * has_errors + [scopes] * bool(every_scope)
-        yield f"| {' | '.join(cells)} |"
+    for (path, does, exchange, errors, scopes), methods in rows.items():
+        allowed = f" ({scopes})" if every_scope else ""
+        refused = f"; {errors}" if errors else ""
+        yield f"- `{' or '.join(methods)} {path}`{allowed}: {does}{exchange}{refused}"
 
 
 def _metrics(prefix: str) -> Iterator[str]:
@@ -145,7 +140,7 @@ def _route_row(route: Route) -> tuple[str, ...]:
     """Path, summary, body and answer, errors and scopes."""
     path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
     path = path.replace("{subscription}", "{s}")
-    body = _type(inspect.type_info(route.body)) + " → " if route.body is not None else ""
+    body = ". " + _type(inspect.type_info(route.body)) if route.body is not None else ""
     answers = dict.fromkeys(
         _type(inspect.type_info(type_))
         for answer in route.answers.values()
@@ -161,7 +156,7 @@ def _route_row(route: Route) -> tuple[str, ...]:
         scopes = "any"
     if route.concerns_all_topics:
         scopes += ", of all topics"
-    return path, route.summary, body + " or ".join(answers), errors, scopes
+    return path, route.summary, f"{body} → {' or '.join(answers)}", errors, scopes
 
 
 def _structs_named(names: str, shown: _Shown) -> Iterator[str]:
