@@ -28,14 +28,7 @@ from bench.commit_times import CommitTimes
 from bench.consumer_clients import ConsumerClients
 from bench.delivery_results import Spread
 from bench.others import Others
-from bench.processes import (
-    Daemon,
-    ServerError,
-    pinned,
-    plain_environment,
-    post,
-    start_daemon,
-)
+from bench.processes import Daemon, ServerError, pinned, plain_environment, post, start_daemon
 from bench.stamps import StampedAsker
 from bench.subscription_results import (
     ArrivalResult,
@@ -46,7 +39,7 @@ from bench.subscription_results import (
     SubscriptionResults,
     WaitingResult,
 )
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.windows import window_for
 from shards.clock import monotonic_ns, process_cpu_ns
 

@@ -23,18 +23,19 @@ from delivery.pipes import buffers as pipe_buffers
 from delivery.pipes import client as pipe_client
 from delivery.pipes import connection as pipe_connection
 from delivery.pipes import server as pipe_server
+from delivery.push import attempts
 from delivery.push import sender as push_sender
 from delivery.push.posts import client as push_client
-from delivery.reading import followed
+from delivery.reading import blocks, followed
 from delivery.reading import lake as lake_reader
 from delivery.reading import tail as tail_reader
 from delivery.reading.objects import CACHE_BYTES_MAX
 from delivery.routers import shard_routers as routers
 from delivery.scheduler import scheduler, settings
 from delivery.schemas import BYTES_MAX
-from delivery.subscriptions import attempts, blocks, budget
+from delivery.subscriptions import budget
 from delivery.subscriptions import runtime as subscriptions
-from delivery.subscriptions.window import hash_ring
+from delivery.subscriptions.window import members
 from delivery.watch import hub, tail_encoder
 from ledger.types import SUBSCRIPTIONS_MAX
 from shards import ring
@@ -196,7 +197,7 @@ def bounds(config: Config) -> dict[str, int]:
             budget.LOOK_AHEAD_BYTES_MAX
             + budget.BESIDES_BYTES_MAX
             + budget.SENT_BYTES_MAX
-            + hash_ring.HASHES_KEPT_BYTES
+            + members.HASHES_KEPT_BYTES
         )
         + SUBSCRIPTIONS_MAX * (budget.LITTLE_BYTES + budget.LITTLE_SENT_BYTES),
         "consumers": shards * budget.MEMBERS_BYTES_MAX,

@@ -1,17 +1,27 @@
-"""Tasks of a part of a shard: one way to begin them, and one way to fail."""
+"""Tasks of a part of a process: one way to begin them, and one way to fail."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
+
+log = logging.getLogger("headgate.tasks")
+
+
+def logged(error: Exception) -> None:
+    """For tasks without which the process goes on as well: their error is a bug."""
+    log.error("a task failed because of a bug", exc_info=error)
 
 
 class Tasks:
-    """Tasks in the shard's loop. ``failed`` is told of an error that none of them expected, and
-    ``ended`` of each that has ended in another way."""
+    """Tasks in the loop of a process. ``failed`` is told of an error that none of them expected,
+    and ``ended`` of each that has ended in another way."""
 
     def __init__(
-        self, failed: Callable[[Exception], object], ended: Callable[[], object] | None = None
+        self,
+        failed: Callable[[Exception], object] = logged,
+        ended: Callable[[], object] | None = None,
     ) -> None:
         self._failed, self._ended = failed, ended
         self._running: set[asyncio.Task[None]] = set()

@@ -15,7 +15,7 @@ from commands.pushing.texts import attempts_text, exchange_text, list_text, resu
 from commands.shell.exits import FAILED
 from commands.shell.options import client_option, output_option, topic_argument
 from daemon.schemas.push import PushResumed
-from delivery.subscriptions.attempts import ATTEMPTS_MAX
+from delivery.push.attempts import ATTEMPTS_MAX
 from delivery.subscriptions.schemas import PushAttempts, PushExchange
 
 TEST_TIMEOUT_S = 60.0  # the daemon waits for 5 s for its turn, and for 30 s for the receiver

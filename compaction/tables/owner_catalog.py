@@ -11,7 +11,10 @@ transaction of the owner for all that wait for one. Files are durable before the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.exceptions import (
@@ -26,7 +29,6 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from compaction.access.ledger_access import LedgerAccess
 from compaction.tables.fileio import LakeFileIO
-from compaction.tables.grouped import Grouped
 from ledger.lake import catalog as pointers
 from ledger.lake.catalog import Move, Pointer
 
@@ -195,3 +197,45 @@ def _split(identifier: Any) -> tuple[str, str]:
 
 def _not_here() -> NoReturn:
     raise NotImplementedError("open the catalog with pyiceberg's SqlCatalog for that: docs/lake.md")
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Grouped(Generic[Item, Result]):
+    """Answers single questions with a function that answers many.
+
+    Who asks while a call is under way waits for the next one, which takes all that wait then. So a
+    call has at most one question of each thread, and none waits for others to come. An error is
+    raised to all whose question was in the call.
+    """
+
+    def __init__(self, answers: Callable[[list[Item]], Sequence[Result]]) -> None:
+        self._answers = answers
+        self._waiting: list[tuple[Item, Future[Result]]] = []
+        self._asking = threading.Lock()
+        self._turn = threading.Lock()
+
+    def __call__(self, item: Item) -> Result:
+        """The answer to one question."""
+        answer: Future[Result] = Future()
+        with self._asking:
+            self._waiting.append((item, answer))
+        with self._turn:
+            if not answer.done():
+                self._call()
+        return answer.result()
+
+    def _call(self) -> None:
+        with self._asking:
+            taken, self._waiting = self._waiting, []
+        try:
+            found = self._answers([item for item, _ in taken])
+            for (_, answer), result in zip(taken, found, strict=True):
+                answer.set_result(result)
+        except BaseException as error:
+            for _, answer in taken:
+                if not answer.done():
+                    answer.set_exception(error)
+            raise

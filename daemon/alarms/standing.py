@@ -126,14 +126,15 @@ class StateLog:
 
 
 def _changed(
-    phases: Sequence[tuple[int, int]], told: dict[int, _State], now_ns: int
+    phases: tuple[Sequence[int], Sequence[int]], told: dict[int, _State], now_ns: int
 ) -> list[tuple[int, int, str]]:
     """The slots and ids whose change is to be told now, and to what. ``told`` has those that do
     not run, also while that is not told yet."""
     found: list[tuple[int, int, str]] = []
-    for slot, (id_, phase) in enumerate(phases):
-        if not (id_ and phase) and slot not in told:
-            continue
+    # Of a thousand slots, almost all are free or run.
+    slots = {slot for slot, phase in enumerate(phases[1]) if phase} if any(phases[1]) else set()
+    for slot in sorted(slots.union(told)):
+        id_, phase = phases[0][slot], phases[1][slot]
         there = told.get(slot)
         if there is not None and there.id != id_:
             del told[slot]

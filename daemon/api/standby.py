@@ -28,6 +28,7 @@ from daemon.schemas.errors import ApiError
 from daemon.schemas.names import check_topic_name
 from daemon.schemas.standby import StandbyFigures, StandbyStatus
 from daemon.schemas.status import Live
+from delivery.tasks import Tasks
 from shards.clock import boottime_ns, monotonic_ns
 from uploader.ownership.standby import StandbyView
 
@@ -82,7 +83,7 @@ class StandbyApi:
         self._access = access
         self._view = view
         self._reads = reads
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._started_ns = monotonic_ns()
 
     def status(self) -> StandbyStatus:
@@ -175,14 +176,8 @@ class StandbyApi:
                 503, "standby", f"{_READS_MAX} reads are under way, which is the limit",
                 retry_after_s=1,
             )  # fmt: skip
-        task = asyncio.get_running_loop().create_task(self._read(request, asked))
-        self._tasks.add(task)
+        task = self._tasks.start(self._read(request, asked))
         request.on_close = partial(_cancel, task)
-        task.add_done_callback(partial(self._was_read, request))
-
-    def _was_read(self, request: Request, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        request.on_close = None
 
     async def _read(self, request: Request, asked: DiffRequest) -> None:
         rights = request.head.rights
@@ -199,13 +194,13 @@ class StandbyApi:
             body = msgspec.json.encode(replace(answer, stale_ms=stale_ms))
             request.connection.reader = rights
             request.respond(200, body, content_type=JSON)
+        finally:
+            request.on_close = None
 
     async def finish(self) -> None:
         """Ends the reads that are under way."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        self._tasks.cancel()
+        await self._tasks.wait()
 
     def _refusal(self, more: str = "") -> ApiError:
         owner = self._view().owner

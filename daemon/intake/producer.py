@@ -35,6 +35,7 @@ from daemon.intake.topic_cache import TopicCache, TopicEntry, unknown_topic
 from daemon.schemas.api import ProduceQuery
 from daemon.schemas.decoding import read_query
 from daemon.schemas.errors import ApiError, too_large
+from delivery.tasks import Tasks
 from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards.clock import monotonic_ns, wall_ms
@@ -98,7 +99,7 @@ class Producer:
         self._held_back: dict[object, deque[tuple[Request, str, int]]] = {}
         self._sampled_ms = 0  # the first request in each millisecond is a sample
         self._published_after = LatencyHistogram(segment, shard, Stage.PUBLISHED)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def admit(self, request: Request, body_bytes: int | None) -> int | Queued:
         """Promises ring space for a body on its way; the token is its size. Raises ApiError."""
@@ -260,9 +261,7 @@ class Producer:
     def _hold_back(self, request: Request, name: str, promised: int) -> None:
         self.admission.promise_again(promised)
         self._held_back[request.connection] = deque([(request, name, promised)])
-        task = asyncio.get_running_loop().create_task(self._produce_held(request.connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._produce_held(request.connection))
 
     async def _produce_held(self, connection: object) -> None:
         """Publishes the requests of a connection in order; creates topics as they are needed."""
@@ -347,9 +346,7 @@ class Producer:
         """Starts loading the tracker again if it is old."""
         if now_ns - tracker.loaded_ns > RELOAD_NS:
             tracker.loaded_ns = now_ns
-            task = asyncio.get_running_loop().create_task(self._reload(tracker, now_ns))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._reload(tracker, now_ns))
 
     async def _reload(self, tracker: CapTracker, now_ns: int) -> None:
         try:

@@ -35,19 +35,18 @@ from daemon.governor.gate import Gate, gate_band
 from daemon.governor.producers_gate import ProducersGate, disks_of
 from daemon.governor.tick import GovernorTick
 from daemon.process import logs
-from daemon.process.heartbeat import HeartbeatVerdict, Pulse
+from daemon.process.heartbeat import HeartbeatVerdict, Pulse, Starvation
 from daemon.process.inherit import Ground
 from daemon.process.listeners import address_of
 from daemon.process.notify import Notifier
 from daemon.process.push_balance import PushBalance, balancer_settings
-from daemon.process.starvation import Starvation
 from daemon.tls.certificate import Certificate, CertificateError
 from daemon.upkeep.group_lags import GroupLags
 from daemon.upkeep.image import ImageThread
 from daemon.upkeep.owner import OwnerThread
 from daemon.upkeep.upkeep import UpkeepThread, clocks
 from delivery.push.secrets import SecretsFile
-from delivery.subscriptions.replay import add, replay_last
+from delivery.subscriptions.journaled import add, replay_last
 from ledger import ages, commits, epochs, topics
 from ledger.ledger import Ledger
 from shards import layout as at

@@ -8,9 +8,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 from msgspec.structs import fields
 
 from daemon.schemas.status import PushCounters
+from delivery.push.attempts import ATTEMPTS_MAX
 from delivery.push.secrets import HEADERS_MAX
 from delivery.push.signatures import SIGNING_MAX
-from delivery.subscriptions.attempts import ATTEMPTS_MAX
 from ledger.delivery.push_settings import PushTarget
 from ledger.delivery.subscription_rules import SubscriptionRules
 from ledger.types import INTEGER_MAX

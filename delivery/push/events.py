@@ -36,7 +36,7 @@ from msgspec.structs import force_setattr
 from delivery.filters import text_at
 from delivery.push.secrets import PushSecrets, SecretMissing, missing
 from delivery.push.signatures import signature_headers
-from delivery.subscriptions.consumers.handing import PushedMessage
+from delivery.subscriptions.handing import PushedMessage
 from ledger.delivery.push_settings import PushSettings
 from uploader.l0.records import Record
 

@@ -20,7 +20,7 @@ from delivery.push.events import request_of
 from delivery.push.posts.answers import PushAnswer, PushVerdict
 from delivery.push.secrets import HIDDEN, PushSecrets
 from delivery.push.sender import PushSender, SenderTools
-from delivery.subscriptions.consumers.handing import PushedMessage
+from delivery.subscriptions.handing import PushedMessage
 from delivery.subscriptions.requests import OwnerRefused, TryPush
 from delivery.subscriptions.schemas import PushExchange, PushHeader
 from uploader.l0.records import Record

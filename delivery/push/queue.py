@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscription_rules import SubscriptionRules
 

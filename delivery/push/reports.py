@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from delivery.subscriptions.consumers.handing import PushedMessage
+from delivery.subscriptions.handing import PushedMessage
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import (
     Acknowledge,
@@ -36,7 +36,7 @@ from delivery.subscriptions.requests import (
 )
 from delivery.subscriptions.running import REFUSED_NAMED
 from delivery.subscriptions.schemas import Acknowledged, PushAttempt
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from delivery.tasks import Tasks
 from ledger.errors import LedgerError
 

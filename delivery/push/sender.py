@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from delivery.push.attempts import MESSAGE_CHARACTERS_MAX
 from delivery.push.events import EventSource, request_of
 from delivery.push.posts.answers import (
     AnswerOutcome,
@@ -38,18 +39,12 @@ from delivery.push.rates.limiter import LearnedRates, Limiter, LimiterSettings
 from delivery.push.rates.pacer import NEVER_NS
 from delivery.push.reports import Failing, SenderReports
 from delivery.push.secrets import Hiding, PushSecrets
-from delivery.subscriptions.attempts import MESSAGE_CHARACTERS_MAX
 from delivery.subscriptions.budget import QueuedBudget
-from delivery.subscriptions.consumers.handing import (
-    Handed,
-    PushedMessage,
-    SenderOpened,
-    SenderOutlet,
-)
+from delivery.subscriptions.handing import Handed, PushedMessage, SenderOpened, SenderOutlet
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Consume, Leave, OwnerRefused
 from delivery.subscriptions.schemas import PushAttempt
-from delivery.subscriptions.starting import kind_of
+from delivery.subscriptions.window.windows import kind_of
 from delivery.tasks import Tasks
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.push_settings import PushSettings

@@ -17,8 +17,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from delivery.changes import ChangesFound, FollowedChanges
 from delivery.ledger_thread import LedgerThread
+from delivery.push.attempts import AttemptHistories
 from delivery.push.events import EventSource
 from delivery.push.exchange import exchange
 from delivery.push.posts.addresses import AllowList
@@ -26,7 +29,13 @@ from delivery.push.posts.answers import AnswerOutcome
 from delivery.push.rates.limiter import BUSY
 from delivery.push.secrets import Hiding, PushSecrets, SecretsFile, SecretsFileError, missing
 from delivery.push.sender import PushSender, SenderJob, SenderTools
-from delivery.subscriptions.requests import OwnerRefused, TryPush
+from delivery.subscriptions.requests import (
+    ListAttempts,
+    NoteAttempts,
+    OwnerRefused,
+    SenderRequest,
+    TryPush,
+)
 from delivery.subscriptions.schemas import PushExchange
 from delivery.tasks import Tasks
 from delivery.tokens import NoTokens, TokensInForce
@@ -81,6 +90,7 @@ class PushSenders:
         self._rules = PushRules(segment)
         self._rules_seen = 0
         self._senders: dict[int, PushSender] = {}
+        self._attempts = AttemptHistories()  # of the subscriptions of this shard
         self._ending: set[int] = set()
         # Why subscriptions, by id, are not sent: their owner tells it.
         self.held_pushed: dict[int, str] = {}
@@ -157,8 +167,24 @@ class PushSenders:
             if sender.job.source.topic_id == topic.topic_id
         )
 
-    async def test(self, asked: TryPush) -> PushExchange:
-        """Sends a receiver a test record, which is in no topic. Raises OwnerRefused."""
+    async def asked(self, subscription: Subscription, request: SenderRequest) -> Struct | None:
+        """Answers what the owner of a subscription, this shard, is asked about its push. Raises
+        OwnerRefused."""
+        match request:
+            case TryPush():
+                return await self._try(request)
+            case NoteAttempts():
+                self._attempts.note(request.subscription_id, request.attempts)
+                return None
+            case ListAttempts():
+                return self._attempts.listed(subscription, request)
+
+    def forget(self, subscription_id: int) -> None:
+        """A subscription of this shard was deleted."""
+        self._attempts.forget(subscription_id)
+
+    async def _try(self, asked: TryPush) -> PushExchange:
+        """Sends a receiver a test record, which is in no topic."""
         for _ in range(3):  # the settings may be newer than a question that is under way
             sender = self._senders.get(asked.subscription_id)
             if sender is not None and not self._closed:

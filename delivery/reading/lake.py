@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from compaction.parquet import blocks, reader
+from compaction.parquet import reader
 from compaction.parquet.file_bytes import keep_pyarrow_small
 from compaction.parquet.merge import EVER_MS, RECORDS_AT_ONCE, NeedFooter, NeedRows, merged
 from compaction.parquet.reader import ParquetFooter
@@ -115,7 +115,7 @@ class LakeReader:
         footer, group = need
 
         def read() -> Rows:
-            return blocks.open_rows(footer, group)
+            return reader.open_rows(footer, group)
 
         key = (footer.path, group.index)
         return await self._rows.get(key, lambda: self._read(read, group.length))

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from delivery.subscriptions.window.batches import SHORT_REASON
-from delivery.subscriptions.window.deliveries import BLOCKED_BYTES, SubscriptionWindow
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
+from delivery.subscriptions.window.failures import BLOCKED_BYTES, SHORT_REASON
 from delivery.subscriptions.window.look_ahead import MESSAGE_BYTES, SEGMENT_BYTES
-from delivery.subscriptions.window.members import QUEUE_BYTES, text_bytes
+from delivery.subscriptions.window.messages import QUEUE_BYTES, text_bytes
 from delivery.subscriptions.window.unreliable import UnreliableWindow
 from ledger.delivery.progress import ROW_OFFSETS
 
@@ -144,7 +144,7 @@ class Share:
         if not budget.is_full or not window.is_reliable:
             return ADMIT_LOT
         if not budget.is_over:
-            blocked = len(window.stuck) + len(window.resting)
+            blocked = len(window.blocked)
             return min(ADMIT_LOT, LITTLE_MESSAGES - (window.unfinished - blocked))
         if window.memory_bytes + LARGEST_LOT_BYTES <= LITTLE_BYTES:
             return min(ADMIT_LOT, LITTLE_MESSAGES - window.unfinished)

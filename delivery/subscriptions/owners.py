@@ -11,7 +11,6 @@ clients ask may be asked twice. Streams need nothing: the pipe opens them again 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, Protocol, TypeVar, get_args
 
 import msgspec
@@ -34,11 +33,10 @@ from delivery.subscriptions.requests import (
     OwnerRequest,
     Poll,
 )
+from delivery.tasks import Tasks
 from ledger.errors import LedgerError
 
 A = TypeVar("A")
-
-log = logging.getLogger("headgate.subscriptions")
 
 OPEN_AGAIN_S = 0.5
 
@@ -47,30 +45,17 @@ SHOWING = (Describe, DescribeKey, ListKeys, ListAttempts)
 
 
 class SubscriptionOwner(Protocol):
-    """Whoever answers for subscriptions."""
+    """Whoever answers for subscriptions: this process for its own, ``Owners`` for all."""
 
     async def ask(self, request: OwnerRequest[A]) -> A:
         """The answer to all but a poll. Raises OwnerRefused."""
 
-    async def poll(self, request: Poll) -> bytes:
+    async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The answer to a poll, a JSON document: messages are encoded once, for the client. Raises
         OwnerRefused."""
 
     def open(self, request: Consume, outlet: Outlet) -> None:
         """Sends messages to the consumer until one side ends the outlet."""
-
-
-class OwnSubscriptions(Protocol):
-    """The subscriptions that this process owns."""
-
-    async def ask(self, request: OwnerRequest[A]) -> A:
-        """As SubscriptionOwner."""
-
-    def open(self, request: Consume, outlet: Outlet) -> None:
-        """As SubscriptionOwner."""
-
-    async def poll(self, request: Poll, asker: Asker) -> bytes:
-        """The answer to a poll, a JSON document. Raises OwnerRefused."""
 
 
 class _Refusal(Struct, frozen=True, array_like=True):
@@ -95,7 +80,7 @@ _answers: dict[type, msgspec.msgpack.Decoder[Any]] = {
 class Owners:
     """The owners of all subscriptions, as this shard asks them."""
 
-    def __init__(self, shard: int, shards: int, here: OwnSubscriptions, pipes: Pipes) -> None:
+    def __init__(self, shard: int, shards: int, here: SubscriptionOwner, pipes: Pipes) -> None:
         self._shard = shard
         self._shards = shards
         self._here = here
@@ -113,11 +98,11 @@ class Owners:
         answer: A = _answers[type(request)].decode(await self._piped(owner, request))
         return answer
 
-    async def poll(self, request: Poll) -> bytes:
+    async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The owner's answer, a JSON document. Raises OwnerRefused."""
         owner = self.owner_of(request.subscription_id)
         if owner == self._shard:
-            return await self._here.poll(request, Asker())
+            return await self._here.poll(request, asker)
         return await self._piped(owner, request)
 
     async def _piped(self, owner: int, request: OwnerRequest[Any]) -> bytes:
@@ -171,9 +156,9 @@ class Owners:
 class PipedRequests:
     """What other shards ask of this one."""
 
-    def __init__(self, here: OwnSubscriptions) -> None:
+    def __init__(self, here: SubscriptionOwner) -> None:
         self._here = here
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening = Tasks()
         self._closed = False
 
     async def ask(self, payload: bytes, asker: Asker) -> bytes:
@@ -193,9 +178,7 @@ class PipedRequests:
         """Opens a stream; the request is a Consume. If it cannot be opened, an event says why."""
         request = _requests.decode(payload)
         assert isinstance(request, Consume)
-        task = asyncio.get_running_loop().create_task(self._open(request, outlet))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening.start(self._open(request, outlet))
 
     async def _open(self, request: Consume, outlet: Outlet) -> None:
         """A stream of a former owner is opened before this one knows the subscription, and may even
@@ -208,10 +191,9 @@ class PipedRequests:
                     outlet.end(_told(request, refused))
                     return
                 await asyncio.sleep(OPEN_AGAIN_S)
-            except Exception as error:  # the last resort of a task: logged, and the stream ends
-                log.error("a stream ends because of a bug", exc_info=error)
+            except Exception:
                 outlet.end()
-                return
+                raise
             else:
                 if not outlet.closed:
                     self._here.open(request, outlet)

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.filters import compiled
+from delivery.reading.blocks import MISSING, NEAR_RECORDS, Blocks
 from delivery.reading.partition import QUARANTINED, PartitionReader
-from delivery.subscriptions.blocks import MISSING, NEAR_RECORDS, Blocks
 from delivery.subscriptions.budget import LOOK_AHEAD_BYTES_MAX
 from delivery.subscriptions.requests import (
     BlockedWhere,
@@ -26,7 +26,8 @@ from delivery.subscriptions.requests import (
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.schemas import BlockedKey, RepairedMessages, ResentMessage
 from delivery.subscriptions.shown.inspection import WallMs, shown_blocked
-from delivery.subscriptions.window.batches import Blocked, Place
+from delivery.subscriptions.window.failures import Blocked
+from delivery.subscriptions.window.messages import Place
 from delivery.subscriptions.window.resent import RESENT_MAX
 from uploader.l0 import L0Error
 from uploader.l0.records import RecordsError
@@ -43,7 +44,7 @@ def unblock(
     if request.key is not None:
         queue = window.queue_of(request.key)
         place = None if queue is None else (queue.look_ahead.partition, queue.head)
-    found = None if place is None else window.stuck.get(place) or window.resting.get(place)
+    found = None if place is None else window.blocked.get(place)
     if place is None or found is None:
         key = None if request.key is None else request.key[:60]
         what = (
@@ -103,9 +104,9 @@ class _Repair:
         self._window = running.window
         self._is_retry = request.is_retry
         self._matches = _matcher(request.where)
-        self._chosen = list(self._window.stuck.values())
+        self._chosen = list(self._window.blocked.stuck.values())
         if request.where.resting:
-            self._chosen += self._window.resting.values()
+            self._chosen += self._window.blocked.resting.values()
         self._repaired = self._moving = 0
 
     @property
@@ -125,7 +126,7 @@ class _Repair:
         window = self._window
         for blocked in lot:
             place = blocked.message.place
-            now = window.stuck.get(place) or window.resting.get(place)
+            now = window.blocked.get(place)
             if now is not blocked or not self._matches(blocked):
                 continue
             if _settle(self._running, place, is_retry=self._is_retry):
@@ -189,7 +190,7 @@ async def resend(
         )  # fmt: skip
     if (known := _asked_before(running, request)) is not None:
         return known
-    if partition not in running.window.look_aheads or seq > running.head(partition):
+    if partition not in running.window.look_aheads or seq > running.admission.head(partition):
         raise OwnerRefused(404, "unknown_message", f"there is no {named}", detail)
     key = running.view.topic.topic_id, partition
     is_evicted = seq < (await reader.readable(key)).earliest_seq  # the rings may have it still

@@ -212,6 +212,9 @@ class ListAttempts(OwnerRequest[PushAttempts], frozen=True, tag=True, array_like
     limit: int
 
 
+SenderRequest = TryPush | NoteAttempts | ListAttempts
+"""What the senders at the owner's shard answer."""
+
 AnyRequest = (
     Consume
     | Poll
@@ -227,7 +230,5 @@ AnyRequest = (
     | Resend
     | Seek
     | PausePush
-    | TryPush
-    | NoteAttempts
-    | ListAttempts
+    | SenderRequest
 )

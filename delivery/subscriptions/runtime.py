@@ -7,8 +7,8 @@
     a request of a consumer -> ``ask`` or ``open``; what it finishes is in the journal before it is
     answered
 
-What one subscription does is in ``running.py``, what it tells in ``inspection.py``, how it begins
-in ``starting.py``. Tasks and the ledger are here.
+What one subscription does is in ``running.py``, what it tells in ``shown/``. Tasks and the ledger
+are here.
 
 Bounds: LOADS_AT_ONCE records are loaded simultaneously, each with LOAD_BYTES (blocks.py) at most;
 the partitions of topics are pinned, which ``reading/followed.py`` bounds.
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -29,18 +29,17 @@ from delivery.cursors.flush import CursorFlush
 from delivery.dispatch import Served
 from delivery.ledger_thread import LedgerThread
 from delivery.pipes.server import Asker
-from delivery.reading.followed import Key, TooManyPinned
+from delivery.reading.blocks import Blocks, Wanted
+from delivery.reading.followed import Key
 from delivery.reading.partition import QUARANTINED, PartitionReader
 from delivery.ready import EntryKey, Kind, Turn
 from delivery.routers.outbox import Outbox
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions import repairs
-from delivery.subscriptions.attempts import AttemptHistories
-from delivery.subscriptions.blocks import Blocks, Wanted
 from delivery.subscriptions.budget import Budgets
-from delivery.subscriptions.journaled import JournaledProgress
-from delivery.subscriptions.moving import DeadLetterMover
-from delivery.subscriptions.replay import add
+from delivery.subscriptions.dead_letters import DeadLetters
+from delivery.subscriptions.journaled import JournaledProgress, add, first_epoch
+from delivery.subscriptions.pinned import NotServed, PinnedPartitions
 from delivery.subscriptions.requests import (
     Acknowledge,
     AnyRequest,
@@ -60,27 +59,22 @@ from delivery.subscriptions.requests import (
     Resend,
     RetryKey,
     Seek,
+    SenderRequest,
     SkipKey,
     TryPush,
 )
 from delivery.subscriptions.running import OwnerTools, RunningSubscription
-from delivery.subscriptions.schemas import (
-    BlockedKeys,
-    ConsumerLeft,
-    PushAttempts,
-    PushPaused,
-    Sought,
-)
-from delivery.subscriptions.shown import inspection, unserved
+from delivery.subscriptions.schemas import BlockedKeys, ConsumerLeft, PushPaused, Sought
+from delivery.subscriptions.shown import inspection
 from delivery.subscriptions.shown.inspection import OwnerClocks
-from delivery.subscriptions.shown.rows import OwnedRows, PushedHere
-from delivery.subscriptions.shown.unserved import NotServed, Unserved
-from delivery.subscriptions.starting import Starting, kind_of, moved_over
+from delivery.subscriptions.shown.rows import OwnedRows
+from delivery.subscriptions.window.windows import kind_of, moved_over, window_after
 from delivery.tasks import Tasks
-from ledger.delivery import subscriptions
-from ledger.delivery.subscriptions import SubscriptionView
+from ledger.delivery import progress, subscriptions
+from ledger.delivery.subscriptions import Subscription, SubscriptionView
 from ledger.errors import LedgerError
 from ledger.types import Topic
+from shards.boards.pushboard import PushSenderRow
 from shards.boards.rowboard import Board, SubscriptionRow
 from shards.journal import FinishedJournal
 from uploader.l0 import L0Error
@@ -93,6 +87,22 @@ log = logging.getLogger("headgate.subscriptions")
 
 LOADS_AT_ONCE = 4
 _CANNOT_READ = (StoreError, LedgerError, L0Error, LakeFileDamaged, RecordsError)
+
+
+class PushedHere(Protocol):
+    """The senders of one shard, as the owner of a push subscription asks them."""
+
+    def wants_more(self, subscription: Subscription) -> bool:
+        """Whether more senders would help it."""
+
+    def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
+        """What its senders do."""
+
+    async def asked(self, subscription: Subscription, request: SenderRequest) -> Struct | None:
+        """The answer to what only they know. Raises OwnerRefused."""
+
+    def forget(self, subscription_id: int) -> None:
+        """It was deleted."""
 
 
 class Subscriptions:
@@ -142,10 +152,10 @@ class Subscriptions:
         self._clocks = clocks
         self._now_ns = clocks.now_ns
         self._learn_topic = learn
-        self._starting = Starting(reader, ledger, incarnation)
+        self._incarnation = incarnation
+        self._pins = PinnedPartitions(reader)
         self._blocks = Blocks(reader)
         self.budgets = Budgets()
-        self._attempts = AttemptHistories()
         self.progress = JournaledProgress(journal, flush.hurry, self._wake_all, self._reload)
         flush.add_progress(self.progress)
         self._running: dict[int, RunningSubscription] = {}
@@ -158,19 +168,17 @@ class Subscriptions:
         )
         self._loading: set[Wanted] = set()
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
-        self._mover = DeadLetterMover(
+        self._letters = DeadLetters(
             outbox, self._blocks, ledger, self._want, self._moved, self._reload, self.tasks.start
         )
         self._tools = OwnerTools(
-            self._blocks, self.budgets, self.progress, reader.followed.head,
-            clocks.now_ns, self._mover.letters, self._wake,
-            lambda subscription: senders().wants_more(subscription),
+            self._blocks, self.budgets, self.progress, reader.followed.head, clocks.now_ns,
+            self._wake, lambda subscription: senders().wants_more(subscription),
         )  # fmt: skip
         self._is_foreign = False  # the prefix may be another daemon's
         self.rows = OwnedRows(
             board, shards, ledger, clocks.now_ns, clocks.wall_ms, lambda one: senders().rows(one)
         )
-        self._unserved = Unserved(self._starting.can_pin)
         self._closed = False
 
     def __len__(self) -> int:
@@ -194,7 +202,7 @@ class Subscriptions:
         """To be called regularly: notices changes of settings, and what time brings."""
         if self._closed:
             return
-        self._changes.stale.update(self._unserved.one_with_room())
+        self._changes.stale.update(self._pins.one_with_room())
         self._changes.look()
         if self._is_foreign:
             self._wake_all()
@@ -203,7 +211,7 @@ class Subscriptions:
                 self._record(running)
                 self._wake(running)
             if running.window.dead_letters.waiting:
-                self._mover.send(running)
+                self._letters.send(running)
         for topic_id, there in self._by_topic.items():
             seen = self._evictions(topic_id)
             if seen != self._seen_evictions[topic_id]:
@@ -220,7 +228,7 @@ class Subscriptions:
         keys: set[EntryKey] = set()
         for topic_id, partition in moved if by_topic else ():
             for running in by_topic.get(topic_id, ()):
-                running.committed(partition)
+                running.admission.committed(partition)
                 keys.add((topic_id, Kind.CONSUME))
         if keys:
             self._dirty(keys, published_ns)
@@ -256,47 +264,27 @@ class Subscriptions:
             running = await self._find(request)
         except NotServed as found:
             if isinstance(request, Describe):
-                return unserved.state_of(found, self._shard)
+                return inspection.unserved_state(found, self._shard)
             raise
-        if isinstance(request, Seek):
-            return await self._seek(running, request)
-        if isinstance(request, Resend):
-            resent = await repairs.resend(running, request, self._reader, self._blocks)
-            self._wake(running)
-            return resent
-        if isinstance(request, RepairBlocked):
-            return await repairs.repair(running, request, self._record, self._wake)
-        if isinstance(request, TryPush):
-            return await self._senders().test(request)
-        if isinstance(request, PausePush):
-            return await self._pause(request)
-        if isinstance(request, NoteAttempts):
-            self._attempts.note(request.subscription_id, request.attempts)
-            return None
-        if isinstance(request, ListAttempts):
-            return self._list_attempts(running, request)
+        match request:
+            case Seek():
+                return await self._seek(running, request)
+            case Resend():
+                resent = await repairs.resend(running, request, self._reader, self._blocks)
+                self._wake(running)
+                return resent
+            case RepairBlocked():
+                return await repairs.repair(running, request, self._record, self._wake)
+            case PausePush():
+                return await self._pause(request)
+            case TryPush() | NoteAttempts() | ListAttempts():
+                return await self._senders().asked(running.view.subscription, request)
         answer = self._answer(running, request)
         durable = self._record(running)
         self._wake(running)
         if durable is not None:
             await durable
         return answer
-
-    def _list_attempts(self, running: RunningSubscription, request: ListAttempts) -> PushAttempts:
-        """Raises OwnerRefused."""
-        subscription = running.view.subscription
-        if subscription.config.push is None:
-            raise OwnerRefused(
-                409, "not_pushed", f"subscription {subscription.name!r} is not pushed, so there are"
-                " no attempts",
-            )  # fmt: skip
-        known = self._attempts.of(subscription.subscription_id)
-        wanted = [
-            each
-            for each in known
-            if request.partition in (None, each.partition) and request.seq in (None, each.seq)
-        ]
-        return PushAttempts(wanted[: request.limit], len(known))
 
     async def poll(self, request: Poll, asker: Asker) -> bytes:
         """The answer to a poll, as JSON. If the asker is gone, the next poll is told what may be
@@ -351,7 +339,7 @@ class Subscriptions:
         if self._closed and not (running is not None and is_told):
             raise OwnerRefused(503, "not_ready", "the daemon stops; ask again")
         if running is None:
-            self._unserved.check(subscription_id)
+            self._pins.check(subscription_id)
         if running is None and not self._changes.is_current:
             raise OwnerRefused(
                 503, "not_ready", "the subscriptions of this shard cannot be read now; ask again"
@@ -390,42 +378,38 @@ class Subscriptions:
     async def _take(self, view: SubscriptionView) -> None:
         subscription = view.subscription
         running = self._running.get(subscription.subscription_id)
-        self._unserved.forget(subscription.subscription_id)
         if subscription.deleted_ms is not None:
             if running is not None:
                 self._forget(running)
             self.rows.free(subscription)
-            self._starting.unpin(view)
+            self._pins.unpin(view)
             return
         self._learn_topic(view.topic)
-        why_unserved = ""
-        try:
-            await self._starting.pin(view)
-        except TooManyPinned as error:
+        unserved = await self._pins.pin(view)
+        if unserved is not None:
             log.warning("subscription %s of topic %s is not served: %s",
-                        subscription.name, view.topic.name, error)  # fmt: skip
-            found = self._unserved.add(view, str(error))
+                        subscription.name, view.topic.name, unserved.why)  # fmt: skip
             if running is None:
-                self.rows.tell(subscription, unserved.row_of(found))
+                self.rows.tell(subscription, inspection.unserved_row(unserved))
                 return
-            why_unserved, view = found.why, self._starting.pinned(view)
+            view = self._pins.pinned(view)
         if running is None:
             await self._begin(view)
             return
         config, former = subscription.config, running.view.subscription
         if subscription.generation != former.generation:
-            known = await self._starting.known(view)
+            known = await self._ledger.read(progress.state_of, subscription.subscription_id)
             if known is None:
                 return  # the next look finds that it was deleted
-            window = self._starting.window(view, known, running.window.epoch)
-            running.restart(view, window, known)
+            epoch, head = running.window.epoch, self._reader.followed.head
+            running.restart(view, window_after(view, known, epoch, head), known)
         elif kind_of(config) != kind_of(former.config) or config.filter != former.config.filter:
             running.restart(view, moved_over(view, running.window))
         else:
             for partition in range(len(running.window.look_aheads), len(view.partitions)):
                 running.window.open(partition, view.partitions[partition][0])
             running.follow(view)
-        running.unserved = why_unserved
+        running.unserved = "" if unserved is None else unserved.why
         running.enter()
         self._record(running)
         self._wake(running)
@@ -433,15 +417,16 @@ class Subscriptions:
     async def _begin(self, view: SubscriptionView) -> None:
         """Begins to run a subscription, from what is finished of it."""
         subscription = view.subscription
-        known = await self._starting.known(view)
+        known = await self._ledger.read(progress.state_of, subscription.subscription_id)
         if known is None:
-            self._starting.unpin(view)
+            self._pins.unpin(view)
             return
-        window = self._starting.window(view, known)
+        epoch = first_epoch(known.epoch, self._incarnation)
+        window = window_after(view, known, epoch, self._reader.followed.head)
         running = RunningSubscription(view, window, known, self._tools)
         row = self.rows.former(subscription)
         if row is not None:
-            running.count_on(row)
+            running.window.counts.count_on(row)
         self._running[subscription.subscription_id] = running
         self._by_topic.setdefault(view.topic.topic_id, []).append(running)
         self._seen_evictions.setdefault(view.topic.topic_id, -1)
@@ -458,7 +443,7 @@ class Subscriptions:
         running.consumers.end("deleted", f"subscription {subscription.name!r} was deleted")
         self.progress.forget(subscription.subscription_id)
         self.budgets.forget(subscription.subscription_id)
-        self._attempts.forget(subscription.subscription_id)
+        self._senders().forget(subscription.subscription_id)
         del self._running[subscription.subscription_id]
         topic_id = running.view.topic.topic_id
         self._by_topic[topic_id].remove(running)
@@ -487,7 +472,7 @@ class Subscriptions:
                 continue
             wanted: list[Wanted] = []
             spent, more = running.serve(turn.budget_bytes - cost, wanted)
-            running.is_loading = bool(wanted or running.loading)
+            running.is_loading = bool(wanted or running.admission.loading)
             if spent:
                 self._delivered(turn.key[0], self._now_ns() - turn.published_ns)
             self._record(running)
@@ -502,7 +487,7 @@ class Subscriptions:
         answer must wait for, if anything."""
         self.rows.touch(running)
         if running.window.dead_letters.is_new:
-            self._mover.send(running)
+            self._letters.send(running)
         self.progress.touched(running.tracked)
         return self.progress.record(running.tracked)
 
@@ -534,7 +519,7 @@ class Subscriptions:
         finally:
             self._loading.discard(wanted)
             for running in self._by_topic.get(topic_id, ()):
-                running.loading.discard(partition)
+                running.admission.loading.discard(partition)
         tombstone = loaded.tombstone
         if tombstone is not None and tombstone.reason == QUARANTINED:
             gap = f"{tombstone.gap_from} to {tombstone.gap_to}"

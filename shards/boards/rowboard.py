@@ -140,10 +140,9 @@ class Board(Generic[Row]):
         """The rows of what stands still. Costs one column if none does."""
         return self._those(self._column(self._word("stands_since_ns")))
 
-    def phases(self) -> list[tuple[int, int]]:
-        """The id and the phase of each slot's row; id 0: it is free. Takes microseconds."""
-        ids, phases = self._column(at.B_ID), self._column(self._word("phase"))
-        return list(zip(ids, phases, strict=True))
+    def phases(self) -> tuple[list[int], list[int]]:
+        """The ids and the phases of the slots' rows; id 0: it is free. Takes microseconds."""
+        return self._column(at.B_ID), self._column(self._word("phase"))
 
     def _those(self, column: list[int]) -> list[Placed[Row]]:
         if not any(column):

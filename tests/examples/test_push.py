@@ -18,7 +18,7 @@ import pytest
 
 from delivery.push.events import EventSource, request_of
 from delivery.push.secrets import PushSecrets
-from delivery.subscriptions.consumers.handing import PushedMessage
+from delivery.subscriptions.handing import PushedMessage
 from ledger.delivery.push_settings import PushFormat, PushSettings
 from shards.clock import wall_ms
 from tests.e2e.daemon import HANG_S, ROOT, running, wait_until

@@ -11,7 +11,7 @@ from __future__ import annotations
 from daemon.alarms.alarms import NAMES, STANDS_STILL
 from daemon.api.figures.metric_kinds import OTHERS, Histogram, Metric, declared
 from daemon.governor.ladder import RUNGS
-from delivery.subscriptions.drainable import consumers_wanted
+from delivery.subscriptions.shown.inspection import consumers_wanted
 from shards.boards.pushboard import LATENCY_UNIT_NS, PushOutcome
 from shards.boards.pushtotals import together
 from shards.boards.rowboard import RowPhase

@@ -17,12 +17,7 @@ from importlib import metadata
 from daemon import memory
 from daemon.alarms import alarms
 from daemon.alarms import standing as standstills
-from daemon.api.figures import (
-    kafka_figures,
-    push_figures,
-    router_figures,
-    subscription_figures,
-)
+from daemon.api.figures import kafka_figures, push_figures, router_figures, subscription_figures
 from daemon.api.figures.metric_kinds import OTHERS, TokenSeries, TopicSeries
 from daemon.config import Config
 from daemon.config.sensors import SENSORS
@@ -34,7 +29,7 @@ from daemon.schemas import api as schemas
 from daemon.schemas.bill import BillStatus, BudgetStatus, StoreCost
 from daemon.schemas.kafka import KafkaStatus
 from daemon.tls.certificate import Certificate
-from delivery.subscriptions.drainable import consumers_wanted
+from delivery.subscriptions.shown.inspection import consumers_wanted
 from shards import latency
 from shards import layout as at
 from shards.boards import namecounts, pushtotals

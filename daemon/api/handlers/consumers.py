@@ -30,6 +30,7 @@ from daemon.schemas.subscriptions import (
     ResendRequest,
 )
 from delivery.filters import Filter, FilterError
+from delivery.pipes.server import Asker
 from delivery.streams.accept import accepted
 from delivery.streams.formats import MSGPACK, NDJSON, SSE
 from delivery.subscriptions.owners import SubscriptionOwner
@@ -84,7 +85,7 @@ class ConsumerRoutes:
         _, subscription_id = await self._directory.find(topic, name)
         if query.max is not None:
             poll = Poll(subscription_id, query.consumer, filters, query.max, query.wait_ms)
-            return EncodedJson(await self._owners.poll(poll))
+            return EncodedJson(await self._owners.poll(poll, Asker()))
         consume = Consume(subscription_id, query.consumer, filters, content_type)
         await self._owners.ask(consume)  # a stream cannot be refused with a status once it is open
         return Streaming(content_type, lambda outlet: self._owners.open(consume, outlet))

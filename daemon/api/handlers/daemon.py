@@ -43,6 +43,9 @@ class DaemonRoutes:
         self._ledger = ledger
         self._openapi = openapi
         self._imports: asyncio.Task[list[ImportScaling] | None] | None = None
+        # Of many statuses that are asked for together, one is made in a turn of the loop: each
+        # takes milliseconds.
+        self._looks = asyncio.Lock()
 
     async def page(self) -> Text:
         """``/``: what it shows, it asks for itself."""
@@ -65,10 +68,13 @@ class DaemonRoutes:
 
     async def status(self, rights: Rights) -> Status:
         """What the daemon is doing, and of topics what the sender may see."""
-        push, subscriptions, routers = await self._rows(rights)
-        groups = self._groups(rights)
-        status = self._status.document(monotonic_ns(), None, subscriptions, push, routers, groups)
         imports = await self._imports_into(rights)
+        async with self._looks:
+            push, subscriptions, routers = await self._rows(rights)
+            groups = self._groups(rights)
+            status = self._status.document(
+                monotonic_ns(), None, subscriptions, push, routers, groups
+            )
         status = msgspec.structs.replace(status, imports=imports)
         if rights.is_for_all_topics:
             return status
@@ -88,6 +94,7 @@ class DaemonRoutes:
         self, rights: Rights
     ) -> tuple[list[PushTotal], list[Placed[SubscriptionRow]], list[Placed[RouterRow]]]:
         """What owners report, as far as the sender may see it: at most 1,024 of each."""
+        await asyncio.sleep(0)  # whoever else asks waits for the lock, also if nothing below waits
         push = await self._status.push(monotonic_ns)
         subscriptions, routers = self._status.subscriptions(), self._status.routers()
         if rights.is_for_all_topics:
@@ -143,28 +150,31 @@ class DaemonRoutes:
 
     async def metrics(self, headers: MetricsHeaders, rights: Rights) -> Text:
         """The status as a page for Prometheus, with the series that the sender may see."""
-        stages = self._status.stages()
-        push, subscriptions, routers = await self._rows(rights)
-        groups = self._groups(rights)
-        status = self._status.document(monotonic_ns(), stages, subscriptions, push, routers, groups)
-        unplaced_lag = 0
-        if groups is None:
-            groups, (_, unplaced_lag) = (
-                self._status.kafka_groups(), self._status.unplaced_kafka_groups(),
+        async with self._looks:
+            stages = self._status.stages()
+            push, subscriptions, routers = await self._rows(rights)
+            groups = self._groups(rights)
+            status = self._status.document(
+                monotonic_ns(), stages, subscriptions, push, routers, groups
+            )
+            unplaced_lag = 0
+            if groups is None:
+                groups, (_, unplaced_lag) = (
+                    self._status.kafka_groups(), self._status.unplaced_kafka_groups(),
+                )  # fmt: skip
+            scrape = Scrape(
+                status, stages,
+                [each for each in self._status.topics() if rights.covers(each.topic)],
+                [
+                    each
+                    for each in self._status.tokens()
+                    if rights.is_for_all_topics
+                    or (rights.token is not None and each.token == rights.token.name)
+                ],
+                series(subscriptions), push_series(push, subscriptions), router_series(routers),
+                [] if status.kafka is None else kafka_series(groups, unplaced_lag),
             )  # fmt: skip
-        scrape = Scrape(
-            status, stages, [each for each in self._status.topics() if rights.covers(each.topic)],
-            [
-                each
-                for each in self._status.tokens()
-                if rights.is_for_all_topics
-                or (rights.token is not None and each.token == rights.token.name)
-            ],
-            series(subscriptions),
-            push_series(push, subscriptions), router_series(routers),
-            [] if status.kafka is None else kafka_series(groups, unplaced_lag),
-        )  # fmt: skip
-        return await metrics.page(scrape, headers.accept, monotonic_ns)
+            return await metrics.page(scrape, headers.accept, monotonic_ns)
 
     async def openapi(self) -> dict[str, Any]:
         """``/openapi.json``."""

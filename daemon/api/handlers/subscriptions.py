@@ -65,7 +65,7 @@ from delivery.reading.partition import PartitionReader
 from delivery.subscriptions.owners import SubscriptionOwner
 from delivery.subscriptions.requests import Describe, ListAttempts, Seek, TryPush
 from delivery.subscriptions.schemas import PushAttempts, PushExchange, Sought
-from delivery.subscriptions.shown.unserved import stored_progress
+from delivery.subscriptions.shown.inspection import stored_progress
 from ledger.delivery import start_offsets, subscriptions
 from ledger.delivery.start_offsets import AtTime, SubscriptionStart
 from ledger.delivery.subscription_errors import (
@@ -74,11 +74,7 @@ from ledger.delivery.subscription_errors import (
     SubscriptionRefused,
     SubscriptionsFull,
 )
-from ledger.delivery.subscriptions import (
-    Subscription,
-    SubscriptionConfig,
-    SubscriptionView,
-)
+from ledger.delivery.subscriptions import Subscription, SubscriptionConfig, SubscriptionView
 from ledger.errors import CursorsFull, TopicMissing
 from ledger.tx import WriteTx
 from shards.boards.figures import SubscriptionCounts, values_of

@@ -28,6 +28,7 @@ from daemon.intake.formats import BodyLimits, decompress
 from daemon.intake.producer import Producer
 from daemon.schemas.errors import ApiError, too_large
 from daemon.schemas.names import check_topic_name
+from delivery.tasks import Tasks
 from shards.clock import monotonic_ns
 
 log = logging.getLogger("headgate.foreign")
@@ -97,7 +98,7 @@ class ForeignRequests:
     def __init__(self, producer: Producer, budget: RequestBudget) -> None:
         self._producer = producer
         self._budget = budget
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._turn = asyncio.Lock()
 
     def take(self, request: Request, translation: Translation, promised: int) -> None:
@@ -106,11 +107,7 @@ class ForeignRequests:
         promise = self._budget.promise(request.head.target_bytes, 0)
         self._producer.admission.promise_again(promised)
         request.connection.await_translation()
-        task = asyncio.get_running_loop().create_task(
-            self._serve(request, translation, promised, promise)
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(request, translation, promised, promise))
 
     async def _serve(
         self, request: Request, translation: Translation, promised: int, promise: Promise

@@ -38,7 +38,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from shards.boards.pushboard import PushOutcome
 
 HOUR_MS = 3_600_000

@@ -193,5 +193,7 @@ class PushClient:
             self._opening = None
             self._has_failed = True
             return PushAnswer(failure=PushFailure.LOCAL, message=str(error))
-        self._poster = posting.Poster(self.allow, context, self._resolve, self._names_kept_s)
+        self._poster = posting.Poster(
+            posting.PushConnector(self.allow, context, self._resolve, self._names_kept_s)
+        )
         return None

@@ -263,16 +263,10 @@ class Stalls:
 class Poster:
     """The session of a shard."""
 
-    def __init__(
-        self,
-        allow: AllowList,
-        context: ssl.SSLContext,
-        resolve: Resolve | None,
-        names_kept_s: int,
-    ) -> None:
-        self._connector = PushConnector(allow, context, resolve, names_kept_s)
+    def __init__(self, connector: PushConnector) -> None:
+        self._connector = connector
         self._session = aiohttp.ClientSession(
-            connector=self._connector,
+            connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             request_class=PushRequest,
             response_class=PushResponse,

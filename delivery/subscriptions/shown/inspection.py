@@ -1,18 +1,34 @@
-"""What the owner of a subscription tells of it: its state, its keys, and why a key is blocked.
+"""What the owner of a subscription tells of it: its state, its figures, and what a key waits for.
 
 Nothing here changes anything, or takes longer than the consumers and the blocked messages that it
 shows; counts of what waits are kept by the window.
+
+The *lag* is the records that are not finished. The *drainable* lag is those of them that consumers
+could work on simultaneously, so it says how many consumers are worth having. It leaves out
+
+* all but one message of each key: a key with a million messages keeps one consumer busy;
+* messages that rest after a failed delivery or are stuck, with their keys: nobody gets them now;
+* what no consumer that is present accepts: another one of the same kind would not either. Without
+  any consumer everything counts, since the first one is worth having;
+* everything, while nothing can be delivered: the store or the dispatch is held, or it is paused.
+
+What is with consumers counts: they are needed for it. A window counts what it was told of.
+
+Records that it was not told of yet, since the consumers have enough, count as what it was told of,
+and at most as much: so the signal doubles until it is known how many keys there are. (An autoscaler
+rarely does more than double either.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import islice
 
 from msgspec import Struct
 
 from delivery.standstill import Standstill
-from delivery.subscriptions.consumers.sessions import Session
+from delivery.subscriptions.consumers import Session
+from delivery.subscriptions.pinned import NotServed
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.schemas import (
     BlockedKey,
@@ -21,8 +37,10 @@ from delivery.subscriptions.schemas import (
     PartitionProgress,
     SubscriptionState,
 )
-from delivery.subscriptions.window.batches import Blocked
-from delivery.subscriptions.window.members import KeyQueue, QueueState
+from delivery.subscriptions.window.failures import Blocked
+from delivery.subscriptions.window.messages import KeyQueue, QueueState
+from ledger.delivery.subscriptions import SubscriptionView
+from shards.boards.figures import SubscriptionCounts, values_of
 from shards.boards.rowboard import RowPhase, SubscriptionRow
 
 BLOCKED_SHOWN = 100
@@ -63,7 +81,7 @@ def state_of(
             for name, session in running.consumers.by_name.items()
         ],
         blocked=blocked(running, BLOCKED_SHOWN, wall_ms),
-        gaps=running.gaps.known,
+        gaps=running.consumers.gaps.known,
     )
 
 
@@ -76,7 +94,7 @@ def _why_crowded(running: RunningSubscription) -> str:
             f" messages that are sent or blocked, and {window.held_count} of them are here;"
             " acknowledge, retry or skip some"
         )
-    if not running.is_crowded:
+    if not running.admission.is_crowded:
         return ""
     longest = running.window.longest_key()
     waiting = running.window.unfinished - running.window.in_flight
@@ -89,11 +107,10 @@ def _why_crowded(running: RunningSubscription) -> str:
 
 def progress_of(running: RunningSubscription) -> list[PartitionProgress]:
     """How far it has got in each partition."""
+    head = running.admission.head
     return [
-        PartitionProgress(
-            partition, look_ahead.floor, running.head(partition), running.lag_of(partition)
-        )
-        for partition, look_ahead in sorted(running.window.look_aheads.items())
+        PartitionProgress(part, look_ahead.floor, head(part), running.lag_of(part))
+        for part, look_ahead in sorted(running.window.look_aheads.items())
     ]
 
 
@@ -124,27 +141,56 @@ def row_of(
 
 
 def _numbers(running: RunningSubscription, now_ns: int) -> dict[str, int]:
-    """What both show: the fields of SubscriptionCounts."""
+    """What both show: all fields of SubscriptionCounts."""
     window = running.window
-    counts, sent_ns = window.counts, window.oldest_sent_ns()
+    sent_ns = window.oldest_sent_ns()
     return {
         "lag": running.lag,
-        "drainable_lag": running.drainable_lag,
+        "drainable_lag": drainable_lag(running),
         "in_flight": window.in_flight,
         "waiting": max(0, window.unfinished - window.in_flight),  # what is resent is not unfinished
-        "blocked_keys": len(window.stuck),
+        "blocked_keys": len(window.blocked.stuck),
         "oldest_unacknowledged_ms": 0 if sent_ns is None else (now_ns - sent_ns) // 1_000_000,
-        "delivered": counts.delivered,
-        "acknowledged": counts.acknowledged,
-        "redelivered": counts.redelivered,
-        "refused": running.refused,
-        "dropped": counts.dropped,
-        "skipped": counts.skipped,
-        "dead_lettered": running.dead_lettered,
-        "evicted": counts.evicted,
-        "unmatched": counts.unmatched,
-        "filtered": counts.filtered,
+        **window.counts.counted(),
     }
+
+
+def drainable_lag(running: RunningSubscription) -> int:
+    """Records that more consumers, or more senders, would help with."""
+    window, config = running.window, running.view.subscription.config
+    if config.push is not None and (window.is_failing or not running.wants_senders):
+        return 0
+    unseen = 0
+    if config.reliable:  # what nobody tracks does not wait for anybody
+        unseen = sum(
+            min(running.admission.unseen(partition), look_ahead.room)
+            for partition, look_ahead in window.look_aheads.items()
+        )
+    is_held = bool(running.why_unsent) or config.paused
+    found = drainable_part(window.drainable, window.unfinished, unseen, held=is_held)
+    return min(1, found) if config.mode_facts.one_consumer else found
+
+
+def drainable_part(drainable: int, unfinished: int, unseen: int, *, held: bool) -> int:
+    """How many messages consumers could work on simultaneously.
+
+    A window knows of ``unfinished`` messages and counts ``drainable`` ones; it could take in
+    ``unseen`` more. ``held``: nothing is delivered now.
+    """
+    if held:
+        return 0
+    if not unseen:
+        return drainable
+    if not drainable:
+        return 1  # it takes one consumer to find out
+    return drainable + min(drainable, unseen * drainable // unfinished)
+
+
+def consumers_wanted(drainable: int, consumers: int, consumer_max: int) -> int:
+    """How much more consumers would help, 0 to 100: the part of the drainable lag that those which
+    are present cannot hold, each at most ``consumer_max`` messages. Rounded up: 0 means none."""
+    more = drainable - consumers * consumer_max
+    return 0 if more <= 0 else -(-100 * more // drainable)
 
 
 def _consumer(running: RunningSubscription, session: Session, share: float) -> ConsumerState:
@@ -156,7 +202,7 @@ def _consumer(running: RunningSubscription, session: Session, share: float) -> C
         share=share,
         in_flight=member.in_flight,
         ready=len(member.ready),
-        active=running.is_active(session.name),
+        active=running.window.is_active(session.name),
         connected=session.is_connected,
     )
 
@@ -167,7 +213,7 @@ def blocked(running: RunningSubscription, limit: int, wall_ms: WallMs) -> list[B
     window = running.window
     found: list[BlockedKey] = []
     characters = 0
-    for each in islice(chain(window.stuck.values(), window.resting.values()), limit):
+    for each in islice(window.blocked, limit):
         found.append(shown_blocked(each, wall_ms))
         characters += len(found[-1].key or "")
         if characters > KEY_CHARACTERS_SHOWN:
@@ -198,7 +244,7 @@ def key_of(running: RunningSubscription, key: str, wall_ms: WallMs) -> KeyState:
     if queue is None:
         return KeyState(key, "idle", window.members.owner_of(key))
     place = (queue.look_ahead.partition, queue.head)
-    found = window.stuck.get(place) or window.resting.get(place)
+    found = window.blocked.get(place)
     sent = _sent(running, queue)
     return KeyState(
         key=key,
@@ -242,3 +288,42 @@ def _why(queue: KeyQueue, sent: tuple[str, int] | None) -> str:
     if queue.state is QueueState.UNMATCHED:
         return "no consumer that is present accepts the key"
     return "it waits for its consumer to take it"
+
+
+def unserved_row(found: NotServed) -> SubscriptionRow:
+    """What any shard can report of a subscription that cannot be run now."""
+    lagging = [each for each in stored_progress(found.view) if each.lag]
+    first = f"{lagging[0].partition}:{lagging[0].floor + 1}" if lagging else ""
+    return SubscriptionRow(
+        topic=found.view.topic.name,
+        subscription=found.view.subscription.name,
+        phase=RowPhase.HELD,
+        reason=found.why,
+        stands=f"message {first} waits: {found.why}" if first else "",
+        lag=sum(each.lag for each in lagging),
+    )
+
+
+def unserved_state(found: NotServed, shard: int) -> SubscriptionState:
+    """Its state: nothing is known but what the ledger has."""
+    row = unserved_row(found)
+    return SubscriptionState(
+        subscription=row.subscription,
+        topic=row.topic,
+        owner_shard=shard,
+        held=row.reason,
+        blocked_letters="",
+        partitions=stored_progress(found.view),
+        consumers=[],
+        blocked=[],
+        gaps=[],
+        **values_of(SubscriptionCounts, row),
+    )
+
+
+def stored_progress(view: SubscriptionView) -> list[PartitionProgress]:
+    """How far a subscription has got in each partition, as the ledger has it."""
+    return [
+        PartitionProgress(state.partition, floor, state.head_seq, max(0, state.head_seq - floor))
+        for floor, state in view.partitions
+    ]

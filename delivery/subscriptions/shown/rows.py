@@ -15,22 +15,20 @@ partitions follow with the next look. What is remembered is one entry per partit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from delivery.ledger_thread import LedgerThread
 from delivery.standstill import LOOK_NS, Standstill
-from delivery.subscriptions.requests import TryPush
 from delivery.subscriptions.running import RunningSubscription
 from delivery.subscriptions.shown.inspection import row_of
 from delivery.subscriptions.shown.standing import SenderRows, SubscriptionStanding
 from ledger import reads
 from ledger.delivery.subscriptions import Subscription
 from ledger.errors import LedgerError
-from shards.boards.pushboard import PushSenderRow
 from shards.boards.rowboard import Board, SubscriptionRow
 
 ROWS_NS = 1_000_000_000
@@ -48,19 +46,6 @@ class _Told:
         self.stands: Standstill | None = None
         self.looked_ns = self.oldest_ms = 0
         self.row: SubscriptionRow | None = None
-
-
-class PushedHere(Protocol):
-    """The senders of one shard, as the owner of a push subscription asks them."""
-
-    def wants_more(self, subscription: Subscription) -> bool:
-        """Whether more senders would help it."""
-
-    def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
-        """What its senders do."""
-
-    async def test(self, asked: TryPush) -> Struct:
-        """Sends its receiver a record that is made up. Raises OwnerRefused."""
 
 
 class OwnedRows:

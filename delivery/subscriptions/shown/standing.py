@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from delivery.standstill import UNKNOWN, FirstUnfinished, Fronts, Since, Standstill, Why
 from delivery.subscriptions.running import RunningSubscription
-from delivery.subscriptions.window.batches import Batch, Place
-from delivery.subscriptions.window.members import QueueState
+from delivery.subscriptions.window.messages import Batch, Place, QueueState
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import Mode, PushSenderRow, sender_number
 
@@ -86,18 +85,18 @@ class SubscriptionStanding:
     def _reason(self, place: Place) -> Why | None:
         running, window = self._running, self._running.window
         look_ahead = window.look_aheads[place[0]]
-        if (stuck := window.stuck.get(place)) is not None:
+        if (stuck := window.blocked.stuck.get(place)) is not None:
             waits = running.why_letters_wait
             after = f"is blocked after {stuck.attempts} failed deliveries: {stuck.why}"
             return Why(f"{after}; {waits}" if waits else after)
-        if (rest := window.resting.get(place)) is not None:
+        if (rest := window.blocked.resting.get(place)) is not None:
             after = f" after {rest.attempts} failed deliveries" if rest.is_counted else ""
             return Why(f"rests{after}: {rest.why}")
         batch = _batch_of(window.batches.values(), place)
         is_pushed = running.view.subscription.config.push is not None
         if batch is not None and batch.sent_ns is not None and not is_pushed:
             return None
-        if held := running.held or running.sender_held or running.unreadable or window.why_held:
+        if held := running.why_unsent:
             return Why(f"waits: {held}")
         if is_pushed and not len(running.consumers):
             return Why("waits for a sender, and none is connected")
@@ -109,7 +108,7 @@ class SubscriptionStanding:
             since_ns = attempts.since_ns if attempts else 0
             return why_not_posted(self._senders.get(name), since_ns, self._now_ns)
         if place[1] > look_ahead.end:
-            if running.is_crowded:
+            if running.admission.is_crowded:
                 return Why("waits: the subscriptions of this shard have used up their memory")
             if look_ahead.room <= 0:
                 return Why("waits: too much after it, or before it, is not finished")
@@ -138,7 +137,7 @@ class SubscriptionStanding:
         """What a message waits for whose key has another one before it: nothing that stands still,
         or one that is a front itself or has one; but no front has what is sent once more."""
         window = self._running.window
-        blocked = window.stuck.get(head) or window.resting.get(head)
+        blocked = window.blocked.get(head)
         if blocked is None or blocked.message.look_ahead is window.look_aheads[head[0]]:
             return None
         return Why(

@@ -13,6 +13,14 @@
   failed, and an operator or a dead letter has to take it away.
 
 The subclass for the mode decides which messages a member gets and what waits for what.
+
+The owner admits messages in the order of their offsets, takes batches for consumers that can be
+written to, reads their payloads, and says what came of it. It goes around these consumers until
+``take`` gives None for each: one ``take`` gives a consumer its part, not everything that waits. It
+admits messages only while a consumer has room for them; or all there are, if the window is not
+reliable, which then drops what no consumer has room for. After any call it looks at ``take_news``,
+to make durable what is finished before it answers, and at ``dead_letters``, to send those that are
+new. ``tick`` is due at ``next_due_ns``.
 """
 
 from __future__ import annotations
@@ -22,29 +30,32 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
-from delivery.subscriptions.window.batches import (
+from delivery.subscriptions.window.failures import (
+    BLOCKED_BYTES,
+    Blocked,
+    BlockedMessages,
+    WaitingLetters,
+    WindowPolicy,
+)
+from delivery.subscriptions.window.look_ahead import LookAhead, Tally
+from delivery.subscriptions.window.members import Members
+from delivery.subscriptions.window.messages import (
     REFUSALS_MAX,
     Batch,
-    Blocked,
+    KeyQueue,
+    LooseMessages,
+    Member,
     Outcome,
     Place,
     RefusedPlace,
     SentMessage,
     WindowCounts,
-)  # fmt: skip
-from delivery.subscriptions.window.blocked import Rests, StuckMessages, WaitingLetters, why_held
-from delivery.subscriptions.window.look_ahead import LookAhead, Tally
-from delivery.subscriptions.window.loose import LooseMessages
-from delivery.subscriptions.window.members import KeyQueue, Member, Members
-from delivery.subscriptions.window.policy import WindowPolicy
+)
 from delivery.subscriptions.window.resent import ResentMessages
-
-# As measured, of a dead letter with a short reason; of all that is sent, since it may get there.
-BLOCKED_BYTES = 1_000
 
 
 class SubscriptionWindow(ABC):
-    """One subscription's messages and members, without its mode (``windows.py``: how to use it)."""
+    """One subscription's messages and members, without its mode."""
 
     is_reliable = True
 
@@ -57,11 +68,10 @@ class SubscriptionWindow(ABC):
         self.loose = LooseMessages()
         self.in_flight = 0
         self.batches: dict[int, Batch] = {}
-        self.stuck = StuckMessages()
+        self.blocked = BlockedMessages()
         self.dead_letters = WaitingLetters()
         self.counts = WindowCounts()
         self._tally = Tally()
-        self._rests = Rests()
         self._numbers = count(1)
         self._unanswered: OrderedDict[int, Batch] = OrderedDict()  # sent, oldest first
         self._news: dict[int, list[int]] = {}
@@ -69,14 +79,9 @@ class SubscriptionWindow(ABC):
     # What there is
 
     @property
-    def resting(self) -> dict[Place, Blocked]:
-        """The messages that rest."""
-        return self._rests.by_place
-
-    @property
     def is_failing(self) -> bool:
         """Whether messages rest because the way to their receiver failed."""
-        return self._rests.uncounted > 0
+        return self.blocked.uncounted > 0
 
     @property
     def unfinished(self) -> int:
@@ -85,7 +90,7 @@ class SubscriptionWindow(ABC):
 
     @property
     def drainable(self) -> int:
-        """Messages that consumers could deal with now, simultaneously (``drainable.py``)."""
+        """Messages that consumers could deal with now, simultaneously (``shown/inspection.py``)."""
         return self.loose.count + self.in_flight
 
     @property
@@ -96,13 +101,12 @@ class SubscriptionWindow(ABC):
     @property
     def held_count(self) -> int:
         """Messages that are sent or blocked."""
-        return self.in_flight + len(self.stuck) + len(self.resting)
+        return self.in_flight + len(self.blocked)
 
     @property
     def sent_bytes(self) -> int:
         """What messages take because they are sent or blocked."""
-        reasons_bytes = self.stuck.reasons_bytes + self._rests.reasons_bytes
-        return self.held_count * BLOCKED_BYTES + reasons_bytes
+        return self.held_count * BLOCKED_BYTES + self.blocked.reasons_bytes
 
     def oldest_sent_ns(self) -> int | None:
         """When the oldest batch was sent that has an open message."""
@@ -116,11 +120,6 @@ class SubscriptionWindow(ABC):
     def sharers(self) -> int:
         """How many members share the messages."""
         return len(self.members.by_name)
-
-    @property
-    def why_held(self) -> str:
-        """Why nothing can be taken, whoever asks; otherwise empty."""
-        return why_held(len(self.stuck) + len(self.resting))
 
     def longest_key(self) -> tuple[str, int] | None:
         """The key with most messages, and how many; searches all keys."""
@@ -199,9 +198,9 @@ class SubscriptionWindow(ABC):
         gone = {each for each in (self.look_aheads[partition], *resent) if each.evict(before)}
         if not gone:
             return
-        self._rests.evict(partition, before)
+        self.blocked.evict(partition, before)
         self.counts.evicted += sum(map(self.loose.evict, gone))
-        for message in [each.message for each in (*self.stuck.values(), *self.resting.values())]:
+        for message in [each.message for each in self.blocked]:
             if message.look_ahead in gone and message.offset < message.look_ahead.gone_before:
                 self._unblock(message.place)
                 self._evict_one(message)
@@ -209,7 +208,7 @@ class SubscriptionWindow(ABC):
 
     def _evict_one(self, message: SentMessage) -> None:
         self.counts.evicted += 1
-        self._rests.finished((message,))
+        self.blocked.finished((message,))
         self._finish(message.look_ahead, (message,))
 
     # Members
@@ -242,9 +241,9 @@ class SubscriptionWindow(ABC):
 
     @property
     def _room(self) -> int:
-        if self.why_held:
+        if self.blocked.why_held:
             return 0
-        return self.policy.in_flight_max - self.in_flight - self._rests.uncounted
+        return self.policy.in_flight_max - self.in_flight - self.blocked.uncounted
 
     def settle(self) -> int:
         """Finds owners of some keys, after a change of members: how many, 0 if all have one."""
@@ -394,7 +393,6 @@ class SubscriptionWindow(ABC):
     def _refused(self, named: list[Place] | None) -> Outcome:
         if named is not None:
             return self._outcome(0, named)
-        self.counts.refused += 1
         return Outcome(0, 1, (RefusedPlace(None, "epoch"),))
 
     def _outcome(self, accepted: int, unknown: list[Place]) -> Outcome:
@@ -402,7 +400,6 @@ class SubscriptionWindow(ABC):
             RefusedPlace(place, "finished" if self.is_finished(*place) else "epoch")
             for place in unknown[:REFUSALS_MAX]
         )
-        self.counts.refused += len(unknown)
         return Outcome(accepted, len(unknown), refusals)
 
     def is_finished(self, partition: int, offset: int) -> bool:
@@ -414,7 +411,7 @@ class SubscriptionWindow(ABC):
         """Messages are finished by a decision: the owner makes that durable."""
         look_aheads: dict[LookAhead, list[SentMessage]] = {}
         look_ahead, mine = None, []
-        self._rests.finished(messages)
+        self.blocked.finished(messages)
         for message in messages:
             if message[0] is not look_ahead:
                 mine = look_aheads.setdefault(look_ahead := message[0], [])
@@ -455,7 +452,7 @@ class SubscriptionWindow(ABC):
     ) -> None:
         place, policy = message.place, self.policy
         attempts = message.attempts + is_counted
-        failures = self._rests.failed(place, attempts, is_counted=is_counted)
+        failures = self.blocked.failed(place, attempts, is_counted=is_counted)
         if is_counted and message.queue is None:
             self.loose.attempts[message.look_ahead, message.offset] = attempts
         if not is_counted or attempts <= policy.redeliveries_max:
@@ -466,7 +463,7 @@ class SubscriptionWindow(ABC):
                 self._again(message)
                 return
             number = next(self._numbers)
-            self._rests.add(Blocked(message, attempts, why, now_ns, due_ns, number, is_counted))
+            self.blocked.add(Blocked(message, attempts, why, now_ns, due_ns, number, is_counted))
         elif policy.poison == "drop":
             self.counts.dropped += 1
             self._done((message,))
@@ -475,20 +472,20 @@ class SubscriptionWindow(ABC):
             self._stick(Blocked(message, attempts, why, now_ns, None, next(self._numbers)))
 
     def _stick(self, blocked: Blocked) -> None:
-        self.stuck.put(blocked)
+        self.blocked.add(blocked)
         if self.policy.poison == "dead_letter":
             self.dead_letters.add(blocked)
 
     def not_moved(self, place: Place) -> None:
         """The copy of a message was not stored: it is judged again, by the policy as it is now."""
         self.dead_letters.forget(place)
-        found = self.stuck.get(place)
+        found = self.blocked.stuck.get(place)
         if found is not None:
             self._judge(place, found)
 
     def _unblock(self, place: Place) -> Blocked | None:
         self.dead_letters.forget(place)
-        return self.stuck.take(place) or self._rests.pop(place)
+        return self.blocked.take(place)
 
     # Time
 
@@ -505,7 +502,7 @@ class SubscriptionWindow(ABC):
             else:
                 everything = range(len(batch.messages))
                 self._fail_all(batch, everything, now_ns, 0, "not acknowledged in time")
-        for blocked in self._rests.take_due(now_ns):
+        for blocked in self.blocked.take_due(now_ns):
             self._again(blocked.message)
         return gone
 
@@ -519,7 +516,7 @@ class SubscriptionWindow(ABC):
 
     def next_due_ns(self) -> int | None:
         """When ``tick`` has something to do; 0: now."""
-        rest_ns, sent_ns = self._rests.next_due_ns(), self.oldest_sent_ns()
+        rest_ns, sent_ns = self.blocked.next_due_ns(), self.oldest_sent_ns()
         due = [] if rest_ns is None else [rest_ns]
         if sent_ns is not None:
             due.append(sent_ns + self.policy.ack_timeout_ns)
@@ -532,18 +529,18 @@ class SubscriptionWindow(ABC):
         are stuck are judged again, except dead letters whose copies are on their way. The receiver
         may be another one: rests begin anew."""
         self.policy = policy
-        self._rests.forgive()
+        self.blocked.forgive()
         self.dead_letters.waiting.clear()
-        for place, blocked in list(self.stuck.items()):
+        for place, blocked in list(self.blocked.stuck.items()):
             if place not in self.dead_letters.moving:
                 self._judge(place, blocked)
 
     def _judge(self, place: Place, blocked: Blocked) -> None:
         if blocked.attempts <= self.policy.redeliveries_max:
-            self.stuck.take(place)
+            self.blocked.take(place)
             self._again(blocked.message)
         elif self.policy.poison == "drop":
-            self.stuck.take(place)
+            self.blocked.take(place)
             self.counts.dropped += 1
             self._done((blocked.message,))
         else:
@@ -556,7 +553,7 @@ class SubscriptionWindow(ABC):
         found = None if place in self.dead_letters.moving else self._unblock(place)
         if found is None:
             return False
-        self._rests.forgive(place)
+        self.blocked.forgive(place)
         if found.message.queue is None:
             self.loose.attempts.pop((found.message.look_ahead, offset), None)
         else:
@@ -590,10 +587,9 @@ class SubscriptionWindow(ABC):
         assert self.in_flight == len(sent)
         for member in self.members.by_name.values():
             assert member.in_flight == sum(self.batches[epoch].open for epoch in member.batches)
-        self.stuck.check_invariants(self._rests, sent)
+        self.blocked.check_invariants(sent)
         is_moved = self.policy.poison == "dead_letter"
-        self.dead_letters.check_invariants(self.stuck.keys(), are_moved=is_moved)
-        self._rests.check_invariants()
+        self.dead_letters.check_invariants(self.blocked.stuck.keys(), are_moved=is_moved)
         for look_ahead in self.look_aheads.values():
             look_ahead.check_invariants()
         assert self.unfinished == sum(each.unfinished for each in self.look_aheads.values())

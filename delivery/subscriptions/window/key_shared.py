@@ -12,6 +12,14 @@ payloads; whoever sends a batch reads its messages.
 * What waits costs 5 bytes (``look_ahead.py``); only what is in flight is limited by a count. A key
   with a million messages takes one place in flight.
 
+If the subscription is pushed, a sender may have several messages of a key, the next ones in their
+order (``run_max``), so that one POST can carry them. A sender deals with them in their order.
+
+* All messages of a key that are *out* are with one member. The key is SENT as long as there are.
+* When one of them comes back, or fails, those after it come back too.
+* A failure of a message that is not the first of its key counts for nothing: it comes back. (Ours
+  never say so: what precedes a message that failed has been acknowledged before.)
+
 No call takes longer than what it is told of: after a join, a leave or an eviction, ready keys find
 their owners again in lots of MOVES_AT_ONCE, and so do all that are compared with many patterns.
 """
@@ -22,24 +30,25 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 
-from delivery.subscriptions.window.batches import SentMessage, new_message
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
+from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import (
-    FREED,
-    TAKEN,
+from delivery.subscriptions.window.messages import (
+    READY,
+    SENT,
     KeyQueue,
     Member,
     QueueEvent,
     QueueState,
-)  # fmt: skip
-from delivery.subscriptions.window.policy import WindowPolicy
+    SentMessage,
+    new_message,
+)
 
 MOVES_AT_ONCE = 500  # about 1 ms; a key that is compared with many patterns counts as several
 MATCHED_NOW = 4  # a key that counts for more waits for ``settle``
 
 
-class DeliveryWindow(SubscriptionWindow):
+class KeySharedWindow(SubscriptionWindow):
     """One key-shared subscription's messages and members."""
 
     def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
@@ -56,7 +65,7 @@ class DeliveryWindow(SubscriptionWindow):
     def drainable(self) -> int:
         """One message of each key that a consumer accepts and that is not blocked, and all that
         have no key. Without any consumer the first one could deal with all of them."""
-        blocked = len(self.stuck) + len(self.resting)
+        blocked = len(self.blocked)
         found = len(self.keys) + self.loose.taken - blocked
         if not self.members.by_name:
             return found + self.loose.count
@@ -200,7 +209,7 @@ class DeliveryWindow(SubscriptionWindow):
 
     def _pass(self, queue: KeyQueue) -> None:
         """Finishes the head that nobody gets. One at a time: a key may have a million."""
-        self._rests.forgive((queue.look_ahead.partition, queue.head))
+        self.blocked.forgive((queue.look_ahead.partition, queue.head))
         self._passed_over(queue, more=queue.advance(queue.look_ahead.finish_all((queue.head,))[0]))
 
     def _passed_over(self, queue: KeyQueue, *, more: bool) -> None:
@@ -231,7 +240,7 @@ class DeliveryWindow(SubscriptionWindow):
         ready = member.ready
         for _ in range(min(left - len(messages), len(ready))):
             queue = ready.popleft()
-            queue.state = TAKEN
+            queue.state = SENT
             found = queue.look_ahead, queue.head, queue, queue.attempts
             messages.append(new_message(SentMessage, found))
 
@@ -245,7 +254,7 @@ class DeliveryWindow(SubscriptionWindow):
                 queue.head = following  # as below, without the calls
                 queue.attempts = 0
                 queue.waiting -= 1
-                queue.state = FREED
+                queue.state = READY
                 queue.owner.ready.append(queue)
                 self._woken[queue.owner] = None
             elif queue.waiting > 1 and queue.advance(following):
@@ -296,8 +305,8 @@ class DeliveryWindow(SubscriptionWindow):
         waiting += [*chain.from_iterable(self._moving), *self._unmatched]
         everywhere = set(waiting)
         assert len(waiting) == len(everywhere), "a queue waits in one place"
-        resting = {blocked.message.queue for blocked in self.resting.values()}
-        stuck = {blocked.message.queue for blocked in self.stuck.values()}
+        resting = {blocked.message.queue for blocked in self.blocked.resting.values()}
+        stuck = {blocked.message.queue for blocked in self.blocked.stuck.values()}
         assert self._keys_bytes == sum(queue.bytes for queue in self.keys.values())
         for key, queue in self.keys.items():
             assert queue.key == key and not queue.look_ahead.is_done(queue.head)
@@ -309,3 +318,131 @@ class DeliveryWindow(SubscriptionWindow):
     def _check_sent(self, message: SentMessage) -> None:
         assert message.queue is not None and message.queue.state is QueueState.SENT
         assert (message.queue.look_ahead, message.queue.head) == message[:2]
+
+
+class KeyRunsWindow(KeySharedWindow):
+    """One pushed key-shared subscription's messages and members."""
+
+    def __init__(self, policy: WindowPolicy, epoch: int = 0) -> None:
+        super().__init__(policy, epoch)
+        # By key, the offsets that are out, in their order, each with the number of its batch.
+        self._out: dict[KeyQueue, dict[int, int]] = {}
+
+    def _pick_keys(self, member: Member, left: int, messages: list[SentMessage | None]) -> None:
+        ready, run_max, epoch = member.ready, self.policy.run_max, self.epoch + 1
+        while left > len(messages) and ready:
+            queue = ready.popleft()
+            queue.state = SENT
+            look_ahead, offset, attempts = queue.look_ahead, queue.head, queue.attempts
+            run = self._out[queue] = {}
+            while offset and len(run) < run_max and len(messages) < left:
+                run[offset] = epoch
+                messages.append(new_message(SentMessage, (look_ahead, offset, queue, attempts)))
+                attempts = 0
+                offset = look_ahead.following(offset)
+
+    def _came_back(self, message: SentMessage) -> None:
+        """A message is not with its member any more."""
+        assert message.queue is not None
+        run = self._out.get(message.queue)
+        if run is not None:
+            run.pop(message.offset, None)
+            if not run:
+                del self._out[message.queue]
+
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        finished: dict[KeyQueue, set[int]] = {}
+        for message in messages:
+            if message.queue is not None:
+                finished.setdefault(message.queue, set()).add(message.offset)
+                self._came_back(message)
+        # Before they are finished, which forgets what follows what.
+        passed = [(queue, len(each), _unlink(queue, each)) for queue, each in finished.items()]
+        look_ahead.finish_all([message.offset for message in messages])
+        for message in messages:
+            if message.queue is None:
+                self.loose.finished(look_ahead, message.offset)
+        for queue, count, head in passed:
+            if head == queue.head:
+                queue.waiting -= count
+            elif not queue.skip(count, head):
+                self._forget(queue)
+                continue
+            if queue not in self._out:
+                self._make_ready(queue)
+
+    def _take_back_after(self, message: SentMessage) -> None:
+        run = None if message.queue is None else self._out.get(message.queue)
+        for offset in sorted(run or (), reverse=True):
+            if offset <= message.offset or run is None:
+                return
+            batch = self.batches[run[offset]]
+            index = batch.index((message.look_ahead.partition, offset))
+            assert index is not None
+            self._once_more(batch, index)
+
+    def _again(self, message: SentMessage) -> None:
+        if message.queue is None:
+            super()._again(message)
+            return
+        self._take_back_after(message)
+        self._came_back(message)
+        if message.queue not in self._out:
+            self._make_ready(message.queue, first=True)
+
+    def _block(self, message: SentMessage, attempts: int, *, stuck: bool) -> None:
+        if message.queue is not None:
+            self._came_back(message)
+        super()._block(message, attempts, stuck=stuck)
+
+    def _fail(
+        self, message: SentMessage, now_ns: int, delay_ns: int, why: str, is_counted: bool
+    ) -> None:
+        if message.queue is None or message.queue.head == message.offset:
+            super()._fail(message, now_ns, delay_ns, why, is_counted)
+        else:
+            self._again(message)
+
+    def _check_sent(self, message: SentMessage) -> None:
+        assert message.queue is not None and message.queue.state is QueueState.SENT
+        assert message.queue.look_ahead is message.look_ahead
+        assert message.offset in self._out[message.queue]
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless all parts agree."""
+        super().check_invariants()
+        out = {}
+        for epoch, batch in self.batches.items():
+            for message in batch.messages:
+                if message is not None and message.queue is not None:
+                    out[message.place] = epoch, message.queue
+        known = {
+            (queue.look_ahead.partition, offset): (epoch, queue)
+            for queue, run in self._out.items() for offset, epoch in run.items()
+        }  # fmt: skip
+        assert out == known
+        for queue, run in self._out.items():
+            assert run and list(run) == sorted(run) and queue.state is QueueState.SENT
+            assert len({self.batches[epoch].member for epoch in run.values()}) == 1
+            offset = queue.head
+            for place in run:
+                assert offset == place, "nothing between them is left out"
+                offset = queue.look_ahead.following(offset)
+
+
+def _unlink(queue: KeyQueue, finished: set[int]) -> int:
+    """Takes messages that will be finished, all among the first ones of a key, out of its queue;
+    returns the new head in its partition, 0 if there is none."""
+    look_ahead, offset, before, head = queue.look_ahead, queue.head, 0, 0
+    left = len(finished)
+    while left:
+        following = look_ahead.following(offset)
+        if offset in finished:
+            left -= 1
+            if before:
+                look_ahead.link(before, following)
+                queue.tail = queue.tail if following else before
+        else:
+            head, before = head or offset, offset
+        offset = following
+    return head or offset

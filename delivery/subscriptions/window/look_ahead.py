@@ -17,7 +17,7 @@ States::
     LOOSE, without order           -> TAKEN (in flight, or waits to be sent again) -> DONE
                                       TAKEN -> LOOSE, given back
 
-This module decides nothing; ``window.py`` does. Offsets are those of the partition.
+This module decides nothing; ``deliveries.py`` does. Offsets are those of the partition.
 """
 
 from __future__ import annotations

@@ -1,130 +1,27 @@
-"""The consumers of a subscription and the queues of its keys: who owns which, and has how much.
+"""The consumers of a subscription, and which of them a key belongs to: consistent hashing over
+those that accept it.
 
-A *member* is a consumer that is present. Members share the keys by consistent hashing
-(``hash_ring.py``). Each has the queues that wait for it, and the batches that it has.
+Each member has NODES *nodes* on a ring of 2^32 places: the hashes of ``{consumer}-0`` to
+``{consumer}-99``. A key belongs to the consumer of the first node at or after its own hash, among
+those consumers that accept the key. So a join moves keys to the joiner only, and a leave moves the
+leaver's keys only. Which consumers there are decides, not the order in which they came.
 
-A *queue* has the messages of one key that are not finished, in order. It exists while its key has
-such messages. Its first message, the *head*, is the only one that may be with a consumer: all
-others wait for it. A key may occur in several partitions; then the queue has a run for each, and
-one of them is current until it is empty. STATES has its states and what changes them.
+The hash is FNV-1a with 64 bits, folded to 32 by xor, then the 32-bit finalizer of MurmurHash3
+(Fowler, Noll and Vo; Appleby): FNV alone spreads names that differ in their last digit badly.
+Of a long key, its digest is hashed (``partitioner.py``).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from enum import Enum, auto
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
-from delivery.subscriptions.window.hash_ring import HashRing
-from delivery.subscriptions.window.look_ahead import LookAhead
+from delivery.filters import Matcher, compiled
+from delivery.partitioner import hashed_bytes
+from delivery.subscriptions.window.messages import KeyQueue, Member
+from ledger.delivery.subscriptions import CONSUMERS_MAX
 
-QUEUE_BYTES = 240  # as measured, with its place among the keys, without its key
-
-
-def text_bytes(text: str | None) -> int:
-    """What a text takes at most, the same each time: one that is not of ASCII grows by its UTF-8
-    when it is encoded."""
-    if text is None:
-        return 0
-    return 49 + len(text) if text.isascii() else 80 + 8 * len(text)
-
-
-class QueueState(Enum):
-    """What the head of a queue waits for."""
-
-    READY = "ready"  # a consumer may take it
-    SENT = "sent"
-    RESTING = "resting"  # until a time
-    STUCK = "stuck"  # until an operator acts, or its dead letter is stored
-    UNMATCHED = "held"  # as clients know it; no consumer accepts the key
-
-
-class QueueEvent(Enum):
-    """What changes the state of a queue. It may end in any: once its messages are finished."""
-
-    FREED = auto()  # a head, the same or the next one, may be sent, and looks for its owner
-    UNOWNED = auto()  # no consumer accepts the key
-    TAKEN = auto()
-    FAILED = auto()
-    GIVEN_UP = auto()  # it has failed too often
-
-
-STATES = {
-    (QueueState.READY, QueueEvent.TAKEN): QueueState.SENT,
-    (QueueState.READY, QueueEvent.UNOWNED): QueueState.UNMATCHED,
-    (QueueState.READY, QueueEvent.FREED): QueueState.READY,
-    (QueueState.SENT, QueueEvent.FREED): QueueState.READY,
-    (QueueState.SENT, QueueEvent.FAILED): QueueState.RESTING,
-    (QueueState.SENT, QueueEvent.GIVEN_UP): QueueState.STUCK,
-    (QueueState.RESTING, QueueEvent.FREED): QueueState.READY,
-    (QueueState.STUCK, QueueEvent.FREED): QueueState.READY,
-    (QueueState.UNMATCHED, QueueEvent.FREED): QueueState.READY,
-}
-# As STATES says, for loops over many queues.
-TAKEN = STATES[QueueState.READY, QueueEvent.TAKEN]
-FREED = STATES[QueueState.SENT, QueueEvent.FREED]
-
-
-class KeyQueue:
-    """One key's messages."""
-
-    __slots__ = (
-        "key", "state", "look_ahead", "head", "tail", "others", "owner", "version", "attempts",
-        "waiting",
-    )  # fmt: skip
-
-    def __init__(self, key: str, look_ahead: LookAhead, offset: int) -> None:
-        self.key = key
-        self.state = QueueState.READY
-        self.look_ahead = look_ahead
-        self.head = self.tail = offset
-        self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: look-ahead, head, tail
-        self.owner: Member | None = None
-        self.version = -1  # of the members, when the owner was found
-        self.attempts = 0  # failed deliveries of the head
-        self.waiting = 1  # messages, with the head
-
-    @property
-    def bytes(self) -> int:
-        """What it takes. A key of 1,024 characters may take 8 KB."""
-        return QUEUE_BYTES + text_bytes(self.key)
-
-    def change(self, event: QueueEvent) -> None:
-        """Something has become of the head. Raises KeyError if nothing of the kind can."""
-        self.state = STATES[self.state, event]
-
-    def append(self, look_ahead: LookAhead, offset: int) -> None:
-        """A further message of the key, in another partition than the current run's."""
-        self.waiting += 1
-        runs = self.others = self.others or []
-        for index, (other, head, tail) in enumerate(runs):
-            if other is look_ahead:
-                look_ahead.link(tail, offset)
-                runs[index] = (look_ahead, head, offset)
-                return
-        runs.append((look_ahead, offset, offset))
-
-    def advance(self, following: int) -> bool:
-        """The head is finished, ``following`` is the one after it in its partition; returns whether
-        there is another one."""
-        return self.skip(1, following)
-
-    def skip(self, count: int, following: int) -> bool:
-        """As ``advance``, of the first ``count`` messages."""
-        if not count:
-            return True
-        self.attempts = 0
-        self.waiting -= count
-        if following:
-            self.head = following
-            return True
-        if self.others:
-            self.look_ahead, self.head, self.tail = self.others.pop(0)
-            return True
-        return False
-
-
-MEMBERS_MAX = 1_000
 # Of all members together: their characters, and 16 for each. A character takes up to 280 bytes when
 # it is compiled (delivery/filters.py), so this is 18 MB; and a key of 1,024 characters is matched
 # with all of them in at most 60 ms. It counts for the budget of consumers (budget.py).
@@ -135,6 +32,173 @@ MATCHED_AS_ONE = 2_000
 
 MEMBER_BYTES = 6_400  # with its nodes and the longest name; a character of a pattern takes 280
 PATTERN_CHARACTER_BYTES = 280
+NODES = 100
+# A hash takes 0.1 us per byte, and the queue of a key ends with each lull. So the hashes of keys
+# are kept, once per shard: 32,768 x (200 bytes + a key, 128 characters at most) = 10 MB, or 23 MB
+# at worst.
+HASHES_KEPT = 32_768
+KEPT_CHARACTERS_MAX = 128
+HASHES_KEPT_BYTES = HASHES_KEPT * (200 + 4 * KEPT_CHARACTERS_MAX)
+_SLOT_BITS = 20
+_SLOTS = (1 << _SLOT_BITS) - 1
+_ARCS = 32
+_ARC_BITS = _SLOT_BITS + 27  # below the number of an arc
+_FNV_OFFSET = 0xCBF29CE484222325
+_FNV_PRIME = 0x100000001B3
+_64_BITS = (1 << 64) - 1
+_32_BITS = (1 << 32) - 1
+
+
+def hash_of(data: bytes) -> int:
+    """The place of a key or a node on the ring."""
+    folded = _FNV_OFFSET
+    for byte in data:
+        folded = ((folded ^ byte) * _FNV_PRIME) & _64_BITS
+    mixed = (folded ^ (folded >> 32)) & _32_BITS
+    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _32_BITS
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _32_BITS
+    return mixed ^ (mixed >> 16)
+
+
+@lru_cache(maxsize=HASHES_KEPT)
+def _kept_hash(key: str) -> int:
+    return hash_of(key.encode())
+
+
+class HashRing:
+    """The nodes of all consumers. Nodes at one place are in the order of their consumers' names.
+
+    A node is one integer: its place, then the slot of its consumer. So they are sorted and searched
+    without comparing names; nodes at one place are the exception. They are kept by arcs of the
+    ring: of 100,000 nodes a join moves some hundred in each of the joiner's arcs, not all.
+    """
+
+    def __init__(self) -> None:
+        self._arcs: list[list[int]] = [[] for _ in range(_ARCS)]
+        self._nodes_of: dict[str, list[int]] = {}
+        self._names: list[str | None] = []  # by slot
+        self._free: list[int] = []  # slots
+        self._filters: dict[str, tuple[Matcher, ...]] = {}
+        self._any_filter = False
+
+    def __len__(self) -> int:
+        """How many consumers there are."""
+        return len(self._filters)
+
+    def __contains__(self, consumer: str) -> bool:
+        return consumer in self._filters
+
+    def join(self, consumer: str, patterns: Sequence[str] = ()) -> None:
+        """Adds a consumer that accepts keys that match one of ``patterns``; without any, all."""
+        if consumer in self._filters:
+            raise ValueError(f"consumer {consumer!r} is on the ring")
+        self._filters[consumer] = tuple(compiled(pattern) for pattern in patterns)
+        self._any_filter = any(self._filters.values())
+        if self._free:
+            slot = self._free.pop()
+            self._names[slot] = consumer
+        else:
+            slot = len(self._names)
+            self._names.append(consumer)
+        places = (hash_of(f"{consumer}-{n}".encode()) for n in range(NODES))
+        nodes = self._nodes_of[consumer] = [place << _SLOT_BITS | slot for place in places]
+        for node in nodes:
+            insort(self._arcs[node >> _ARC_BITS], node)
+
+    def leave(self, consumer: str) -> None:
+        """Removes a consumer."""
+        del self._filters[consumer]
+        self._any_filter = any(self._filters.values())
+        nodes = self._nodes_of.pop(consumer)
+        for node in nodes:
+            arc = self._arcs[node >> _ARC_BITS]
+            del arc[bisect_left(arc, node)]
+        slot = nodes[0] & _SLOTS
+        self._names[slot] = None
+        self._free.append(slot)
+
+    def accepts(self, consumer: str, key: str) -> bool:
+        """Whether a consumer takes messages of a key."""
+        matchers = self._filters[consumer]
+        return not matchers or any(matches(key) for matches in matchers)
+
+    def owner(self, key: str) -> str | None:
+        """The consumer of a key; None if no consumer accepts it."""
+        if not self._filters:
+            return None
+        place = _kept_hash(key) if len(key) <= KEPT_CHARACTERS_MAX else hash_of(hashed_bytes(key))
+        if not self._any_filter:
+            start = place << _SLOT_BITS
+            arc = self._arcs[start >> _ARC_BITS]
+            index = bisect_left(arc, start)
+            if index + 1 < len(arc) and arc[index] >> _SLOT_BITS != arc[index + 1] >> _SLOT_BITS:
+                return self._names[arc[index] & _SLOTS]
+            return next(self._consumers_from(place))
+        # As on a ring of only those that accept the key.
+        refused: set[str] = set()
+        for consumer in self._consumers_from(place):
+            if consumer in refused:
+                continue
+            if self.accepts(consumer, key):
+                return consumer
+            refused.add(consumer)
+            if len(refused) == len(self._filters):
+                return None
+        raise AssertionError("unreachable: each consumer has nodes")
+
+    def _consumers_from(self, place: int) -> Iterator[str]:
+        """The consumers of all nodes, those at or after a place first."""
+        start = place << _SLOT_BITS
+        number = start >> _ARC_BITS
+        arc = self._arcs[number]
+        first = bisect_left(arc, start)
+        yield from self._consumers_of(arc, first, len(arc))
+        for other in self._arcs[number + 1 :]:
+            yield from self._consumers_of(other, 0, len(other))
+        for other in self._arcs[:number]:
+            yield from self._consumers_of(other, 0, len(other))
+        yield from self._consumers_of(arc, 0, first)
+
+    def _consumers_of(self, arc: list[int], index: int, end: int) -> Iterator[str]:
+        """The consumers of some nodes of an arc, by place, then by name."""
+        names = self._names
+        while index < end:
+            node = arc[index]
+            index += 1
+            if index == end or arc[index] >> _SLOT_BITS != node >> _SLOT_BITS:
+                name = names[node & _SLOTS]
+                assert name is not None
+                yield name
+                continue
+            there = [node]
+            while index < end and arc[index] >> _SLOT_BITS == node >> _SLOT_BITS:
+                there.append(arc[index])
+                index += 1
+            found = (names[each & _SLOTS] for each in there)
+            yield from sorted(name for name in found if name is not None)
+
+    def shares(self) -> dict[str, float]:
+        """The part of the ring of each consumer, without regard to filters."""
+        found = dict.fromkeys(self._filters, 0)
+        nodes = [node for arc in self._arcs for node in arc]
+        before = (nodes[-1] >> _SLOT_BITS) - (1 << 32) if nodes else 0
+        for node in nodes:
+            consumer = self._names[node & _SLOTS]
+            assert consumer is not None
+            found[consumer] += (node >> _SLOT_BITS) - before
+            before = node >> _SLOT_BITS
+        return {consumer: places / (1 << 32) for consumer, places in found.items()}
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless each consumer has its nodes, in order."""
+        there = [node for arc in self._arcs for node in arc]
+        assert there == sorted(node for nodes in self._nodes_of.values() for node in nodes)
+        assert len(there) == NODES * len(self._filters)
+        assert all(node >> _ARC_BITS == n for n, arc in enumerate(self._arcs) for node in arc)
+        assert self._nodes_of.keys() == self._filters.keys()
+        for consumer, nodes in self._nodes_of.items():
+            assert {self._names[node & _SLOTS] for node in nodes} == {consumer}
+        assert all(self._names[slot] is None for slot in self._free)
 
 
 class TooManyPatterns(ValueError):
@@ -144,20 +208,6 @@ class TooManyPatterns(ValueError):
 def size_of(patterns: Sequence[str]) -> int:
     """What patterns take of PATTERNS_SIZE_MAX."""
     return sum(len(pattern) + 16 for pattern in patterns)
-
-
-class Member:
-    """One consumer."""
-
-    __slots__ = ("name", "patterns", "in_flight", "ready", "batches", "heard_ns")
-
-    def __init__(self, name: str, patterns: Sequence[str]) -> None:
-        self.name = name
-        self.patterns = tuple(patterns)
-        self.in_flight = 0
-        self.ready: deque[KeyQueue] = deque()
-        self.batches: set[int] = set()  # epochs
-        self.heard_ns = -1  # when it last answered for a batch
 
 
 class Members:
@@ -196,9 +246,9 @@ class Members:
 
     def join(self, name: str, patterns: Sequence[str]) -> Member:
         """Adds a member; the pattern ``*`` is as none, so it takes messages without a key, too.
-        Raises ValueError if there are MEMBERS_MAX, or one of this name."""
-        if len(self.by_name) >= MEMBERS_MAX:
-            raise ValueError(f"a subscription has at most {MEMBERS_MAX} consumers")
+        Raises ValueError if there are CONSUMERS_MAX, or one of this name."""
+        if len(self.by_name) >= CONSUMERS_MAX:
+            raise ValueError(f"a subscription has at most {CONSUMERS_MAX} consumers")
         if any(pattern and not pattern.strip("*") for pattern in patterns):
             patterns = ()
         self._ring.join(name, patterns)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from delivery.subscriptions.window.batches import Place
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import text_bytes
+from delivery.subscriptions.window.messages import Place, text_bytes
 
 RESENT_MAX = 1_000  # of a subscription, unfinished
 REMEMBERED_MAX = 1_000  # that are finished again and have an id

@@ -17,18 +17,18 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import inf
 
-from delivery.subscriptions.window.batches import (
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
+from delivery.subscriptions.window.failures import WindowPolicy
+from delivery.subscriptions.window.look_ahead import LookAhead
+from delivery.subscriptions.window.messages import (
     Batch,
+    Member,
     Outcome,
     Place,
     RefusedPlace,
     SentMessage,
     new_message,
-)  # fmt: skip
-from delivery.subscriptions.window.deliveries import SubscriptionWindow
-from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Member
-from delivery.subscriptions.window.policy import WindowPolicy
+)
 from ledger.delivery.subscription_rules import ModeFacts
 
 WAITING_BYTES = 120
@@ -36,7 +36,7 @@ WAITING_BYTES = 120
 
 class UnreliableWindow(SubscriptionWindow):
     """One subscription's members, and the few messages that wait for them. ``batches`` are taken
-    and not written yet; nothing is ever ``stuck`` or ``resting``."""
+    and not written yet; nothing is ever ``blocked``."""
 
     is_reliable = False
     held_count = 0  # no message that is sent can be blocked, so it takes no memory for that
@@ -186,12 +186,10 @@ class UnreliableWindow(SubscriptionWindow):
         return None
 
     def _refused(self, named: list[Place] | None) -> Outcome:
-        """Everything is finished already, and nobody counts who says so."""
+        """Everything is finished already."""
         if named is None:
             return Outcome(0, 1, (RefusedPlace(None, "finished"),))
-        outcome = self._outcome(0, named)
-        self.counts.refused -= outcome.refused
-        return outcome
+        return self._outcome(0, named)
 
     def nack(
         self, name: str, epoch: int, now_ns: int, messages: Iterable[Place] | None = None,
@@ -217,7 +215,7 @@ class UnreliableWindow(SubscriptionWindow):
         """Raises AssertionError unless all parts agree."""
         super().check_invariants()
         assert all(look_ahead.floor == look_ahead.end for look_ahead in self.look_aheads.values())
-        assert not self._unanswered and not self.stuck and not self.resting
+        assert not self._unanswered and not self.blocked
         assert self._waiting.keys() == set(self.members.by_name.values())
         assert self.members.without_patterns or not self._for_any
         assert self._waits == len(self._for_any) + sum(map(len, self._waiting.values()))

@@ -57,7 +57,8 @@ def test_a_flag_goes_before_a_set_of_the_same_key() -> None:
 
 def test_config_docs_is_the_page() -> None:
     page = CliRunner().invoke(cli.headgate, ["config", "docs"]).stdout
-    assert page == (CHECKOUT / "docs" / "configuration.md").read_text()
+    written = (CHECKOUT / "docs" / "configuration.md").read_text()
+    assert written == page, "run: headgate config docs > docs/configuration.md"
 
 
 @pytest.mark.parametrize("form", [[], ["-o", "json"], ["--origin"]])

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from compaction.inputs.objects import ExtentBytes
 from compaction.inputs.place import Place
-from compaction.parquet import blocks, reader, writer
-from compaction.parquet.blocks import BlockRows, open_rows
+from compaction.parquet import reader, writer
 from compaction.parquet.file_bytes import LakeFileDamaged, Window
 from compaction.parquet.merge import EVER_MS, NeedFooter, NeedRows, RowRange, merged, records
-from compaction.parquet.reader import ParquetFooter, read_footer, read_rows
+from compaction.parquet.reader import BlockRows, ParquetFooter, open_rows, read_footer, read_rows
 from compaction.parquet.row_builder import RowBuilder
 from compaction.parquet.rows import COLUMNS, Rows
 from compaction.parquet.writer import FileNames, Syncs, TopicWriter
@@ -266,7 +265,7 @@ def in_blocks(place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[Rows, Bloc
     (file,) = write(place, rows)
     footer = read_footer(place, file.path, file.size_bytes)
     (group,) = footer.groups
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", group.decoded_bytes * 7 // 100)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", group.decoded_bytes * 7 // 100)
     opened = open_rows(footer, group)
     assert opened.block_rows in (6, 7)
     return read_rows(footer, group), opened

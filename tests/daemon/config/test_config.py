@@ -19,7 +19,6 @@ from daemon.config import (
     load_again,
     reload,
 )
-from daemon.config.docs import markdown
 from daemon.config.lake_settings import lake_settings
 from daemon.config.values import read_size, size_text
 from daemon.governor.gate import Band, gate_band
@@ -323,11 +322,6 @@ def test_exactly_the_documented_keys_are_reloadable() -> None:
         "commit_window_min_ms", "commit_window_max_ms", "log_level", "push_allow", "push_deny",
         "pressure_weights", "put_budget_usd_per_month", "retention_interval_ms",
     }  # fmt: skip
-
-
-def test_the_documentation_is_generated_from_the_table() -> None:
-    page = (CHECKOUT / "docs" / "configuration.md").read_text()
-    assert page == markdown(), "run: headgate config docs > docs/configuration.md"
 
 
 @pytest.mark.parametrize(

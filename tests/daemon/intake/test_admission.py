@@ -542,7 +542,7 @@ def test_a_request_that_was_promised_space_but_not_that_of_a_pad_waits_for_it_if
         # It keeps its promise.
         assert intake.admission.free_bytes == intake.ring.free_bytes - size + FRAME_BYTES
         intake.commit()
-        await asyncio.gather(*intake.producer._tasks)
+        await intake.producer._tasks.wait()
         intake.commit()
         assert client.statuses == [200]
 

@@ -47,7 +47,7 @@ async def translated(intake: Intake) -> None:
     """All that was received is handed over or refused."""
     application: Any = intake.server.application
     while tasks := application._foreign._tasks:
-        await asyncio.wait(tasks)
+        await tasks.wait()
         await asyncio.sleep(0)
     intake.flow()
 

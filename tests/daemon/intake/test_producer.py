@@ -237,7 +237,7 @@ def test_requests_that_wait_for_their_topic_keep_their_promises_until_they_are_w
         with refused(429):
             intake.producer.admit(intake.arriving(head), BODY_BYTES_MAX)
         assert intake.publications == 0
-        await asyncio.gather(*intake.producer._tasks)
+        await intake.producer._tasks.wait()
         if status == 200:
             assert intake.publications == intake.sampled(Stage.ADMITTED) == fitting
             assert not any(request.body for request in waiting), "the ring has them now"
@@ -269,13 +269,13 @@ def test_a_request_that_waits_for_its_topic_ends_at_its_deadline_though_the_ledg
         try:
             intake.producer.take(late, "new", 10)
             async with asyncio.timeout(HANG_S):
-                await asyncio.gather(*intake.producer._tasks)
+                await intake.producer._tasks.wait()
         finally:
             is_free.set()
         in_time = intake.request(head, b"0123456789")
         in_time.arrival_ns += 60_000_000_000
         intake.producer.take(in_time, "new", 10)
-        await asyncio.gather(*intake.producer._tasks)
+        await intake.producer._tasks.wait()
         answer = read_answer(io.BytesIO(bytes(intake.transport.written)))
         assert answer is not None and answer.status == 503
         assert answer.json["error"]["code"] == "ack_timeout"
@@ -301,7 +301,7 @@ def test_what_is_held_back_is_compared_with_its_rights_again_before_it_is_publis
             intake.producer.take(request, "new", 10)
         revoked.rights.live = False
         is_free.set()
-        await asyncio.gather(*intake.producer._tasks)
+        await intake.producer._tasks.wait()
         assert intake.publications == 1
         assert second.answered and not first.answered
         assert isinstance(second.answer, tuple) and second.answer[0] == 401

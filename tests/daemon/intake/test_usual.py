@@ -98,7 +98,7 @@ class Side:
     async def settled(self) -> None:
         """Returns when no request waits for its topic."""
         while self.intake.producer._tasks:
-            await asyncio.wait(self.intake.producer._tasks)
+            await self.intake.producer._tasks.wait()
 
     def send(self, which: int, data: bytes, cuts: list[int]) -> None:
         client = self.clients[which]

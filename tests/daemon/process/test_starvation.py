@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.process.starvation import Starvation, ThreadStat, parse
+from daemon.process.heartbeat import Starvation, ThreadStat, parse
 from shards.clock import monotonic_ns
 
 TICK_NS = 100_000_000

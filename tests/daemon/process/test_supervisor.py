@@ -15,9 +15,9 @@ from typing import Concatenate
 import pytest
 
 from daemon.config import Override, load
+from daemon.process.heartbeat import Starvation
 from daemon.process.inherit import Ground
 from daemon.process.listeners import Listeners, admin_listener, open_listeners
-from daemon.process.starvation import Starvation
 from daemon.process.supervisor import BACKOFF_TICKS, Child, Supervisor
 from daemon.upkeep.owner import LOCK_NAME, this_owner
 from ledger import reads, topics

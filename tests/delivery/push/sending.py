@@ -89,7 +89,7 @@ class Sending:
         self.secrets = SecretsFile(folder)
         self.queued = QueuedBudget(QUEUED_BYTES_MAX)
         self._grants: dict[int, SlotGrants] = {}
-        self.senders = self._made()
+        self.senders = self.owner.senders = self._made()
 
     def _made(self) -> PushSenders:
         segment = self.owner.node.segment
@@ -107,7 +107,7 @@ class Sending:
 
     def restart(self) -> None:
         """Other senders take over, as after the death of their process."""
-        self.senders = self._made()
+        self.senders = self.owner.senders = self._made()
 
     def create(self, push: dict[str, Any] | None = None, **config: Any) -> Subscription:
         """A push subscription."""
@@ -199,6 +199,6 @@ async def until_it_rests(them: Sending, made: Subscription) -> None:
     running = them.owner.subscriptions._running
     await them.until(
         lambda: made.subscription_id in running
-        and len(running[made.subscription_id].window.resting) == 1,
+        and len(running[made.subscription_id].window.blocked.resting) == 1,
         made,
     )  # fmt: skip

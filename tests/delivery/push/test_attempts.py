@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from delivery.subscriptions.attempts import (
-    ATTEMPT_BYTES,
-    ATTEMPTS_MAX,
-    SHARD_ATTEMPTS_MAX,
-    AttemptHistories,
-)
+from delivery.push.attempts import ATTEMPT_BYTES, ATTEMPTS_MAX, SHARD_ATTEMPTS_MAX, AttemptHistories
 from delivery.subscriptions.requests import ListAttempts, OwnerRefused
 from delivery.subscriptions.schemas import PushAttempt, PushAttempts
 from ledger.delivery.record_filter import RecordFilter
@@ -30,7 +25,7 @@ async def attempts(them: Sending, made: Subscription, seq: int | None = None) ->
 
 
 async def until_told(them: Sending, made: Subscription, count: int) -> None:
-    histories = them.owner.subscriptions._attempts
+    histories = them.senders._attempts
     await them.until(lambda: len(histories.of(made.subscription_id)) == count, made)
 
 

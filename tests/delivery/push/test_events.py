@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from delivery.push.events import EventSource, batch_id, percent_encoded, request_of
 from delivery.push.secrets import PushSecrets, SecretMissing
 from delivery.push.signatures import signature
-from delivery.subscriptions.consumers.handing import PushedMessage
+from delivery.subscriptions.handing import PushedMessage
 from ledger.delivery.push_settings import PushSettings
 from uploader.l0.records import Record
 

@@ -40,7 +40,9 @@ async def tried(
     """What a test shows. Raises OwnerRefused."""
     wanted: dict[str, Any] = {"data": '{"a":1}', "key": "k", "token": "0a", **asked}
     await begun(them, made)
-    task = asyncio.ensure_future(them.senders.test(TryPush(made.subscription_id, **wanted)))
+    task = asyncio.ensure_future(
+        them.owner.subscriptions.ask(TryPush(made.subscription_id, **wanted))
+    )
     await them.until(task.done, made, rate)
     shown = task.result()
     return msgspec.json.decode(msgspec.json.encode(shown), type=PushExchange)
@@ -213,7 +215,7 @@ def test_without_its_secrets_or_a_receiver_there_is_no_test(node: Node, tmp_path
         them.end_push()
         await them.until(lambda: not len(them.senders), made)
         with pytest.raises(OwnerRefused) as gone:
-            await them.senders.test(TryPush(made.subscription_id, "1", None, "0a"))
+            await them.owner.subscriptions.ask(TryPush(made.subscription_id, "1", None, "0a"))
         assert (gone.value.status, gone.value.code) == (409, "not_pushed")
         assert them.receiver.posts == []
 

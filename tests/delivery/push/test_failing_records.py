@@ -7,7 +7,7 @@ import random
 import pytest
 
 from delivery.push.posts.answers import TRIES_MAX, FailingRecords
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 
 BAD: Place = (0, 1)
 

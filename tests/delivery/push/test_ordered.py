@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )  # fmt: skip
 
 from delivery.push.queue import PushQueue, Unit
-from delivery.subscriptions.window.batches import Place
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.failures import WindowPolicy
+from delivery.subscriptions.window.messages import Place
 from delivery.subscriptions.window.windows import window_for
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscription_rules import KeyFallback, Mode, SubscriptionRules
@@ -178,10 +178,10 @@ class SendersMachine(RuleBasedStateMachine):
         self.now_ns += seconds * S
         assert not self.window.tick(self.now_ns)
 
-    @precondition(lambda self: self.window.stuck)
+    @precondition(lambda self: self.window.blocked.stuck)
     @rule(data=st.data())
     def skip(self, data: st.DataObject) -> None:
-        self.window.moved(*data.draw(st.sampled_from(sorted(self.window.stuck))))
+        self.window.moved(*data.draw(st.sampled_from(sorted(self.window.blocked.stuck))))
         self.learn()
 
     @rule(
@@ -345,7 +345,7 @@ class SendersMachine(RuleBasedStateMachine):
         for _ in range(10_000):
             if not self.step() and not self.window.unfinished:
                 break
-            for place in list(self.window.stuck):
+            for place in list(self.window.blocked.stuck):
                 assert place in self.bad
                 self.window.moved(*place)
                 self.learn()

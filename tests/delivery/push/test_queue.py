@@ -17,7 +17,7 @@ from delivery.push.queue import (
     RunState,
     Unit,
 )  # fmt: skip
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscription_rules import MODES, KeyFallback, Mode, SubscriptionRules
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import uvloop
 
 from delivery.push.reports import Failing, SenderReports
-from delivery.subscriptions.consumers.handing import PushedMessage
+from delivery.subscriptions.handing import PushedMessage
 from delivery.subscriptions.owners import Owners
 from delivery.subscriptions.requests import Acknowledge, Nack
 from delivery.subscriptions.schemas import Acknowledged

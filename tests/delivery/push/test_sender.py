@@ -10,6 +10,7 @@ import pytest
 from delivery.push.secrets import PushSecrets, SecretsFile
 from delivery.streams.outlet import Outlet
 from delivery.subscriptions.requests import Consume, Resend, Seek
+from delivery.subscriptions.shown.inspection import drainable_lag
 from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import PushBoard, SenderWords
@@ -80,11 +81,11 @@ def test_a_failure_of_the_receiver_is_tried_again_and_never_counts(
         for attempt in range(3):
             await them.until(
                 lambda: made.subscription_id in running
-                and len(running[made.subscription_id].window.resting) == 1,
+                and len(running[made.subscription_id].window.blocked.resting) == 1,
                 made,
             )  # fmt: skip
             assert them.receiver.seqs("a") == [1] * (attempt + 1)
-            (blocked,) = running[made.subscription_id].window.resting.values()
+            (blocked,) = running[made.subscription_id].window.blocked.resting.values()
             assert "500" in blocked.why and blocked.due_ns is not None
             rest_s = (blocked.due_ns - them.owner.now_ns) / S
             assert rest_s == min(2.0, 2.0**attempt)
@@ -103,7 +104,7 @@ async def until_only_failing_ones_are_left(them: Sending, made: Subscription) ->
     await them.until(
         lambda: made.subscription_id in running
         and running[made.subscription_id].lag
-        == len(running[made.subscription_id].window.resting),
+        == len(running[made.subscription_id].window.blocked.resting),
         made,
     )  # fmt: skip
 
@@ -152,7 +153,7 @@ def test_a_record_that_the_receiver_refuses_counts_for_the_policy(
         them.owner.produce(record(1, "a"), record(2, "a"))
         await them.until(lambda: len(them.receiver.posts) == 1, made)
         running = them.owner.subscriptions._running[made.subscription_id]
-        await them.until(lambda: len(running.window.resting) == 1, made)
+        await them.until(lambda: len(running.window.blocked.resting) == 1, made)
         await them.owner.later(2)
         await them.until_finished(made, 2)
         assert them.receiver.seqs() == [1, 1, 2]
@@ -188,7 +189,7 @@ def test_an_exclusive_subscription_is_in_order_whatever_fails(node: Node, tmp_pa
         them.owner.produce(*(record(n) for n in range(6)))
         await them.until(lambda: len(them.receiver.posts) == 3, made)
         running = them.owner.subscriptions._running[made.subscription_id]
-        await them.until(lambda: len(running.window.resting) == 1, made)
+        await them.until(lambda: len(running.window.blocked.resting) == 1, made)
         assert them.receiver.seqs() == [1, 2, 3]
         await them.owner.later(2)
         await them.until_finished(made, 6)
@@ -269,7 +270,7 @@ def test_what_is_resent_is_posted_although_its_sender_remembers_to_have_delivere
         batch = window.take("push/0", 1, 0)
         assert batch is not None
         them.receiver.gate.set()
-        await them.until(lambda: running.refused == 1, made)
+        await them.until(lambda: running.window.counts.refused == 1, made)
         window.ack("push/0", batch.epoch, 0)  # as if it came from another sender
         asked = Resend(made.subscription_id, (0, 1), "id")
         for is_finished in (False, True):
@@ -386,9 +387,12 @@ def test_what_a_receiver_repeats_of_a_request_is_shown_without_its_secrets(
         them.owner.produce(record(1, "k"))
         running = them.owner.subscriptions._running
         await them.until(
-            lambda: bool((found := running.get(made.subscription_id)) and found.window.stuck), made
+            lambda: bool(
+                (found := running.get(made.subscription_id)) and found.window.blocked.stuck
+            ),
+            made,
         )
-        (blocked,) = running[made.subscription_id].window.stuck.values()
+        (blocked,) = running[made.subscription_id].window.blocked.stuck.values()
         assert "answered 400" in blocked.why and "who is (hidden)?" in blocked.why
 
     sending(node, tmp_path, use)
@@ -436,7 +440,7 @@ def test_what_an_unreliable_subscription_cannot_deliver_is_dropped_and_counted(
         window = running[made.subscription_id].window
         await them.until(lambda: window.counts.dropped == 1 and len(them.receiver.posts) == 3, made)
         assert them.receiver.seqs() == [1, 2, 3]
-        assert running[made.subscription_id].refused == 0
+        assert running[made.subscription_id].window.counts.refused == 0
 
     sending(node, tmp_path, use)
 
@@ -480,13 +484,13 @@ def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_pa
         them.owner.produce(*(record(n, f"k{n}") for n in range(5)))
         await them.until(lambda: them.receiver.under_way == 2, made)
         running = them.owner.subscriptions._running[made.subscription_id]
-        assert running.lag == 5 and running.drainable_lag == 0, "nothing says that they would"
+        assert running.lag == 5 and drainable_lag(running) == 0, "nothing says that they would"
         them.owner.senders = MoreWanted()
-        assert running.drainable_lag == 5
+        assert drainable_lag(running) == 5
         failing(them.receiver, "503 No", 1)
         them.receiver.gate.set()
         await them.until(lambda: running.window.is_failing and running.lag == 1, made)
-        assert running.drainable_lag == 0, "the receiver fails"
+        assert drainable_lag(running) == 0, "the receiver fails"
 
     sending(node, tmp_path, use)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from compaction.parquet import blocks, reader, writer
-from compaction.parquet.blocks import BlockRows
+from compaction.parquet import reader, writer
+from compaction.parquet.reader import BlockRows
 from delivery.reading import lake as lake_reader
 from delivery.reading.lake import LakeReader
 from delivery.reading.store_threads import StoreThreads
@@ -43,7 +43,7 @@ class Store:
         self.asked = threading.Event()
         self.before: Callable[[], object] = lambda: None
         self._mutex = threading.Lock()
-        read_footer, open_rows = reader.read_footer, blocks.open_rows
+        read_footer, open_rows = reader.read_footer, reader.open_rows
 
         def footer(place: Any, path: str, size_bytes: int) -> Any:
             self.footers.append(path)
@@ -54,7 +54,7 @@ class Store:
             return self._watched(lambda: open_rows(footer, group))
 
         monkeypatch.setattr(reader, "read_footer", footer)
-        monkeypatch.setattr(blocks, "open_rows", rows)
+        monkeypatch.setattr(reader, "open_rows", rows)
 
     def _watched(self, read: Callable[[], Any]) -> Any:
         with self._mutex:
@@ -211,7 +211,7 @@ def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
 def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)  # two records or three
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 300)  # two records or three
     decoded: list[int] = []
     block = BlockRows.block
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction.parquet import blocks, writer
+from compaction.parquet import reader, writer
 from compaction.parquet.file_bytes import LakeFileDamaged
 from delivery.reading import stored as stored_reader
 from delivery.reading.diff import OffsetPastEnd
@@ -33,7 +33,7 @@ DAY_MS = 86_400_000
 def several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows fill several row groups of several blocks."""
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 4)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 200)
 
 
 texts = st.sampled_from([None, "", "a", "bb", "ü€😀"])

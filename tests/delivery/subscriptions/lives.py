@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from tests.delivery.node import Node, node_in
 from tests.delivery.subscriptions.owning import Owner, messages, owning
 

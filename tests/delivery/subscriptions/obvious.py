@@ -10,8 +10,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from delivery.subscriptions.window.hash_ring import NODES, hash_of
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.failures import WindowPolicy
+from delivery.subscriptions.window.members import NODES, hash_of
 
 Place = tuple[int, int]
 

@@ -30,11 +30,10 @@ from delivery.subscriptions.requests import (
     MessageRef,
     Nack,
     Poll,
-    TryPush,
+    SenderRequest,
 )
-from delivery.subscriptions.runtime import Subscriptions
+from delivery.subscriptions.runtime import PushedHere, Subscriptions
 from delivery.subscriptions.shown.inspection import OwnerClocks
-from delivery.subscriptions.shown.rows import PushedHere
 from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
@@ -69,8 +68,11 @@ class NoSenders:
     def rows(self, subscription: Subscription) -> Sequence[PushSenderRow]:
         return ()
 
-    async def test(self, asked: TryPush) -> Struct:
+    async def asked(self, subscription: Subscription, request: SenderRequest) -> Struct | None:
         raise AssertionError("nothing is pushed here")
+
+    def forget(self, subscription_id: int) -> None:
+        """There is nothing to forget."""
 
 
 class Owner:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from delivery.subscriptions import running
+from delivery.subscriptions import admission
 from delivery.subscriptions.budget import ADMIT_LOT
 from delivery.subscriptions.requests import Describe, SkipKey
 from ledger import topics
@@ -110,14 +110,14 @@ def test_a_commit_looks_at_the_partitions_that_it_moved(tmp_path: Path, mode: st
         owner.produce(record(0), partition=7)
         await owner.rest()
         looked: list[int] = []
-        subscription = owner.subscriptions._running[made.subscription_id]
-        head = subscription.head
+        admitted = owner.subscriptions._running[made.subscription_id].admission
+        head = admitted.head
 
         def counted(partition: int) -> int:
             looked.append(partition)
             return head(partition)
 
-        subscription.head = counted  # type: ignore[method-assign]
+        admitted.head = counted  # type: ignore[method-assign]
         for n in range(1, 4):
             owner.produce(record(n), partition=100 + n)
             await owner.rest()
@@ -132,7 +132,7 @@ def test_what_is_far_waits_while_there_is_enough_to_do_and_comes_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("FAR_MESSAGES", 600), ("FAR_EACH", 300), ("BUSY_MESSAGES", 50)):
-        monkeypatch.setattr(running, name, value)
+        monkeypatch.setattr(admission, name, value)
 
     async def use(owner: Owner) -> None:
         for at in range(0, 6_000, 200):
@@ -166,7 +166,7 @@ def test_of_an_exclusive_partition_little_is_known_that_cannot_be_sent_yet(tmp_p
             owner.produce(*[record(n) for n in range(500)])
             await owner.rest()
         window = owner.subscriptions._running[made.subscription_id].window
-        assert len(window.stuck) == 1 and window.unfinished < 4_000
+        assert len(window.blocked.stuck) == 1 and window.unfinished < 4_000
         owner.produce(record(7), partition=1)
         await owner.rest()
         assert [message["partition"] for message in messages(client)] == [0, 1]

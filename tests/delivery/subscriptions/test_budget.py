@@ -23,7 +23,7 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     SkipKey,
 )
-from delivery.subscriptions.window.deliveries import BLOCKED_BYTES
+from delivery.subscriptions.window.failures import BLOCKED_BYTES
 from delivery.subscriptions.window.members import MEMBER_BYTES
 from ledger.delivery import subscriptions
 from tests.delivery.node import Node

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.subscriptions.blocks import Wanted
+from delivery.reading.blocks import Wanted
 from delivery.subscriptions.requests import Describe, Resend, Seek
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from ledger.cursors import positions
 from ledger.delivery import subscriptions
 from ledger.delivery.record_filter import RecordFilter

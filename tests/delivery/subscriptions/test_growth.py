@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from ledger import topics
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.lives import Lives, Step, steps_of

@@ -16,10 +16,10 @@ from delivery.subscriptions.journaled import (
     EPOCHS_UNFLUSHED_MAX,
     ROW_COST,
     JournaledProgress,
+    Lot,
     TrackedProgress,
     first_epoch,
 )
-from delivery.subscriptions.replay import Lot
 from ledger.delivery.progress import ROW_OFFSETS, SubscriptionFlush, SubscriptionProgress
 from shards.journal import FinishedJournal
 from shards.layout import Layout

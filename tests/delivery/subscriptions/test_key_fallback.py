@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.subscriptions.requests import Describe, DescribeKey, Resend, SkipKey
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.window.messages import Place
 from ledger import topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscription_rules import SubscriptionRules

@@ -145,11 +145,11 @@ def test_each_request_reaches_the_owner_as_it_was_made() -> None:
     async def steps(shards: TwoShards) -> None:
         for request in REQUESTS:
             assert await shards.owners.ask(request) == answer_to(request, "there")
-        assert await shards.owners.poll(POLL) == b"there"
+        assert await shards.owners.poll(POLL, Asker()) == b"there"
         assert shards.there.asked == [*REQUESTS, POLL] and not shards.here.asked
         here = Describe(HERE)
         assert await shards.owners.ask(here) == answer_to(here, "here")
-        assert await shards.owners.poll(Poll(HERE, "c", [], 1, 0)) == b"here"
+        assert await shards.owners.poll(Poll(HERE, "c", [], 1, 0), Asker()) == b"here"
         assert not shards.server.answering
 
     on_two_shards(steps)
@@ -157,7 +157,7 @@ def test_each_request_reaches_the_owner_as_it_was_made() -> None:
 
 def test_the_owner_of_a_poll_learns_that_the_shard_of_its_answer_has_died() -> None:
     async def steps(shards: TwoShards) -> None:
-        assert await shards.owners.poll(Poll(THERE, "c", [], 10, 0)) == b"there"
+        assert await shards.owners.poll(Poll(THERE, "c", [], 10, 0), Asker()) == b"there"
         (asker,) = shards.there.askers
         assert not asker.is_gone
         await shards.ends.pipes.close()
@@ -270,7 +270,7 @@ def test_a_ledger_that_the_owner_cannot_use_is_told_as_at_the_owner_itself(
         assert (refused.status, refused.code) == (503, "ledger_unavailable")
         assert "the disk is full" in refused.message
         with pytest.raises(OwnerRefused, match="the disk is full"):
-            await shards.owners.poll(POLL)
+            await shards.owners.poll(POLL, Asker())
 
     on_two_shards(steps)
     assert "bug" not in caplog.text

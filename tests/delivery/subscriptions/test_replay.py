@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from delivery.subscriptions import replay
-from delivery.subscriptions.replay import LOT_ROWS, Lot, Replayed
+from delivery.subscriptions import journaled
+from delivery.subscriptions.journaled import LOT_ROWS, Lot, Replayed
 from ledger import topics
 from ledger.delivery import progress, subscriptions
 from ledger.delivery.progress import ROW_OFFSETS, SubscriptionFlush
@@ -44,14 +44,14 @@ class Left:
         if self.errors:
             self.errors -= 1
             raise LedgerBusy(Path("ledger.db"), 1)
-        self.ledger.write(replay.add, lot)
+        self.ledger.write(journaled.add, lot)
 
     async def sleep_s(self, seconds: float) -> None:
         self.pauses += 1
 
     def replay(self) -> Replayed:
         journal = FinishedJournal(self.segment, 0)
-        found = asyncio.run(replay.replay(journal, self.write, self.sleep_s))
+        found = asyncio.run(journaled.replay(journal, self.write, self.sleep_s))
         assert journal.used_bytes == 0
         return found
 
@@ -149,7 +149,7 @@ def test_a_successor_that_dies_in_between_leaves_all_to_the_next_one(left: Left)
         await left.write(lot)
 
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(replay.replay(FinishedJournal(left.segment, 0), dies, left.sleep_s))
+        asyncio.run(journaled.replay(FinishedJournal(left.segment, 0), dies, left.sleep_s))
     assert len(left.finished(0)) == LOT_ROWS
     left.replay()
     assert len(left.finished(0)) == LOT_ROWS + 1
@@ -159,13 +159,13 @@ def test_a_shard_without_a_successor_is_replayed_by_the_supervisor(
     left: Left, caplog: pytest.LogCaptureFixture
 ) -> None:
     left.journal.append(1, left.generation, 0, [2])
-    replay.replay_last(
-        FinishedJournal(left.segment, 0), lambda lot: left.ledger.write(replay.add, lot)
+    journaled.replay_last(
+        FinishedJournal(left.segment, 0), lambda lot: left.ledger.write(journaled.add, lot)
     )
     assert left.finished(0) == [2]
 
     def fails(_: Lot) -> None:
         raise LedgerBusy(Path("ledger.db"), 1)
 
-    replay.replay_last(FinishedJournal(left.segment, 0), fails)
+    journaled.replay_last(FinishedJournal(left.segment, 0), fails)
     assert "may be delivered again" in caplog.text, "the daemon ends all the same"

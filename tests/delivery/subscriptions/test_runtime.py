@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from delivery.pipes.server import Asker
+from delivery.reading.blocks import Blocks, Loaded
 from delivery.subscriptions import running
-from delivery.subscriptions.blocks import Blocks, Loaded
-from delivery.subscriptions.consumers.sessions import Session
+from delivery.subscriptions.consumers import Session
 from delivery.subscriptions.requests import (
     Consume,
     Describe,
@@ -23,7 +23,8 @@ from delivery.subscriptions.requests import (
     OwnerRefused,
     Poll,
 )
-from delivery.subscriptions.window.policy import NEVER_NS, policy_of
+from delivery.subscriptions.window.failures import NEVER_NS
+from delivery.subscriptions.window.windows import policy_of
 from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import SubscriptionConfig

@@ -99,7 +99,7 @@ def test_a_row_of_a_router_has_its_numbers_and_texts_wherever_they_are_declared(
     )  # fmt: skip
     board.write(3, 9, row)
     assert router_board(segment).read(3, 9) == row
-    assert board.phases()[3] == (9, RowPhase.HELD)
+    assert [column[3] for column in board.phases()] == [9, RowPhase.HELD]
     assert [each.row for each in board.standing()] == [row]
     board.write(3, 9, RouterRow(copied=6))
     assert board.read(3, 9) == RouterRow(copied=6)

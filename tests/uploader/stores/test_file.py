@@ -18,8 +18,7 @@ from crc32c import crc32c
 
 from uploader.stores import segment
 from uploader.stores.base import ObjectMissing, ObjectStore, StoreError, StoreRefused
-from uploader.stores.descriptors import DESCRIPTORS_MAX
-from uploader.stores.file import FileStore
+from uploader.stores.file import DESCRIPTORS_MAX, FileStore
 from uploader.stores.segment import ALLOCATE_BYTES, ALLOCATE_SHARE, allocation
 
 Opens = Callable[..., FileStore]

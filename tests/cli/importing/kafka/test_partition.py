@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from commands.importing.kafka.cluster import Ends, FetchedRecord
-from commands.importing.kafka.partition import KafkaPartition, KafkaReader
-from commands.importing.kafka.records import KafkaRules
+from commands.importing.kafka.partition import KafkaPartition, KafkaReader, KafkaRules
 from commands.importing.reading.problems import SourceChanged
 from commands.importing.reading.rules import Rules
 from daemon.schemas.api import LABEL_CHARACTERS_MAX

@@ -27,6 +27,7 @@ from daemon.http.server import Server
 from daemon.intake.topic_cache import TopicCache
 from delivery.changes import DeliveryChanges
 from delivery.ledger_thread import LedgerThread
+from delivery.pipes.server import Asker
 from delivery.push.posts.addresses import AllowList
 from delivery.push.secrets import SecretsFile
 from delivery.reading.waiters import Waiters
@@ -77,7 +78,7 @@ class ToldOwners:
             else self.answer
         )
 
-    async def poll(self, request: Poll) -> bytes:
+    async def poll(self, request: Poll, asker: Asker) -> bytes:
         return msgspec.json.encode(await self.ask(request))
 
     def open(self, request: Consume, outlet: Outlet) -> None:

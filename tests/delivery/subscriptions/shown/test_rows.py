@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from delivery.subscriptions.shown.inspection import _numbers, row_of
 from delivery.subscriptions.shown.rows import ROWS_AT_ONCE
-from tests.delivery.node import node_in
-from tests.delivery.subscriptions.owning import messages, owning, record
+from delivery.subscriptions.window.messages import WindowCounts
+from shards.boards.figures import SubscriptionCounts
+from tests.delivery.node import Node, node_in
+from tests.delivery.subscriptions.owning import Owner, messages, owning, record, run
 
 
 def test_the_rows_of_many_subscriptions_are_written_over_several_heartbeats(tmp_path: Path) -> None:
@@ -36,3 +39,23 @@ def test_the_rows_of_many_subscriptions_are_written_over_several_heartbeats(tmp_
             await owner.stop()
 
     asyncio.run(run())
+
+
+def test_all_that_is_counted_is_shown_and_a_later_owner_counts_on(node: Node) -> None:
+    names = WindowCounts.__slots__
+    counted = {name: number for number, name in enumerate(names, 1)}
+
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        await owner.consume(made, "c")
+        running = owner.subscriptions._running[made.subscription_id]
+        assert _numbers(running, 0).keys() == {*SubscriptionCounts.__struct_fields__}
+        for name, number in counted.items():
+            setattr(running.window.counts, name, number)
+        row = row_of(running, None, 0, 0)
+        assert {name: getattr(row, name) for name in names} == counted
+        later = WindowCounts()
+        later.count_on(row)
+        assert later.counted() == counted
+
+    run(node, use)

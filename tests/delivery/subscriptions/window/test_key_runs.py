@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from delivery.subscriptions.window.batches import Batch
-from delivery.subscriptions.window.key_runs import KeyRunsWindow
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.failures import WindowPolicy
+from delivery.subscriptions.window.key_shared import KeyRunsWindow
+from delivery.subscriptions.window.messages import Batch
 from delivery.subscriptions.window.windows import window_for
 
 S = 1_000_000_000
@@ -54,7 +54,7 @@ def test_with_a_message_that_failed_those_after_it_come_back() -> None:
     made.ack("push/0", batch.epoch, S, [(0, 1)])
     made.nack("push/0", batch.epoch, S, [(0, 2)])
     made.check_invariants()
-    assert offsets(batch) == [4] and set(made.resting) == {(0, 2)}
+    assert offsets(batch) == [4] and set(made.blocked.resting) == {(0, 2)}
     assert made.take("push/0", 100, S) is None, "they wait for it"
     made.tick(100 * S)
     again = take(made)
@@ -68,7 +68,7 @@ def test_a_failure_of_one_that_is_not_the_first_counts_for_nothing() -> None:
     for counted in (True, False):
         made.nack("push/0", batch.epoch, S, [(0, 2)], delay_ns=S, is_counted=counted)
         made.check_invariants()
-        assert offsets(batch) == [1] and not made.resting
+        assert offsets(batch) == [1] and not made.blocked.resting
     made.ack("push/0", batch.epoch, S, [(0, 1)])
     assert offsets(take(made)) == [2, 3]
 

@@ -7,24 +7,24 @@ import tracemalloc
 import pytest
 
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
-from delivery.subscriptions.window.hash_ring import HashRing
-from delivery.subscriptions.window.key_shared import MATCHED_NOW, MOVES_AT_ONCE, DeliveryWindow
+from delivery.subscriptions.window.failures import WindowPolicy
+from delivery.subscriptions.window.key_shared import MATCHED_NOW, MOVES_AT_ONCE, KeySharedWindow
 from delivery.subscriptions.window.look_ahead import MESSAGES_MAX
-from delivery.subscriptions.window.members import QueueState
-from delivery.subscriptions.window.policy import WindowPolicy
-from delivery.subscriptions.window.shared import SharedWindow
+from delivery.subscriptions.window.members import HashRing
+from delivery.subscriptions.window.messages import QueueState
+from delivery.subscriptions.window.unkeyed import SharedWindow
 
 S = 1_000_000_000
 
 
-def opened(policy: WindowPolicy | None = None) -> DeliveryWindow:
+def opened(policy: WindowPolicy | None = None) -> KeySharedWindow:
     """A window with one partition."""
-    window = DeliveryWindow(policy or WindowPolicy())
+    window = KeySharedWindow(policy or WindowPolicy())
     window.open(0, 0)
     return window
 
 
-def take(window: DeliveryWindow, name: str, count: int = 100, now_ns: int = 0) -> list[int]:
+def take(window: KeySharedWindow, name: str, count: int = 100, now_ns: int = 0) -> list[int]:
     """Offsets of a batch, after keys have found their owners."""
     while window.settle():
         pass
@@ -84,7 +84,7 @@ def test_after_the_redeliveries_the_policy_decides(poison: str, floor: int) -> N
     if poison == "drop":
         assert window.look_aheads[0].floor == 52 or take(window, "a") == [2]
     else:
-        assert [stuck.why for stuck in window.stuck.values()] == ["refused by the consumer"]
+        assert [stuck.why for stuck in window.blocked.stuck.values()] == ["refused by the consumer"]
         assert window.keys["x"].state is QueueState.STUCK
         assert window.moved(0, 1) and take(window, "a") == [2]
 
@@ -104,7 +104,7 @@ def test_a_blocked_key_stalls_alone_and_ten_thousand_others_go_on() -> None:
         while batch := take(window, "a", 1_000):
             sent += batch
             window.ack("a", window.epoch, 0)
-        assert len(sent) == 10_000 and (0, 1) in window.stuck
+        assert len(sent) == 10_000 and (0, 1) in window.blocked.stuck
         assert len(window.take_news()[0]) == 10_000
         look_ahead = window.look_aheads[0]
         assert (look_ahead.floor, look_ahead.unfinished, look_ahead.room) == (
@@ -170,7 +170,7 @@ def test_finished_offsets_survive_as_rows() -> None:
     row = look_ahead.row(0)
     assert row is not None
 
-    again = DeliveryWindow(WindowPolicy(), batch.epoch)
+    again = KeySharedWindow(WindowPolicy(), batch.epoch)
     look_ahead = again.open(0, 2)
     look_ahead.restore(0, row)
     assert look_ahead.finished_ahead == 997
@@ -289,7 +289,7 @@ def test_evicted_messages_that_had_failed_are_forgotten() -> None:
     window.nack("a", 1, 0)
     window.evict(0, 3)
     window.tick(S)
-    assert not window.resting and window.look_aheads[0].unfinished == 2
+    assert not window.blocked.resting and window.look_aheads[0].unfinished == 2
     window.evict(0, 5)
     window.tick(S)
     assert (window.look_aheads[0].floor, window.keys, window.counts.evicted) == (4, {}, 4)
@@ -303,14 +303,14 @@ def test_a_policy_changes_what_is_stuck_and_what_is_held() -> None:
     window.admit(0, ["x1", "x1", "held", "x2"])
     assert take(window, "a") == [1, 4]
     window.nack("a", 1, 0)
-    assert set(window.stuck) == {(0, 1), (0, 4)}
+    assert set(window.blocked.stuck) == {(0, 1), (0, 4)}
     window.set_policy(WindowPolicy(redeliveries_max=0, poison="dead_letter"))
     assert list(window.dead_letters.waiting) == [(0, 1), (0, 4)]
     window.dead_letters.move_away((0, 1))
     window.dead_letters.move_away((0, 4))
     assert window.moved(0, 4)
     window.set_policy(WindowPolicy(redeliveries_max=0, poison="drop", unmatched="skip"))
-    assert set(window.stuck) == {(0, 1)}, "it is being moved"
+    assert set(window.blocked.stuck) == {(0, 1)}, "it is being moved"
     window.tick(0)
     assert (window.counts.unmatched, window.counts.dropped) == (1, 0)
     assert not window.retry(0, 1)
@@ -321,7 +321,7 @@ def test_a_policy_changes_what_is_stuck_and_what_is_held() -> None:
     window.set_policy(WindowPolicy(redeliveries_max=0))
     assert take(window, "a") == [5]
     window.nack("a", 3, 0)
-    assert set(window.stuck) == {(0, 5)}
+    assert set(window.blocked.stuck) == {(0, 5)}
     window.set_policy(WindowPolicy(redeliveries_max=1))
     assert take(window, "a") == [5], "it may fail once more"
     window.set_policy(WindowPolicy(ack_timeout_ns=S))
@@ -341,7 +341,7 @@ def test_a_consumer_that_comes_back_gets_what_it_had() -> None:
     assert window.batches[2].messages[0] == (*window.batches[2].messages[0][:3], 0)  # type: ignore[index]
 
 
-def attempts(window: DeliveryWindow, now_ns: int = 0) -> list[tuple[int, int]]:
+def attempts(window: KeySharedWindow, now_ns: int = 0) -> list[tuple[int, int]]:
     """Offsets of a batch, with how often each failed before."""
     batch = window.take("a", 100, now_ns)
     if batch is None:
@@ -394,16 +394,16 @@ def test_a_retry_forgets_failures_and_ends_a_rest() -> None:
 def test_too_many_blocked_messages_stop_a_subscription_until_some_are_dealt_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delivery.subscriptions.window.blocked.BLOCKED_MAX", 2)
+    monkeypatch.setattr("delivery.subscriptions.window.failures.BLOCKED_MAX", 2)
     window = opened(WindowPolicy(redeliveries_max=0))
     window.join("a")
     window.admit(0, ["x", "y", "z"])
     assert take(window, "a", 2) == [1, 2]
     window.nack("a", 1, 0)
     assert take(window, "a") == [] and window.room("a") == 0
-    assert window.why_held.startswith("2 messages are blocked after failed deliveries")
+    assert window.blocked.why_held.startswith("2 messages are blocked after failed deliveries")
     assert window.moved(0, 1)
-    assert take(window, "a") == [3] and not window.why_held
+    assert take(window, "a") == [3] and not window.blocked.why_held
 
 
 def test_the_longest_key_is_known() -> None:
@@ -444,10 +444,10 @@ def test_what_keys_take_is_counted_however_long_they_are(text: str) -> None:
         counted_blocked = window.memory_bytes + window.sent_bytes
     finally:
         tracemalloc.stop()
-    assert len(window.stuck) == 1_000
+    assert len(window.blocked.stuck) == 1_000
     assert 0.7 * waiting <= counted_waiting <= 2 * waiting
     assert blocked <= counted_blocked <= 4 * blocked
-    for place in list(window.stuck):
+    for place in list(window.blocked.stuck):
         window.moved(*place)
     assert not window.keys and window.memory_bytes < 20_000 and not window.sent_bytes
     window.check_invariants()
@@ -455,7 +455,7 @@ def test_what_keys_take_is_counted_however_long_they_are(text: str) -> None:
 
 @pytest.mark.parametrize("characters", [0, 255])
 @pytest.mark.parametrize("redeliveries_max", [0, 9], ids=["stuck", "resting"])
-@pytest.mark.parametrize("window_type", [DeliveryWindow, SharedWindow])
+@pytest.mark.parametrize("window_type", [KeySharedWindow, SharedWindow])
 def test_what_is_sent_or_blocked_takes_no_more_than_is_counted(
     window_type: type[SubscriptionWindow], redeliveries_max: int, characters: int
 ) -> None:
@@ -485,7 +485,7 @@ def test_what_is_sent_or_blocked_takes_no_more_than_is_counted(
     assert 0.3 * counted_sent <= sent <= counted_sent
     assert 0.4 * counted_blocked <= blocked <= counted_blocked
     window.check_invariants()
-    for place in [*window.stuck, *window.resting]:
+    for place in [*window.blocked.stuck, *window.blocked.resting]:
         assert window.moved(*place)
     assert window.sent_bytes == 0
 

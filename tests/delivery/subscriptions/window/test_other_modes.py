@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.windows import window_for
 from ledger.delivery.subscription_rules import MODES, Mode
 
@@ -116,7 +116,7 @@ def test_after_a_failure_all_later_messages_of_the_partition_come_back_in_order(
     assert take(window, "a", 4) == [(0, 1), (0, 2), (0, 3), (0, 4)]
     assert len(take(window, "a")) == 4
     assert window.nack("a", 1, 0, [(0, 4), (0, 2)])[0] == 2
-    assert set(window.resting) == {(0, 2)}
+    assert set(window.blocked.resting) == {(0, 2)}
     assert window.ack("a", 1, 0, [(0, 1), (0, 3)]).refusals == (((0, 3), "epoch"),)
     assert window.in_flight == 2, "the other partition goes on"
     assert take(window, "a") == []
@@ -156,7 +156,7 @@ def test_a_failure_of_the_receiver_counts_as_no_failed_delivery(mode: Mode) -> N
         window.nack("a", epoch, now_ns, is_counted=False)
         window.check_invariants()
         window.tick(now_ns + 1 * S - 1)
-        assert set(window.resting) == {(0, 1)}
+        assert set(window.blocked.resting) == {(0, 1)}
         now_ns += 1 * S
         window.tick(now_ns)
     batch = window.take("a", 1, now_ns)
@@ -189,7 +189,7 @@ def test_rests_double_with_each_failure_whether_it_counts_or_not(mode: Mode) -> 
     for is_counted in [False, False, True, False, True, False, True, False]:
         ((partition, offset),) = take(window, "a", now_ns=now_ns)
         window.nack("a", window.epoch, now_ns, [(partition, offset)], is_counted=is_counted)
-        (rest,) = window.resting.values()
+        (rest,) = window.blocked.resting.values()
         assert rest.due_ns is not None
         rests.append((rest.due_ns - now_ns) // S)
         now_ns = rest.due_ns
@@ -199,7 +199,7 @@ def test_rests_double_with_each_failure_whether_it_counts_or_not(mode: Mode) -> 
     window.set_policy(WindowPolicy(redeliveries_max=100))  # perhaps there is another receiver
     take(window, "a", now_ns=now_ns)
     window.nack("a", window.epoch, now_ns, is_counted=False)
-    (rest,) = window.resting.values()
+    (rest,) = window.blocked.resting.values()
     assert rest.due_ns == now_ns + 8 * S
 
 
@@ -226,7 +226,7 @@ def test_who_stands_by_takes_over_from_one_that_answers_nothing() -> None:
     assert len(take(window, "a")) == 2
     assert window.tick(30 * S) == ["a"]
     assert take(window, "b") == [(0, 1), (0, 2)]
-    assert not window.resting and not window.stuck
+    assert not window.blocked.resting and not window.blocked.stuck
 
 
 def test_an_unreliable_subscription_drops_what_a_full_consumer_cannot_take() -> None:

@@ -6,10 +6,10 @@ from itertools import pairwise, product
 
 import pytest
 
-from delivery.subscriptions.window.key_shared import DeliveryWindow
+from delivery.subscriptions.window.failures import WindowPolicy
+from delivery.subscriptions.window.key_shared import KeySharedWindow
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import STATES, KeyQueue, QueueEvent, QueueState
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.messages import STATES, KeyQueue, QueueEvent, QueueState
 
 S = 1_000_000_000
 
@@ -36,7 +36,7 @@ def test_each_state_is_reached_and_left_again() -> None:
 
 
 def test_a_window_takes_a_queue_through_the_whole_table() -> None:
-    window = DeliveryWindow(WindowPolicy(redeliveries_max=1))
+    window = KeySharedWindow(WindowPolicy(redeliveries_max=1))
     window.open(0, 0)
     window.admit(0, ["x", "x"])
     queue, seen = window.keys["x"], []

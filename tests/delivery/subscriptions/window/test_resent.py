@@ -10,7 +10,7 @@ import pytest
 from delivery.subscriptions import repairs
 from delivery.subscriptions.requests import Describe, DescribeKey, OwnerRefused, Resend, Seek
 from delivery.subscriptions.window import resent as known
-from delivery.subscriptions.window.policy import WindowPolicy
+from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.windows import window_for
 from ledger import topics
 from ledger.delivery import progress
@@ -240,7 +240,8 @@ def test_a_resent_message_that_retention_removes_is_finished_and_known_to_be_gon
         window = running.window
         if state not in ("waits", "sent"):
             await owner.nack(made, "c", messages(client)[-1])
-            assert (state == "rests") == ((0, 2) in window.resting) != ((0, 2) in window.stuck)
+            blocked = window.blocked
+            assert (state == "rests") == ((0, 2) in blocked.resting) != ((0, 2) in blocked.stuck)
             assert len(window.dead_letters.waiting) == (state == "becomes a letter")
         window.check_invariants()
         owner.evict_all_but(2)

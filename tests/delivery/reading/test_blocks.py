@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -14,10 +14,7 @@ import pytest
 from daemon import memory
 from daemon.config import Override
 from daemon.config import load as load_config
-from delivery.reading.followed import Key
-from delivery.reading.lake import Item
-from delivery.reading.tail import PIECE_RECORDS
-from delivery.subscriptions.blocks import (
+from delivery.reading.blocks import (
     BLOCK_BYTES,
     BLOCK_BYTES_MAX,
     BLOCKS_BYTES,
@@ -26,6 +23,9 @@ from delivery.subscriptions.blocks import (
     Blocks,
     Loaded,
 )
+from delivery.reading.followed import Key
+from delivery.reading.lake import Item
+from delivery.reading.tail import PIECE_RECORDS
 from delivery.subscriptions.runtime import LOADS_AT_ONCE
 from ledger.log import recovery
 from ledger.log.backup import Mark
@@ -33,6 +33,13 @@ from tests.delivery.node import Node, node_in
 from tests.delivery.reading.test_diff import Told, rec, told_reader
 from uploader.l0 import records as l0_records
 from uploader.l0.records import Record
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node of one shard, whose ring is soon full."""
+    with node_in(tmp_path, shards=1, ring_bytes=1 << 16) as made:
+        yield made
 
 
 def commit(node: Node, first: int, last: int) -> None:
@@ -123,7 +130,7 @@ def test_records_in_quarantine_are_not_taken_for_gone(
     commit(node, 1, 2)
     node.ledger.write(recovery.prepare, Mark(), [], {node.key(): 3}, 0, 1)
     commit(node, 6, 7)
-    monkeypatch.setattr("delivery.subscriptions.blocks.QUARANTINED", "recovery")
+    monkeypatch.setattr("delivery.reading.blocks.QUARANTINED", "recovery")
 
     async def use(told: Told) -> None:
         blocks = Blocks(told.partitions)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from delivery.reading import followed
-from delivery.subscriptions.blocks import Wanted
+from delivery.reading.blocks import Wanted
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll, Seek
 from ledger import reads, topics
 from ledger.delivery import subscriptions

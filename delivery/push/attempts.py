@@ -15,8 +15,10 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import chain
 
-from delivery.subscriptions.schemas import PushAttempt
-from delivery.subscriptions.window.batches import Place
+from delivery.subscriptions.requests import ListAttempts, OwnerRefused
+from delivery.subscriptions.schemas import PushAttempt, PushAttempts
+from delivery.subscriptions.window.messages import Place
+from ledger.delivery.subscriptions import Subscription
 
 ATTEMPTS_MAX = 1_000
 SHARD_ATTEMPTS_MAX = 16_384
@@ -77,6 +79,21 @@ class AttemptHistories:
     def forget(self, subscription_id: int) -> None:
         """It was deleted."""
         self._of.pop(subscription_id, None)
+
+    def listed(self, subscription: Subscription, request: ListAttempts) -> PushAttempts:
+        """Those that are asked for. Raises OwnerRefused."""
+        if subscription.config.push is None:
+            raise OwnerRefused(
+                409, "not_pushed", f"subscription {subscription.name!r} is not pushed, so there are"
+                " no attempts",
+            )  # fmt: skip
+        known = self.of(subscription.subscription_id)
+        wanted = [
+            each
+            for each in known
+            if request.partition in (None, each.partition) and request.seq in (None, each.seq)
+        ]
+        return PushAttempts(wanted[: request.limit], len(known))
 
     def of(self, subscription_id: int) -> list[PushAttempt]:
         """All that are known, the last one first."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from delivery.subscriptions.drainable import consumers_wanted, drainable_lag
+from delivery.subscriptions.shown.inspection import consumers_wanted, drainable_part
 
 
 @pytest.mark.parametrize("found", [0, 1, 10_000])
 def test_what_a_window_knows_completely_counts_as_it_says(found: int) -> None:
-    assert drainable_lag(found, 20_000, 0, held=False) == found
+    assert drainable_part(found, 20_000, 0, held=False) == found
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ def test_what_a_window_knows_completely_counts_as_it_says(found: int) -> None:
 def test_what_nobody_has_looked_at_counts_as_what_was_looked_at_and_at_most_as_much(
     drainable: int, unfinished: int, unseen: int, counts: int
 ) -> None:
-    assert drainable_lag(drainable, unfinished, unseen, held=False) == counts
+    assert drainable_part(drainable, unfinished, unseen, held=False) == counts
 
 
 def test_while_nothing_can_be_delivered_no_consumer_would_help() -> None:
-    assert drainable_lag(10_000, 20_000, 9, held=True) == 0
+    assert drainable_part(10_000, 20_000, 9, held=True) == 0
 
 
 @pytest.mark.parametrize(

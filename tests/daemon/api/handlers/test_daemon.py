@@ -1,14 +1,14 @@
-"""What ``/v0/scaling`` says of imports, and of a ledger that does not answer."""
+"""Handlers about the daemon: a ledger that does not answer, and many who ask together."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,7 +17,7 @@ from daemon.api.figures.status import StatusBuilder
 from daemon.api.handlers import daemon as handlers
 from daemon.api.handlers.daemon import DaemonRoutes
 from daemon.config import load
-from daemon.schemas.api import ImportScaling
+from daemon.schemas.api import ImportScaling, MetricsHeaders, Status
 from delivery.ledger_thread import LedgerThread
 from ledger import cursors, topics
 from ledger.cursors import SourceTold
@@ -26,6 +26,7 @@ from ledger.types import TopicConfig
 from shards.clock import wall_ms
 from shards.layout import Layout
 from shards.segment import Segment
+from uploader.groups.puller import GroupTable
 
 T = TypeVar("T")
 
@@ -75,3 +76,40 @@ def test_a_ledger_that_hangs_is_asked_once_and_leaves_imports_unknown(
     assert (found.topic, found.sources, found.unknown) == ("t", 1, 0)
     assert (found.lag_bytes, found.lag_records) == (9, 0)
     assert found.told_age_ms is not None and 60_000 <= found.told_age_ms < 600_000
+
+
+@pytest.mark.parametrize("asked", ["status", "metrics"])
+def test_of_many_statuses_that_are_asked_for_together_one_is_made_in_a_turn(
+    tmp_path: Path, asked: str
+) -> None:
+    made: list[int] = []  # the turns of the loop in which one was made
+    turn = 0
+
+    class Noting(StatusBuilder):
+        def document(self, *args: Any) -> Status:
+            made.append(turn)
+            return super().document(*args)
+
+    async def run(routes: DaemonRoutes) -> None:
+        nonlocal turn
+
+        def ask() -> Coroutine[Any, Any, object]:
+            if asked == "status":
+                return routes.status(EVERYTHING)
+            return routes.metrics(MetricsHeaders(), EVERYTHING)
+
+        answers = asyncio.gather(*(ask() for _ in range(20)))
+        while not answers.done():
+            await asyncio.sleep(0)
+            turn += 1
+        await answers
+
+    with (
+        closing(Segment.create(Layout(1, 4096))) as segment,
+        closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        GroupTable(segment).start()
+        status = Noting(segment, load(None, {}, []))
+        asyncio.run(run(DaemonRoutes(status, LedgerThread(ledger, thread), dict)))
+    assert len(made) == len(set(made)) == 20

@@ -1,6 +1,12 @@
-"""What an exclusive subscription may send to whom: everything in order, to one consumer.
+"""What a subscription without order per key may send to whom: shared, or exclusive.
 
-    admit -> loose -> take by the active member, in the order of offsets (``deliveries.py``)
+    admit -> loose -> take (``deliveries.py`` has the rest)
+
+*Shared*: any message to any consumer, in no order. Consumers get equal parts of what waits, as far
+as they have room: each ``take`` gives at most the part of one. A message that failed rests alone;
+nothing waits for it.
+
+*Exclusive*: everything in the order of offsets, to one consumer.
 
 The *active* member is the one that joined first; the others stand by and take over in the order in
 which they joined. It may have many messages, but their order holds through failures: when a message
@@ -21,11 +27,34 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from delivery.subscriptions.window.batches import Batch, SentMessage
+from delivery.subscriptions.window.deliveries import SubscriptionWindow
+from delivery.subscriptions.window.failures import WindowPolicy
 from delivery.subscriptions.window.look_ahead import LookAhead
-from delivery.subscriptions.window.members import Member
-from delivery.subscriptions.window.policy import WindowPolicy
-from delivery.subscriptions.window.shared import SharedWindow
+from delivery.subscriptions.window.messages import Batch, Member, SentMessage
+
+
+class SharedWindow(SubscriptionWindow):
+    """One shared subscription's messages and members."""
+
+    def admit(self, partition: int, keys: Sequence[str | None]) -> None:
+        """The next messages of a partition; their keys mean nothing."""
+        self.admit_loose(partition, len(keys))
+
+    def join(self, name: str, patterns: Sequence[str] = ()) -> None:
+        """A consumer is present; patterns that it had in another mode mean nothing."""
+        super().join(name)
+
+    def _pick(self, member: Member, left: int) -> list[SentMessage | None]:
+        return self.loose.pick(min(left, self.loose.part_of(len(self.members.by_name))))
+
+    def _finish(self, look_ahead: LookAhead, messages: Sequence[SentMessage]) -> None:
+        offsets = [message[1] for message in messages]
+        look_ahead.finish_all(offsets)
+        for offset in offsets:
+            self.loose.finished(look_ahead, offset)
+
+    def _again(self, message: SentMessage) -> None:
+        self.loose.again(message.look_ahead, message.offset)
 
 
 class ExclusiveWindow(SharedWindow):
@@ -139,7 +168,7 @@ class ExclusiveWindow(SharedWindow):
             for look_ahead, offsets in self._blocks.items()
             for offset in offsets
         }
-        assert blocked == self.stuck.keys() | self.resting.keys()
+        assert blocked == {each.message.place for each in self.blocked}
         assert all(self._blocks.values())
         out = [
             (message.look_ahead, batch.epoch)

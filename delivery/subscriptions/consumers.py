@@ -1,9 +1,18 @@
-"""The consumers of one subscription: who comes, comes back, and goes.
+"""The consumers of one subscription: who comes, comes back, and goes; and what is written to them.
 
-A *session* (``sessions.py``) is a consumer that is present; the window knows it as a member. A
-consumer that comes by the name of one that is present takes its place: what the former one had is
+A *session* is a consumer that is present; the window knows it as a member. It has a stream, or it
+polls::
+
+    open (a stream) -> lost (the stream is gone) -> open again, by its name -> ... -> left
+                                                 -> 3 s later: left
+    poll -> answered -> poll ... -> answered, and quiet for the acknowledgment timeout: left
+
+A consumer that comes by the name of one that is present takes its place: what the former one had is
 sent again, to it. So is what a poll was answered with, if the answer may be lost and the consumer
-has not said anything about it before it polls again. This module knows nothing of messages.
+has not said anything about it before it polls again.
+
+Streams get what there is as soon as their outlet has drained; a poll gets one batch. What a session
+is sent is decided by the window; here is known only whether it can be sent something.
 """
 
 from __future__ import annotations
@@ -14,24 +23,97 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from delivery.pipes.server import Asker
-from delivery.streams.formats import FORMATS
+from delivery.streams.formats import FORMATS, Format
 from delivery.streams.outlet import Outlet
 from delivery.streams.wire import chunk
 from delivery.subscriptions.budget import MembersBudget
-from delivery.subscriptions.consumers import encoding
-from delivery.subscriptions.consumers.gaps import Gaps
-from delivery.subscriptions.consumers.handing import SenderOpened, hand
-from delivery.subscriptions.consumers.sessions import BATCH_MESSAGES, HEARTBEAT_NS, LOST_NS, Session
-from delivery.subscriptions.requests import (
-    Consume,
-    OwnerRefused,
-    Poll,
+from delivery.subscriptions.handing import (
+    Gaps,
+    PushedBatch,
+    PushedMessage,
+    SenderOpened,
+    Sent,
+    encoded,
+    hand,
+    polled,
 )
+from delivery.subscriptions.requests import Consume, OwnerRefused, Poll
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.members import PATTERNS_SIZE_MAX, TooManyPatterns
+from delivery.subscriptions.window.messages import Batch
 from ledger.delivery.subscriptions import CONSUMERS_MAX, SubscriptionView
 
 log = logging.getLogger("headgate.subscriptions")
+
+HEARTBEAT_NS = 15_000_000_000  # of a stream that is silent
+LOST_NS = 3_000_000_000  # a stream that is gone may come back within this time
+BATCH_MESSAGES = 256
+
+
+class Session:
+    """A consumer that is present. ``parked`` is a batch whose records must be loaded first; it was
+    taken and not sent. ``ends_ns`` is when the consumer is taken for gone, 0: not by time.
+    ``is_sender``: it is one of the daemon's own, which sends on what it gets. ``answered`` is the
+    batch that answered ``asker``, with the number of its messages; epoch 0: none. ``asked_most`` is
+    the most that a poll of it has asked for."""
+
+    __slots__ = (
+        "answered", "asked_most", "asker", "ends_ns", "filters", "format", "is_sender", "name",
+        "outlet", "parked", "poll", "poll_ends_ns", "poll_max", "written_ns",
+    )  # fmt: skip
+
+    def __init__(self, name: str, filters: tuple[str, ...]) -> None:
+        self.name = name
+        self.filters = filters
+        self.is_sender = False  # it has a stream without a format
+        self.outlet: Outlet | None = None
+        self.format: Format | None = None
+        self.parked: Batch | None = None
+        self.ends_ns = 0
+        self.poll: asyncio.Future[bytes] | None = None
+        self.asker: Asker | None = None
+        self.answered = (0, 0)
+        self.poll_max = 0
+        self.asked_most = 0
+        self.poll_ends_ns = 0
+        self.written_ns = 0
+
+    @property
+    def kind(self) -> str:
+        """How the consumer gets messages."""
+        return "stream" if self.is_sender or self.format is not None else "poll"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection now."""
+        return (self.outlet is not None and not self.outlet.closed) or self.poll is not None
+
+    def room(self) -> int:
+        """How many messages it can be sent now."""
+        if self.outlet is not None:
+            return BATCH_MESSAGES if self.outlet.writable else 0
+        if self.poll is not None and not self.poll.done():
+            return self.poll_max
+        return 0
+
+    def answer(self, body: bytes) -> None:
+        """Answers the poll, if one waits."""
+        if self.poll is not None and not self.poll.done():
+            self.poll.set_result(body)
+        self.poll = None
+
+    def end_stream(self, data: bytes = b"") -> None:
+        """Ends the stream, if there is one, after ``data``."""
+        outlet, self.outlet = self.outlet, None
+        if outlet is not None and not outlet.closed:
+            outlet.drained = outlet.closed_by_peer = None
+            outlet.end(chunk(data) if data else b"")
+
+    def beat(self, now_ns: int) -> None:
+        """Shows that a stream without messages is alive."""
+        if self.outlet is not None and self.format is not None and self.outlet.writable:
+            self.written_ns = now_ns
+            self.outlet.write(chunk(self.format.heartbeat()))
 
 
 class Consumers:
@@ -41,7 +123,6 @@ class Consumers:
         self,
         view: SubscriptionView,
         window: SubscriptionWindow,
-        gaps: Gaps,
         budget: MembersBudget,
         now_ns: Callable[[], int],
         wake: Callable[[], None],
@@ -49,7 +130,7 @@ class Consumers:
         self.view = view
         self.by_name: dict[str, Session] = {}
         self._window = window
-        self._gaps = gaps
+        self.gaps = Gaps(view.topic)
         self._budget = budget
         self._now_ns = now_ns
         self.wake = wake  # called when a consumer can be sent more
@@ -184,7 +265,25 @@ class Consumers:
         if is_lost and batch is not None and batch.open == count:
             self._window.give_back(epoch)
 
-    def answer(self, session: Session, body: bytes) -> None:
+    def write(self, session: Session, batch: Batch, sent: Sequence[Sent]) -> None:
+        """Gives a session these messages of its batch."""
+        session.written_ns = self._now_ns()
+        if session.is_sender and session.outlet is not None:
+            self.gaps.untold.clear()  # nobody reads them there; they are in the state
+            is_resent = self._window.resent.is_open
+            told = [
+                PushedMessage(part, batch.epoch, attempt, *item, is_resent((part, item[0])))
+                for part, attempt, item in sent
+            ]
+            hand(session.outlet, PushedBatch(told))
+        elif session.outlet is not None and session.format is not None:
+            gaps = self.gaps.told(session.format)
+            session.outlet.write(chunk(gaps + encoded(session.format, batch.epoch, sent)))
+        elif session.poll is not None:
+            self._answer(session, polled(batch.epoch, sent, self.gaps.take()))
+            session.answered = batch.epoch, batch.open
+
+    def _answer(self, session: Session, body: bytes) -> None:
         """Answers a poll. However long it has waited, its consumer has the whole timeout now."""
         session.answer(body)
         session.ends_ns = self._now_ns() + self._presence_ns
@@ -311,4 +410,4 @@ class Consumers:
 
     def _end_poll(self, session: Session) -> None:
         if session.poll is not None:
-            self.answer(session, encoding.polled(None, (), self._gaps.take()))
+            self._answer(session, polled(None, (), self.gaps.take()))

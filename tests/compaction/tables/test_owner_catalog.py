@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from compaction.tables.grouped import Grouped
+from compaction.tables.owner_catalog import Grouped
 
 THREADS = 8
 

@@ -9,7 +9,7 @@ import pytest
 
 from delivery.subscriptions.requests import Describe, OwnerRefused, Poll
 from delivery.subscriptions.running import RunningSubscription
-from delivery.subscriptions.window.hash_ring import HashRing
+from delivery.subscriptions.window.members import HashRing
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node

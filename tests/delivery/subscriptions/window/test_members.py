@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.partitioner import hashed_bytes
-from delivery.subscriptions.window.hash_ring import NODES, HashRing, hash_of
+from delivery.subscriptions.window.members import NODES, HashRing, hash_of
 
 KEYS = [f"order-{n}" for n in range(2_000)]
 names = st.text(min_size=1, max_size=8)
