@@ -34,7 +34,6 @@ from delivery.subscriptions.window.messages import Batch, Outcome, Place
 from delivery.subscriptions.window.windows import policy_of
 from ledger.delivery.progress import SubscriptionProgress
 from ledger.delivery.subscriptions import Subscription, SubscriptionView
-from shards.boards.rowboard import SubscriptionRow
 
 WRITE_BYTES = 64 << 10  # of a batch, unless it is POSTed as one; a larger record is alone
 WRITE_COST_BYTES = 4 << 10
