@@ -60,8 +60,8 @@ class DiffRequest(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
             le=BYTES_MAX,
             description="bytes of data, key, tag, node and meta in the answer; a larger"
-            " record comes alone. At most 65536 count while clients do not take the shard's"
-            " answers",
+            " record comes alone. 65536 at most while clients do not take the"
+            " shard's answers",
         ),
     ] = BYTES_MAX
     tag: Annotated[str, Meta(description="keep records with this tag")] | None = None

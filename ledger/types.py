@@ -350,7 +350,7 @@ class HookSigning(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1, le=86_400,
-            description="of `stripe` and `standard`: how far the time in the signature may be off",
+            description="how far the time in a signature of `stripe` or `standard` may be off",
         ),
     ] = 300  # fmt: skip
 
@@ -412,14 +412,14 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "old"
     dedupe: Annotated[
         Dedupe,
-        Meta(description="for requests that do not say it: `body` stores a repeated body once"),
+        Meta(description="the default of requests: `body` stores a repeated body once"),
     ] = "none"
     retain_for_subscriptions: (
         Annotated[
             Limit,
             Meta(
-                description="up to this many bytes in a partition, caps and `ttl_ms` evict"
-                " nothing that a reliable subscription has not finished"
+                description="caps and `ttl_ms` spare up to this many bytes of a partition"
+                " that a reliable subscription has not finished"
             ),
         ]
         | None
@@ -431,15 +431,14 @@ class TopicConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kafka_value: Annotated[
         KafkaValue,
         Meta(
-            description="what values of Kafka's producers are: bytes, or JSON text, and anything"
-            " else is refused"
+            description="what values of Kafka's producers are: bytes, or JSON text and nothing else"
         ),
     ] = "bytes"
     kafka_cleanup_policy: Annotated[
         KafkaCleanupPolicy,
         Meta(
-            description="what Kafka's clients asked for as `cleanup.policy`, and are told; nothing"
-            " is ever compacted by key"
+            description="what Kafka's clients are told as `cleanup.policy`; nothing is"
+            " compacted by key"
         ),
     ] = "delete"
 

@@ -6,7 +6,8 @@ lists the routes whose path begins so, except those of a longer prefix on the pa
 ``<!-- struct: TopicState -->`` the fields of one or more types and of those inside them that the
 page has not shown yet, ``<!-- metrics: headgate_ -->`` the metrics whose name begins so,
 ``<!-- stages: all -->`` the stages of latency. A page says things once: fields that an earlier type
-has too refer to it, and routes name only the statuses that not every route may answer.
+has too refer to it, those of the status to their metrics, and routes name only the statuses that
+not every route may answer. A scope that all routes of a list need is above it.
 """
 
 from __future__ import annotations
@@ -25,23 +26,32 @@ from daemon.api.figures.metric_table import METRICS
 from daemon.api.route import Route
 from daemon.api.routes import ROUTES
 from daemon.schemas import api as schemas
+from daemon.schemas import bill as bill_schemas
 from daemon.schemas import foreign as foreign_schemas
 from daemon.schemas import hooks as hook_schemas
+from daemon.schemas import kafka as kafka_schemas
 from daemon.schemas import overview as overview_schemas
 from daemon.schemas import push as push_schemas
 from daemon.schemas import shapes
+from daemon.schemas import standby as standby_schemas
+from daemon.schemas import status as status_schemas
 from daemon.schemas import subscriptions as subscription_schemas
 from daemon.schemas import topic_settings as topic_schemas
 from delivery.routers import schemas as router_schemas
 from delivery.subscriptions import schemas as owner_schemas
+from shards.boards.figures import figures_of
 from shards.latency import MEANINGS
 
 # What a type of the page says of its fields, by their names.
 _Shown = dict[type, dict[str, str]]
 
-_AS_IN_MIN = 2  # one explained field is quicker read than looked up
+_AS_IN_MIN = 2  # one explained field is quicker read than looked up,
+_LONG_WORDS = 9  # unless its explanation is long
 _EVERY_ROUTE = {400, 503}  # what any route may answer
 _WITH_BODY = {413, 415}  # and any that takes a body
+
+# Types with figures that the page of metrics explains, if they have a metric.
+_WITH_METRICS = (bill_schemas, kafka_schemas, standby_schemas, status_schemas)
 
 # What the top of docs/http-api.md says of all such fields.
 _SAID_ONCE = {"asks for the next page; null: no more", "epoch milliseconds"}
@@ -89,14 +99,19 @@ def _named(name: str) -> type:
 def _routes(prefix: str, prefixes: list[str]) -> Iterator[str]:
     """The routes of a prefix, except those of a longer one on the page."""
     others = tuple(each for each in prefixes if each != prefix and each.startswith(prefix))
-    yield "| request | what it does | body and answer | errors | scopes |"
-    yield "|---|---|---|---|---|"
-    rows: dict[str, list[str]] = {}
+    rows: dict[tuple[str, ...], list[str]] = {}
     for route in ROUTES:
         if route.path.startswith(prefix) and not route.path.startswith(others):
             rows.setdefault(_route_row(route), []).append(route.method)
-    for row, methods in rows.items():
-        yield f"| `{' or '.join(methods)} {row}"
+    every_scope = {scopes for *_, scopes in rows}
+    if len(every_scope) == 1:
+        yield f"Scope: {every_scope.pop()}."
+        yield ""
+        every_scope.clear()
+    for (path, does, exchange, errors, scopes), methods in rows.items():
+        allowed = f" ({scopes})" if every_scope else ""
+        refused = f"; {errors}" if errors else ""
+        yield f"- `{' or '.join(methods)} {path}`{allowed}: {does}{exchange}{refused}"
 
 
 def _metrics(prefix: str) -> Iterator[str]:
@@ -121,11 +136,11 @@ def _stages(_: str) -> Iterator[str]:
         yield f"| `{stage.name.lower()}` | {meaning} |"
 
 
-def _route_row(route: Route) -> str:
-    """What follows the method, which routes of one path may differ in."""
+def _route_row(route: Route) -> tuple[str, ...]:
+    """Path, summary, body and answer, errors and scopes."""
     path = route.path.replace("{topic}", "{t}").replace("{plan}", "{p}")
     path = path.replace("{subscription}", "{s}")
-    body = _type(inspect.type_info(route.body)) + " → " if route.body is not None else ""
+    body = ". " + _type(inspect.type_info(route.body)) if route.body is not None else ""
     answers = dict.fromkeys(
         _type(inspect.type_info(type_))
         for answer in route.answers.values()
@@ -141,7 +156,7 @@ def _route_row(route: Route) -> str:
         scopes = "any"
     if route.concerns_all_topics:
         scopes += ", of all topics"
-    return f"{path}` | {route.summary} | {body}{' or '.join(answers)} | {errors} | {scopes} |"
+    return path, route.summary, f"{body} → {' or '.join(answers)}", errors, scopes
 
 
 def _structs_named(names: str, shown: _Shown) -> Iterator[str]:
@@ -165,6 +180,8 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
             del left[name]
     shown[type_] = facts
     is_query = type_.__name__.endswith(("Query", "Headers"))
+    measured = _metrics_of(type_)
+    referred: list[str] = []
     explained: dict[tuple[str, str], list[str]] = {}
     plain: dict[str, list[str]] = {}
     inside: list[type] = []
@@ -179,19 +196,40 @@ def _struct(type_: Any, shown: _Shown) -> Iterator[str]:
             allowed += _default(field)
         else:
             allowed = allowed.replace(" ≥ 0", "")  # no count or offset is negative
+            allowed = "" if allowed == "integer" else allowed  # as the top of the page says
         meaning = _description(field.type)
-        if meaning and meaning not in _SAID_ONCE:
+        if field.encode_name in measured:
+            kind = ", ".join(filter(None, [allowed, f"`{measured[field.encode_name]}`"]))
+            referred.append(f"`{field.encode_name}` ({kind})")
+        elif meaning and meaning not in _SAID_ONCE:
             explained.setdefault((allowed, meaning), []).append(f"`{field.encode_name}`")
         else:
             plain.setdefault(allowed, []).append(f"`{field.encode_name}`")
     for (allowed, meaning), fields in explained.items():
-        yield f"- {', '.join(fields)} ({allowed}): {meaning}"
+        yield f"- {_of_type(fields, allowed)}: {meaning}"
+    if referred:
+        yield f"- metrics: {', '.join(referred)}"
     if plain:
-        yield "- " + "; ".join(f"{', '.join(each)} ({allowed})" for allowed, each in plain.items())
+        yield "- " + "; ".join(_of_type(each, allowed) for allowed, each in plain.items())
     for each in dict.fromkeys(inside):
         if each not in shown:
             yield ""
             yield from _struct(each, shown)
+
+
+def _of_type(fields: list[str], allowed: str) -> str:
+    return ", ".join(fields) + (f" ({allowed})" if allowed else "")
+
+
+def _metrics_of(type_: type) -> dict[str, str]:
+    """The fields of a type that their metrics explain in the same words, with these."""
+    if type_.__module__ not in {module.__name__ for module in _WITH_METRICS}:
+        return {}
+    return {
+        name: found.metric.name
+        for name, (found, _) in figures_of(type_).items()
+        if found.metric is not None and found.metric.says == found.says
+    }
 
 
 def _fact(field: inspect.Field) -> str:
@@ -208,14 +246,19 @@ def _as_in(facts: dict[str, str], shown: _Shown) -> Iterator[tuple[type, list[st
             for other, known in shown.items()
         }
         worth = {
-            other: sum(not facts[name].endswith(": ") for name in names)
-            for other, names in shared.items()
+            other: sum(_worth(facts[name]) for name in names) for other, names in shared.items()
         }
         other = max(worth, key=worth.__getitem__, default=None)
         if other is None or worth[other] < _AS_IN_MIN:
             return
         yield other, shared[other]
         left -= {*shared[other]}
+
+
+def _worth(fact: str) -> int:
+    """What it is worth to say a field's fact once: nothing where there is no explanation."""
+    words = len(fact.partition(": ")[2].split())
+    return _AS_IN_MIN if words >= _LONG_WORDS else int(words > 0)
 
 
 def _same_fields(same: list[str], known: dict[str, str]) -> str:
@@ -240,6 +283,7 @@ def _default(field: inspect.Field) -> str:
 def _type(type_: inspect.Type) -> str:
     text = shapes.describe(type_).replace("true or false", "boolean")
     text = text.replace("any JSON value", "any JSON").replace(str(1 << 53), "2^53")
+    text = text.replace("object, each value: ", "object of ")
     text = re.sub(r"(integer|number) of at least (-?\d+)", r"\1 ≥ \2", text)
     text = re.sub(r"(integer|number) from (\S+) to (\S+)", r"\1 \2 to \3", text)
     text = re.sub(r"string with at most (\d+) characters", r"string ≤ \1", text)

@@ -291,21 +291,20 @@ FIELDS: tuple[Field, ...] = (
           check=between(1, 64)),
     Field("prices", PRICES, Derived(", ".join(f"`{name}`" for name in DEFAULT_PRICES),
                                     _default_prices), "US dollars",
-          "what stores charge, in US dollars by class: a table for each, with `put_usd_per_1000`,"
+          "what stores charge, by class: a table for each, with `put_usd_per_1000`,"
           " `get_usd_per_1000`, `list_usd_per_1000`, `put_usd_per_gib` and `get_usd_per_gib`;"
-          " in the"
-          " environment and with `--set`, JSON. It is added to the default classes: Amazon's S3"
-          " Standard and S3 Express One Zone in us-east-1, and one that costs nothing"),
+          " in the environment and with `--set`, JSON. There are already Amazon's S3 Standard"
+          " and S3 Express One Zone in us-east-1, and one that costs nothing"),
     Field("store_class", TEXT, Derived("`standard` on S3, `free` embedded", _class), "",
           "which of the `prices` the store has"),
     Field("put_budget_usd_per_month", optional(NUMBER), None, "US dollars in 30 days",
-          "what PUTs may cost in 30 days: the window, then the objects grow as far as that needs,"
-          " also with `governor = off`; nobody is refused"
+          "what PUTs may cost in 30 days: windows, then objects grow as far as that needs,"
+          " even with `governor = off`; nobody is refused"
           " ([budget](operations.md#what-it-costs))",
           reloadable=True, check=above_zero(1_000_000_000)),
     Field("hedge_puts", SWITCH, "false", "",
-          "S3 only: send a PUT again that is slower than the recent 99th percentile, and take the"
-          " first success; at most 1 in 50 PUTs is sent and billed twice on average"),
+          "S3 only: send a PUT again that is slower than the recent 99th percentile, and take"
+          " the first success; on average at most 1 in 50 PUTs is billed twice"),
     Field("lake_url", STORE_URL, Derived("`<store_url>/lake`", _lake), "",
           "where compaction writes the tables; the daemon's credentials must allow access"),
     Field("catalog_uri", TEXT, Derived("`sqlite:///<data_dir>/catalog.db`", _catalog), "",
@@ -342,16 +341,14 @@ FIELDS: tuple[Field, ...] = (
     Field("records_max", COUNT, 10_000, "records",
           "most records in a request; more get 413", check=between(1, 1_000_000)),
     Field("partitions_max", COUNT, 20_000, "partitions",
-          "most partitions of all topics together, which cost memory and rows of the ledger;"
-          " more get 422 `partitions_full`",
+          "most partitions of all topics together; more get 422 `partitions_full`",
           check=between(1, 10_000_000)),
     Field("auto_create_topics", SWITCH, "true", "",
-          "a request to produce creates its topic, unless it says `create=false`; with `false`,"
-          " it gets 404 `unknown_topic`, and only `PUT /v0/topics/{t}` and Kafka's CreateTopics"
-          " make topics"),
+          "a request to produce creates its topic, unless it says `create=false`; with"
+          " `false`, it gets 404 `unknown_topic`"),
     Field("ack_timeout_ms", COUNT, 20_000, "milliseconds",
-          "how long a request waits for its acknowledgment; then it is withdrawn and gets 503, or"
-          " 504 if its upload has begun; a request may set its own",
+          "how long a request waits for its acknowledgment; then it gets 503, or 504 if its"
+          " upload has begun; a request may set its own",
           check=between(ACK_TIMEOUT_MS_MIN, ACK_TIMEOUT_MS_MAX)),
     Field("store_down_not_ready_ms", COUNT, 30_000, "milliseconds",
           "`/readyz` answers 503 when the store, the ledger or their disk has failed for this long;"
@@ -364,28 +361,27 @@ FIELDS: tuple[Field, ...] = (
           "most streams (watches) of a shard; a further one gets 503. Each needs an open file",
           check=between(1, 1_000_000)),
     Field("connections_per_address_max", optional(COUNT), None, "connections",
-          "most connections of a shard, without streams, from one address (of IPv6, from one"
-          " network of 64 bits); by default three quarters of all, 6,144. A further one closes the"
-          " one that has been idle longest, for a second at least, or gets 503",
+          "most connections of a shard, without streams, from one address (IPv6: one network"
+          " of 64 bits); by default 6,144, three quarters of all. A further one closes the one"
+          " that has been idle longest, for a second at least, or gets 503",
           check=between(1, 1_000_000)),
     Field("cors_origins", ORIGINS, (), "",
           "other origins whose web pages may use the API: `https://example.org`, or `*` for all."
           " Pages of other origins get 403"),
     Field("allowed_hosts", HOSTS, (), "",
-          "names under which the daemon is reached, in addition to loopback names and `listen`:"
-          " host names, `*.example.org`, or `*` for all; others get 421, so that no web page can"
-          " pass itself off as the daemon's own. Where `listen` is not a loopback address, the"
-          " machine's name and all addresses are allowed too"),
+          "names under which the daemon is reached, in addition to loopback names and"
+          " `listen`: host names, `*.example.org`, or `*` for all; others get 421, so that no"
+          " web page can pose as the daemon's. Where `listen` is not loopback, the machine's"
+          " name and all addresses are allowed too"),
     Field("admin_over_tcp", SWITCH, "false", "",
-          "serve the admin API at `listen` too, for `compact` on another machine; it can destroy"
-          " records. The Unix socket `admin.sock` in the data directory always serves it"),
+          "serve the admin API at `listen` too, for `compact` on another machine; it can"
+          " destroy records"),
     Field("auth_file", optional(FILE), None, "",
           "the [tokens](access.md) that clients need. It is read again when it changes. Without"
           " one, every client that reaches the daemon may do everything"),
     Field("insecure_open", SWITCH, "false", "",
-          "listen at an address other than loopback without an `auth_file`: for a network on which"
-          " everybody may read, write and delete everything. With one, let `kafka_listen` take"
-          " tokens there without TLS"),
+          "listen beyond loopback without an `auth_file`, where everybody may read, write and"
+          " delete everything. With one, let `kafka_listen` take tokens there without TLS"),
     Field("limits", LIMITS, (), "",
           "how much all clients together may use: a table, or text like"
           " `requests=10000/s,bytes_in=100MiB/s` ([limits](access.md#limits))"),
@@ -417,9 +413,8 @@ FIELDS: tuple[Field, ...] = (
     Field("trusted_proxies", NETWORKS, (), "",
           "addresses and networks of proxies whose `X-Forwarded-For` the audit log believes"),
     Field("governor", one_of("on", "off"), "on", "",
-          "`on` makes the daemon slower under pressure, in steps, before it refuses anything; `off`"
-          " keeps the shortest commit window and delays no push. A full ring or disk refuses"
-          " requests in both cases"),
+          "`on` makes the daemon slower under pressure, before it refuses anything; `off`"
+          " keeps the shortest commit window and delays no push"),
     Field("pressure_weights", WEIGHTS, (), "",
           "how much each soft sensor counts, 0 to 1; 1 if it is not named. In the environment, text"
           " like `busy=0.5,store=0`",
@@ -449,7 +444,7 @@ FIELDS: tuple[Field, ...] = (
           check=above_zero(86_400)),
     Field("push_balance_interval_s", NUMBER, 30.0, "seconds",
           "how often the senders of a subscription negotiate their shares of its rate"
-          " (`BALANCE_INTERVAL`), by what each tells twice in that time",
+          " (`BALANCE_INTERVAL`)",
           check=above_zero(86_400)),
     Field("log_level", one_of("debug", "info", "warning", "error"), "info", "",
           "the least severe lines that are written", reloadable=True),

@@ -323,8 +323,8 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
             Meta(
                 min_length=1,
                 max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX,
-                description="a repeat within `dedupe_window_ms` is not stored again, and other"
-                " records are refused",
+                description="a repeat within `dedupe_window_ms` is stored once; other records"
+                " are refused",
             ),
         ]
         | None
@@ -342,10 +342,7 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     ) = None
     disable_backpressure: Annotated[
         bool,
-        Meta(
-            description="when the ring is full, wait for space instead of 429; in the query,"
-            " also for a JSON object"
-        ),
+        Meta(description="wait for space in a full ring, instead of 429; best in the query"),
     ] = False
     ack_timeout_ms: (
         Annotated[
@@ -353,8 +350,8 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
             Meta(
                 ge=ACK_TIMEOUT_MS_MIN,
                 le=ACK_TIMEOUT_MS_MAX,
-                description="how long the request waits to become durable; by default as the"
-                " daemon says",
+                description="how long the request may take to become durable; by default the"
+                " daemon's",
             ),
         ]
         | None
@@ -362,10 +359,7 @@ class ProduceOptions(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     dedupe: (
         Annotated[
             Dedupe,
-            Meta(
-                description="`body` makes an idempotency key of the body; by default as the"
-                " topic says"
-            ),
+            Meta(description="`body` makes an idempotency key of the body; by default the topic's"),
         ]
         | None
     ) = None
@@ -406,8 +400,8 @@ class ProduceQuery(ProduceOptions, kw_only=True):
     raw: Annotated[
         bool,
         Meta(
-            description="also without a value: one record, the body as it came; the rest is then as"
-            " in `HookQuery`"
+            description="also without a value: the body is one record, as it came; the rest"
+            " is as in `HookQuery`"
         ),
     ] = False
     key: (
@@ -517,8 +511,8 @@ class CursorSourceState(Struct, frozen=True):
     lag_bytes: Annotated[
         int | None,
         Meta(
-            description="from the cursor to `size_bytes`; null if that is unknown, or was"
-            " told more than an hour ago and not reached; and for sources in Kafka"
+            description="from the cursor to `size_bytes`; null for Kafka, and if the size is"
+            " unknown, or was told more than an hour ago and is not reached"
         ),
     ]
     told_ms: Annotated[int, Meta(description="when, epoch milliseconds")]

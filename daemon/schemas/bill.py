@@ -83,8 +83,8 @@ class BudgetStatus(Struct, frozen=True):
 
 
 class BillStatus(Struct, frozen=True):
-    """What the daemon's requests to the store cost since it started, in US dollars. A month has 30
-    days. Requests of commands are not included; they report their own."""
+    """What the daemon's requests to the store cost since it started, in US dollars. A month has
+    30 days. Commands report their own."""
 
     store_class: Annotated[str, figure("whose `prices` count")]
     puts: Annotated[

@@ -37,8 +37,7 @@ class HookQuery(ProduceOptions, kw_only=True):
             str,
             Meta(
                 max_length=LABEL_CHARACTERS_MAX,
-                description="of the record; by default the kind of event, where the sender says it"
-                " in a header",
+                description="of the record; by default the kind of event that a header names",
             ),
         ]
         | None

@@ -42,8 +42,7 @@ class KafkaStatus(KafkaGroupCounters, frozen=True, kw_only=True):
     unauthenticated: Annotated[
         int,
         figure(
-            "connections that ended before they had shown a token that is in force, since their"
-            " shard has started",
+            "connections that ended before they had shown a valid token, since their shard started",
             "headgate_kafka_unauthenticated_total",
             word=at.S_KAFKA_FAILURES,
         ),

@@ -32,8 +32,8 @@ PushChanges = defstruct(
                 dict[str, str | None],
                 Meta(
                     max_length=2 * HEADERS_MAX,
-                    description="own headers to send, by name; null removes one, the others"
-                    " stay. Their values are never shown",
+                    description="own headers, by name; null removes one, the others stay."
+                    " Their values are never shown",
                 ),
             ]
             | UnsetType,
@@ -45,8 +45,8 @@ PushChanges = defstruct(
                 list[str],
                 Meta(
                     max_length=SIGNING_MAX,
-                    description="`whsec_...`, the newest first: each POST is signed with all of"
-                    " them; an empty list ends signing. They are never shown",
+                    description="`whsec_...`, the newest first: all of them sign each POST;"
+                    " an empty list ends that. Never shown",
                 ),
             ]
             | UnsetType,

@@ -105,8 +105,8 @@ class Pressure(Struct, frozen=True):
 
 
 class SubscriptionScaling(Struct, frozen=True):
-    """How much more consumers would help a subscription. Lag that they cannot drain does not ask
-    for them: blocked keys, all but one message of a key, a store that is down."""
+    """How much more consumers would help a subscription. Lag that they cannot drain does not
+    count."""
 
     topic: str
     subscription: str
@@ -122,24 +122,23 @@ class SubscriptionScaling(Struct, frozen=True):
     consumer_max: Annotated[
         int,
         figure(
-            "messages that a consumer works on at a time: the largest `max` of polls; for"
-            " streams, and without consumers, the subscription's setting"
+            "messages that a consumer works on at a time: the largest `max` of polls, or else"
+            " the subscription's setting"
         ),
     ]
     held: Annotated[str, figure("why nothing is delivered now; empty if it is")]
 
 
 class ImportScaling(Struct, frozen=True):
-    """What imports into a topic have left, also those whose command has ended: what clients told of
-    the sources of their cursors, less where the cursors are now."""
+    """What imports into a topic have left, also if their command has ended: the sizes that
+    clients told, less where the cursors are."""
 
     topic: str
     sources: Annotated[int, figure("sources that are not imported to their ends")]
     unknown: Annotated[
         int,
         figure(
-            "those of them whose size is not known, or was told more than an hour ago; they"
-            " count in no lag"
+            "those whose size is not known, or was told more than an hour ago; they are in no lag"
         ),
     ]
     lag_bytes: Annotated[int, figure("what is left of the other sources that are text")]
@@ -148,7 +147,7 @@ class ImportScaling(Struct, frozen=True):
 
 
 class Scaling(Struct, frozen=True):
-    """How much more CPU would help. A store that is down, or a full disk, does not ask for it."""
+    """How much more CPU would help."""
 
     value: Annotated[int, figure("0 to 100, over the last 15 s")]
     inputs: Annotated[dict[str, float], figure("pressures that count, now, 0 to 1")]
@@ -213,8 +212,7 @@ class PushCounters(Struct, frozen=True, kw_only=True):
     use: Annotated[
         float,
         figure(
-            "how much of the granted rate the senders need, 0 to 1: what they used, or all"
-            " while the rate climbs",
+            "how much of the granted rate the senders need, 0 to 1; all while the rate climbs",
             "headgate_push_use_ratio",
         ),
     ]
@@ -275,8 +273,8 @@ class RoutersStatus(RouterCounters, frozen=True, kw_only=True):
 
 
 class SchedulerStatus(Struct, frozen=True):
-    """Topics that wait for their turn, over all shards: a topic counts once for its watchers and
-    once for its routers."""
+    """Topics that wait for their turn, over all shards: each counts once for watchers and once
+    for routers."""
 
     ready: Annotated[
         list[int],
@@ -306,8 +304,8 @@ class RetentionStatus(Struct, frozen=True):
     clock_jump_ms: Annotated[
         int | None,
         figure(
-            "how far the wall clock jumped, negative: back; time to live evicts nothing until"
-            " an operator acts. Null, or 0: no jump",
+            "how far the wall clock jumped; negative: back. Time to live then evicts nothing"
+            " until an operator acts",
             "headgate_clock_jump_seconds",
             per=1e3,
         ),
@@ -424,7 +422,7 @@ class ShardStatus(Struct, frozen=True):
     requests_queued: Annotated[
         int,
         figure(
-            "requests that wait for ring space (`disable_backpressure`), with their bodies unread",
+            "requests that wait for ring space (`disable_backpressure`)",
             "headgate_queued_requests",
             word=at.S_QUEUED,
         ),

@@ -82,8 +82,8 @@ SubscriptionSettings = defstruct(
 
 
 class SubscriptionSummary(SubscriptionCounts, frozen=True, kw_only=True):
-    """A subscription, without asking its owner: its numbers are a tenth of a second late.
-    Counts are since the daemon started."""
+    """A subscription. Numbers are a tenth of a second late; counts are since the daemon
+    started."""
 
     subscription: str
     subscription_id: Annotated[int, Meta(description="never used twice; a new one has another")]
@@ -190,7 +190,7 @@ class ConsumeQuery(Struct, frozen=True):
         Meta(
             ge=0,
             le=POLL_WAIT_MS_MAX,
-            description="with `max`: if there is no message, wait this long for the first one",
+            description="with `max`: how long to wait for a first message",
         ),
     ] = 0
 
@@ -250,8 +250,7 @@ class AckRequest(_NamedMessages, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class NackRequest(_NamedMessages, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Messages that the consumer could not deal with. They are sent again, to this consumer or to
-    another one."""
+    """Messages that the consumer could not deal with. They are sent again, to any consumer."""
 
     delay_ms: Annotated[
         int,
@@ -317,9 +316,9 @@ class ResendRequest(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             max_length=RESEND_ID_CHARACTERS_MAX,
-            description="names this resend: a repeated request sends nothing more, and is"
-            " answered whether the message is finished. After the death of the owner, a seek"
-            " or another mode it sends the message again",
+            description="names this resend: a repeated request only asks whether the message"
+            " is finished. After the death of the owner, a seek or another mode it"
+            " sends the message again",
         ),
     ] = ""
     topic_id: Annotated[

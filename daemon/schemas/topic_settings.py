@@ -19,8 +19,7 @@ class HookChange(HookSigning, frozen=True, forbid_unknown_fields=True, kw_only=T
         Meta(
             min_length=1,
             max_length=SIGNING_MAX,
-            description="those that the sender may sign with: more than one while it changes from"
-            " one to another. They are never shown",
+            description="what the sender may sign with; several during a change. Never shown",
         ),
     ]
 

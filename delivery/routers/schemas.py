@@ -16,8 +16,8 @@ State = Literal["running", "paused", "held", "stopped"]
 
 
 class RouterSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a router copies. It needs ``source`` and ``dest`` when it is created, and they never
-    change; later, what is not given stays as it is."""
+    """What a router copies. ``source`` and ``dest`` are needed when it is created, and never
+    change. Later, what is not given stays as it is."""
 
     source: (
         Annotated[str, Meta(max_length=255, description="the topic whose records are copied")]

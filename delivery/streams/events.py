@@ -27,7 +27,7 @@ HEARTBEAT = "heartbeat"
 
 
 class WatchRecord(DiffRecord, frozen=True, kw_only=True):
-    """A record of a stream: that of a diff, with the names that tell it apart in this stream."""
+    """A record of a stream: that of a diff, with where it is from."""
 
     topic: Annotated[str, Meta(description="if the stream has several topics")] | UnsetType = UNSET
     partition: (
@@ -42,7 +42,7 @@ class WatchRecords(Struct, frozen=True):
 
 
 class WatchTombstone(Struct, frozen=True):
-    """Offsets that the watcher does not get. It is not a delete marker."""
+    """Offsets that the watcher does not get."""
 
     topic: str
     topic_id: int

@@ -276,8 +276,7 @@ class PushAttempts(Struct, frozen=True):
     kept: Annotated[
         int,
         Meta(
-            description="attempts of the subscription that are kept: 1,000 at most, 200 of them of"
-            " messages that never failed, and fewer if a shard has more than 16 push"
-            " subscriptions. They are lost with the owner's process"
+            description="how many are kept: 1,000 at most, 200 of them of messages that never"
+            " failed, and fewer if a shard has more than 16 push subscriptions"
         ),
     ]

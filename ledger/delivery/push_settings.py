@@ -29,8 +29,8 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             ge=RATE_MIN, le=RATE_MAX,
-            description="most POSTs a second, of all senders together; they find out how many"
-            " the receiver can take",
+            description="most POSTs a second, of all senders together; they find out what the"
+            " receiver takes",
         ),
     ] = 100.0  # fmt: skip
     rate_start: (
@@ -38,8 +38,8 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
             float,
             Meta(
                 ge=RATE_MIN, le=RATE_MAX,
-                description="POSTs a second with which all senders together begin, at most"
-                " `rate_max`; null: a fifth of it",
+                description="POSTs a second with which all senders together begin; null: a"
+                " fifth of `rate_max`",
             ),
         ]
         | None
@@ -84,8 +84,8 @@ class PushTarget(Struct, frozen=True, forbid_unknown_fields=True):
             str,
             Meta(
                 max_length=255,
-                description="what the `type` of an event is: `tag`, or `data.FIELD` for a field of"
-                " the data; null, and where there is none: `headgate.record`",
+                description="where the `type` of an event is from: `tag` or `data.FIELD`;"
+                " null, and where there is none: `headgate.record`",
             ),
         ]
         | None

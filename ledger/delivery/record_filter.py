@@ -19,8 +19,8 @@ Where = Annotated[
     tuple[Annotated[str, Meta(max_length=WHERE_CHARACTERS_MAX)], ...],
     Meta(
         max_length=WHERE_MAX,
-        description="conditions `FIELD=PATTERN` on the data, such as `status=paid`: this field of"
-        " a JSON object is a text, a number, true, false or null that matches",
+        description="conditions `FIELD=PATTERN` on the data, such as `status=paid`: the field"
+        " is a text, a number, true, false or null that matches",
     ),
 ]
 

@@ -56,7 +56,8 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
         Mode,
         Meta(
             description="`key_shared`: consumers share the keys, each in order; `shared`:"
-            " they share messages without an order; `exclusive`: one gets everything in order"
+            " they share messages, without an order; `exclusive`: one gets all, in"
+            " order"
         ),
     ] = "key_shared"
     reliable: Annotated[
@@ -74,15 +75,15 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
     backoff_ms: Annotated[
         tuple[Milliseconds, Milliseconds],
         Meta(
-            description="how long a message waits before it is sent again: the first, doubled"
-            " each time up to the second"
+            description="the pause before a message is sent again: the first, doubled each"
+            " time up to the second"
         ),
     ] = (1_000, 60_000)
     poison: Annotated[
         Poison,
         Meta(
-            description="what becomes of a message that was sent too often: `block` (its key"
-            " waits for an operator), `drop`, or `dead_letter` (a copy in `dead_letter_topic`)"
+            description="for a message that was sent too often: `block` (its key waits for an"
+            " operator), `drop`, or `dead_letter` (a copy in `dead_letter_topic`)"
         ),
     ] = "block"
     dead_letter_topic: (
@@ -106,16 +107,15 @@ class SubscriptionRules(Struct, frozen=True, forbid_unknown_fields=True):
     key_fallback: Annotated[
         KeyFallback,
         Meta(
-            description="what counts as the key of a message without one, with `key_shared`:"
-            " nothing, or its `node`"
+            description="with `key_shared`: the key of a message without one: none, or its `node`"
         ),
     ] = "none"
     filter: (
         Annotated[
             RecordFilter,
             Meta(
-                description="which records are delivered; all others are finished without a"
-                " delivery. null or empty: all are delivered"
+                description="which records are delivered; all others are finished. null or"
+                " empty: all"
             ),
         ]
         | None

@@ -162,8 +162,8 @@ class SubscriptionCounts(Struct, frozen=True, kw_only=True):
     unmatched: Annotated[
         int,
         figure(
-            "messages that were skipped because no consumer's filter matched them; without"
-            " `reliable`, also because there was no consumer",
+            "messages that no consumer's filter matched and that were skipped; without"
+            " `reliable`, also those that found no consumer",
             _OUTCOMES,
             outcome="unmatched",
         ),

@@ -39,15 +39,14 @@ class TopicSeries(Struct, frozen=True):
     records: Annotated[
         int,
         figure(
-            "records that were acknowledged, of the first 128 topics and of all others together",
+            "records that were acknowledged",
             "headgate_topic_acked_records_total",
         ),
     ]
     bytes: Annotated[
         int,
         figure(
-            "bytes of the bodies that were acknowledged, of the first 128 topics and of all"
-            " others together",
+            "bytes of the bodies that were acknowledged",
             "headgate_topic_acked_bytes_total",
         ),
     ]
@@ -60,8 +59,7 @@ class TokenSeries(Struct, frozen=True):
     requests: Annotated[
         int,
         figure(
-            "requests with the token that were taken in; the first 64 tokens that are used have"
-            " series of their own, and all others one",
+            "requests with the token that were taken in",
             "headgate_token_requests_total",
         ),
     ]

@@ -52,7 +52,7 @@ def test_a_part_tells_limits_defaults_and_meaning_and_shows_inner_types_once() -
     assert "- `partition` (integer ≥ 0; default `0`)" in page
     assert "`partitions` (`PartitionState`[])" in page
     assert page.count("**`PartitionState`**") == 1
-    assert "| `DELETE /v0/plans/{p}` | end a plan | `PlanEnded` | 404 |" in page
+    assert "- `DELETE /v0/plans/{p}`: end a plan → `PlanEnded`; 404\n" in page
     assert (schemas.TrimRequest.__doc__ or "?") in page
 
 
@@ -70,23 +70,38 @@ def test_fields_that_an_earlier_type_explains_refer_to_it() -> None:
 
 def test_fields_of_one_name_and_another_meaning_are_explained_each() -> None:
     page = with_tables("<!-- struct: SubscriptionSummary RouterStatus -->\n<!-- end -->\n")
-    assert "`lag` (integer): records that are not finished" in page
-    assert "`lag` (integer): offsets of the source that are not dealt with" in page
+    assert "- `lag`: records that are not finished" in page
+    assert "- `lag`: offsets of the source that are not dealt with" in page
 
 
-def test_methods_that_do_the_same_on_a_path_have_one_row() -> None:
+def test_fields_of_the_status_name_the_metrics_that_explain_them() -> None:
+    page = with_tables("<!-- struct: StoreStatus -->\n<!-- end -->\n")
+    assert "- metrics: `put_failures` (`headgate_store_put_failures_total`)" in page
+    assert "each is repeated" not in page
+    page = with_tables("<!-- struct: SubscriptionSummary -->\n<!-- end -->\n")
+    assert "- metrics: " not in page
+
+
+def test_a_scope_that_all_routes_of_a_list_need_is_above_it() -> None:
+    page = with_tables("<!-- routes: /v0/tickets -->\n<!-- end -->\n")
+    assert "Scope: `read`.\n\n- `POST /v0/tickets`: get a ticket" in page
+    page = with_tables("<!-- routes: /v0/topics -->\n<!-- end -->\n")
+    assert "- `PUT /v0/topics/{t}` (`manage`): create a topic" in page
+
+
+def test_methods_that_do_the_same_on_a_path_are_listed_once() -> None:
     page = with_tables("<!-- routes: /v0/elastic -->\n<!-- end -->\n")
-    assert page.count("`POST or PUT /v0/elastic/_bulk`") == 1 and "| `PUT" not in page
+    assert page.count("`POST or PUT /v0/elastic/_bulk`") == 1 and "- `PUT" not in page
 
 
 def test_routes_name_only_statuses_that_not_every_route_may_answer() -> None:
     page = with_tables("<!-- routes: /v0/plans -->\n<!-- end -->\n")
-    assert "| `PlanRequest` → `Plan` | 404, 429 |" in page
+    assert ". `PlanRequest` → `Plan`; 404, 429\n" in page
 
 
 def test_every_status_of_the_api_page_is_in_the_document() -> None:
     """The converse, so that the page for people stays correct."""
-    rows = re.findall(r"^\| ([0-9, ]+) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\*\*([0-9, ]+)\*\*$", PAGE, re.MULTILINE)
     on_page = {int(number) for row in rows for number in row.split(",")} - {500}
     documented = {
         int(status)
