@@ -81,13 +81,6 @@ class HashRing:
         self._filters: dict[str, tuple[Matcher, ...]] = {}
         self._any_filter = False
 
-    def __len__(self) -> int:
-        """How many consumers there are."""
-        return len(self._filters)
-
-    def __contains__(self, consumer: str) -> bool:
-        return consumer in self._filters
-
     def join(self, consumer: str, patterns: Sequence[str] = ()) -> None:
         """Adds a consumer that accepts keys that match one of ``patterns``; without any, all."""
         if consumer in self._filters:
