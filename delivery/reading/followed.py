@@ -12,7 +12,7 @@ commits arrive while a head is loaded, the larger one counts. The key is followe
 is read, so no commit falls between the two.
 
 Invariants: at most FOLLOWED_MAX partitions are followed. At most PINNED_MAX of them are pinned
-(streams, routers); of the others the least recently asked for is forgotten. A tail has no hole, at
+(streams, routers, subscriptions); of the others the least recently asked for is forgotten. A tail has no hole, at
 most TAIL_MAX extents, and ends at the head. All tails together have at most RUNS_MAX runs; beyond
 it, those of the oldest commits are dropped.
 

@@ -1,6 +1,6 @@
 """One subscription at its owner: admits what is new, sends what may be sent, hears the outcomes.
 
-    a commit -> ``wake`` -> a turn: ``serve`` -> batches are taken from the window, their records
+    a commit -> ``Subscriptions.committed`` -> a turn: ``serve`` -> batches are taken from the window, their records
     found, written -> nothing is left for a consumer that could be sent something -> more is
     admitted -> ...
 

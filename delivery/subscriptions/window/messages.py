@@ -4,7 +4,7 @@ A *member* is a consumer that is present. It has the queues that wait for it, an
 
 A *queue* has the messages of one key that are not finished, in order. It exists while its key has
 such messages. Its first message, the *head*, is the only one that may be with a consumer: all
-others wait for it. A key may occur in several partitions; then the queue has a run for each, and
+others wait for it. A key may occur in several partitions; then the queue has a part for each, and
 one of them is current until it is empty. STATES has its states and what changes them.
 
 *Loose* messages wait in the order of their offsets, look-ahead by look-ahead. Look-aheads take
