@@ -12,9 +12,9 @@ commits arrive while a head is loaded, the larger one counts. The key is followe
 is read, so no commit falls between the two.
 
 Invariants: at most FOLLOWED_MAX partitions are followed. At most PINNED_MAX of them are pinned
-(streams, routers, subscriptions); of the others the least recently asked for is forgotten. A tail has no hole, at
-most TAIL_MAX extents, and ends at the head. All tails together have at most RUNS_MAX runs; beyond
-it, those of the oldest commits are dropped.
+(streams, routers, subscriptions); of the others the least recently asked for is forgotten. A tail
+has no hole, at most TAIL_MAX extents, and ends at the head. All tails together have at most
+RUNS_MAX runs; beyond it, those of the oldest commits are dropped.
 
 A commit may move thousands of partitions, most of which are read much later or from objects. So
 each of them only notes the commit, and a reader makes its extents of what the commit left.
