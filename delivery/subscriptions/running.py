@@ -1,8 +1,8 @@
 """One subscription at its owner: admits what is new, sends what may be sent, hears the outcomes.
 
     a commit -> ``Subscriptions.committed`` -> a turn: ``serve`` -> batches are taken from the
-    window, their records found, written -> nothing is left for a consumer that could be sent something -> more is
-    admitted -> ...
+    window, their records found, written -> nothing is left for a consumer that could be sent
+    something -> more is admitted -> ...
 
 What may be sent to whom is decided by the window, what is admitted in ``admission.py``; a session
 says whether its consumer can take something. A batch whose records are not at hand is *parked*

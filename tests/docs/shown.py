@@ -202,7 +202,7 @@ SHOWN: dict[str, dict[str, Step]] = {
             f"{CHAOS}kills_lose_double_and_reorder_nothing_of_the_python_client"
         ),
         "make chaos CHAOS=--pair": Elsewhere(
-            f"{CHAOS}take_overs_lose_and_reorder_nothing_for_readers_and_receivers"
+            f"{CHAOS}take_overs_lose_and_reorder_nothing"
         ),
         "make fuzz SECONDS": Elsewhere(
             "tests/fuzz/test_fuzz.py"
