@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -34,9 +35,27 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Secured]:
-    """A daemon for one test, whose certificate it replaces."""
+    """A daemon for one test, whose certificate it spoils."""
     with secured(tmp_path) as made:
         yield made
+
+
+class Guarded(NamedTuple):
+    """A daemon with tokens, that also takes certificates of clients."""
+
+    front: Secured
+    tokens: TokenFile
+    clients: Authority
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    clients, tokens = Authority(folder / "clients"), TokenFile(folder / "tokens.json")
+    tokens.issue("first", [Scope.READ])
+    settings = {"auth_file": tokens.path, "tls_client_ca": clients.file}
+    with secured(folder, settings=settings) as front:
+        yield Guarded(front, tokens, clients)
 
 
 def hello() -> bytes:
@@ -219,18 +238,18 @@ def test_ten_thousand_half_open_handshakes_keep_nobody_out(front: Secured) -> No
 # -- certificates --------------------------------------------------------------------------------
 
 
-def test_another_certificate_is_shown_without_ending_anything(own: Secured) -> None:
-    before = shown_by(own)
-    with own.client() as kept, own.connected() as slow:
+def test_another_certificate_is_shown_without_ending_anything(front: Secured) -> None:
+    before, told = shown_by(front), len(front.daemon.log)
+    with front.client() as kept, front.connected() as slow:
         assert asked(kept, "POST", "/v0/topics/a", RECORD).status == 200
         body = json.dumps({"records": [{"data": "x" * 20_000}]}).encode()
         slow.sendall(request("POST", "/v0/topics/a", body)[: -len(body)])
-        own.authority.issue()
-        wait_until(lambda: shown_by(own) != before, "the new certificate")
+        front.authority.issue()
+        wait_until(lambda: shown_by(front) != before, "the new certificate")
         assert asked(kept, "POST", "/v0/topics/a", RECORD).json["first_seq"] == 2
         slow.sendall(body)
         assert b'"first_seq":3' in slow.recv(1 << 16)
-    wait_until(lambda: "the certificate was read again" in own.daemon.text, "the log to say so")
+    wait_until(lambda: read_again(front.daemon, told), "the log to say so")
 
 
 KEPT, RELOADED = "stays in force", "configuration reloaded"
@@ -270,18 +289,18 @@ def test_a_daemon_does_not_start_with_a_bad_pair(tmp_path: Path) -> None:
     assert message in daemon.text
 
 
-def test_a_reload_in_the_middle_of_a_handshake_does_not_disturb_it(own: Secured) -> None:
-    before = shown_by(own)
+def test_a_reload_in_the_middle_of_a_handshake_does_not_disturb_it(front: Secured) -> None:
+    before = shown_by(front)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    engine = own.authority.context.wrap_bio(down, up, server_hostname="localhost")
-    with by_tcp(own.port) as line:
+    engine = front.authority.context.wrap_bio(down, up, server_hostname="localhost")
+    with by_tcp(front.port) as line:
         with suppress(ssl.SSLWantReadError):
             engine.do_handshake()
         first = up.read()
         line.sendall(first[:100])
-        own.authority.issue()
-        os.kill(own.daemon.process.pid, signal.SIGHUP)
-        wait_until(lambda: shown_by(own) != before, "the new certificate")
+        front.authority.issue()
+        os.kill(front.daemon.process.pid, signal.SIGHUP)
+        wait_until(lambda: shown_by(front) != before, "the new certificate")
         line.sendall(first[100:])
         while True:
             down.write(line.recv(1 << 16))
@@ -306,106 +325,105 @@ def read_again(daemon: Daemon, after: int) -> bool:
     "reloads", [5, pytest.param(1_000, marks=pytest.mark.slow)], ids=["few", "thousand"]
 )
 def test_reloads_of_certificate_and_tokens_under_load_make_no_error(
-    tmp_path: Path, reloads: int
+    guarded: Guarded, reloads: int
 ) -> None:
     """The supervisor reads each pair. A shard follows twice a second, with what is there then."""
-    tokens = TokenFile(tmp_path / "tokens.json")
-    token = tokens.issue("kept", list(Scope))[1]
-    with secured(tmp_path, settings={"auth_file": tokens.path}) as own:
-        errors: list[Exception] = []
-        ended = threading.Event()
-        shown = {b""}  # to who came
+    own, tokens = guarded.front, guarded.tokens
+    token = tokens.issue(f"kept{reloads}", list(Scope))[1]
+    bearer = f"Bearer {token}"
+    wait_until(
+        lambda: own.ask("GET", "/v0/topics", authorization=bearer).status == 200, "the token"
+    )
+    errors: list[Exception] = []
+    ended = threading.Event()
+    shown = {b""}  # to who came
 
-        def load(requests: int) -> None:
-            while not (ended.is_set() or errors):
-                try:
-                    with own.client() as client:
-                        for _ in range(requests):
-                            made = asked(
-                                client, "POST", "/v0/topics/t", RECORD,
-                                authorization=f"Bearer {token}",
-                            )  # fmt: skip
-                            assert made.status == 200, made
-                        if requests == 1:
-                            assert isinstance(client.sock, ssl.SSLSocket)
-                            shown.add(client.sock.getpeercert(binary_form=True) or b"")
-                except Exception as error:
-                    errors.append(error)
+    def load(requests: int) -> None:
+        while not (ended.is_set() or errors):
+            try:
+                with own.client() as client:
+                    for _ in range(requests):
+                        made = asked(
+                            client, "POST", "/v0/topics/t", RECORD,
+                            authorization=bearer,
+                        )  # fmt: skip
+                        assert made.status == 200, made
+                    if requests == 1:
+                        assert isinstance(client.sock, ssl.SSLSocket)
+                        shown.add(client.sock.getpeercert(binary_form=True) or b"")
+            except Exception as error:
+                errors.append(error)
 
-        threads = [threading.Thread(target=load, args=(requests,)) for requests in (1, 50)]
+    threads = [threading.Thread(target=load, args=(requests,)) for requests in (1, 50)]
+    for thread in threads:
+        thread.start()
+    pairs = [own.authority.pair() for _ in range(8)]
+    secret = ""
+    try:
+        for number in range(reloads):
+            certificate, key = pairs[number % len(pairs)]
+            told = len(own.daemon.log)
+            own.authority.show(certificate, key)
+            _, secret = tokens.issue(f"other{reloads}-{number}", [Scope.READ])
+            if number > 10:
+                tokens.revoke(f"other{reloads}-{number - 10}")
+            os.kill(own.daemon.process.pid, signal.SIGHUP)
+            wait_until(partial(read_again, own.daemon, told), "the pair to be read")
+            assert not errors
+        first, end, _ = certificate.decode().partition(ssl.PEM_FOOTER)
+        last = ssl.PEM_cert_to_DER_cert(first + end)
+        shown.clear()
+        wait_until(lambda: last in shown or errors, "the last certificate")
+        last_bearer = f"Bearer {secret}"
+        wait_until(
+            lambda: own.ask("GET", "/v0/topics/t", authorization=last_bearer).status == 200,
+            "the last token",
+        )
+    finally:
+        ended.set()
         for thread in threads:
-            thread.start()
-        pairs = [own.authority.pair() for _ in range(8)]
-        secret = ""
-        try:
-            for number in range(reloads):
-                certificate, key = pairs[number % len(pairs)]
-                told = len(own.daemon.log)
-                own.authority.show(certificate, key)
-                _, secret = tokens.issue(f"other{number}", [Scope.READ])
-                if number > 10:
-                    tokens.revoke(f"other{number - 10}")
-                os.kill(own.daemon.process.pid, signal.SIGHUP)
-                wait_until(partial(read_again, own.daemon, told), "the pair to be read")
-                assert not errors
-            first, end, _ = certificate.decode().partition(ssl.PEM_FOOTER)
-            last = ssl.PEM_cert_to_DER_cert(first + end)
-            shown.clear()
-            wait_until(lambda: last in shown or errors, "the last certificate")
-            bearer = f"Bearer {secret}"
-            wait_until(
-                lambda: own.ask("GET", "/v0/topics/t", authorization=bearer).status == 200,
-                "the last token",
-            )
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
-        assert not errors
+            thread.join()
+    assert not errors
 
 
 # -- clients with certificates -------------------------------------------------------------------
 
 
-def test_a_certificate_stands_for_the_token_that_names_it(tmp_path: Path) -> None:
-    clients = Authority(tmp_path / "clients")
-    tokens = TokenFile(tmp_path / "tokens.json")
-    secret = tokens.issue("writer", [Scope.PRODUCE], ["a"], certificate="shop.example")[1]
+def test_a_certificate_stands_for_the_token_that_names_it(guarded: Guarded) -> None:
+    front, tokens, clients = guarded
     other = tokens.issue("reader", [Scope.READ])[1]
-    settings = {"auth_file": tokens.path, "tls_client_ca": clients.file}
+    secret = tokens.issue("writer", [Scope.PRODUCE], ["a"], certificate="shop.example")[1]
 
-    def context(front: Secured, name: str | None) -> ssl.SSLContext:
+    def context(name: str | None) -> ssl.SSLContext:
         made = front.authority.context
         if name is not None:
             clients.ca.issue_cert(name).configure_cert(made)
         return made
 
-    with secured(tmp_path, settings=settings) as front:
-        shop, stranger, nobody = (
-            context(front, name) for name in ("shop.example", "evil.example", None)
+    shop, stranger, nobody = (context(name) for name in ("shop.example", "evil.example", None))
+    wait_until(lambda: front.ask("POST", "/v0/topics/a", RECORD, shop).status == 200, "the token")
+    for _ in range(2):  # the second time the head is known
+        assert front.ask("POST", "/v0/topics/a", RECORD, shop).status == 200
+        for refused in (stranger, nobody):
+            assert front.ask("POST", "/v0/topics/a", RECORD, refused).status == 401
+    assert front.ask("POST", "/v0/topics/b", RECORD, shop).status == 403
+    # A token that is sent counts, and not the certificate.
+    sent = {"authorization": f"Bearer {other}"}
+    assert front.ask("POST", "/v0/topics/a", RECORD, shop, **sent).status == 403
+    sent = {"authorization": f"Bearer {secret}"}
+    assert front.ask("POST", "/v0/topics/a", RECORD, stranger, **sent).status == 200
+    # Nor does the certificate of another authority.
+    foreign = front.authority.context
+    front.authority.ca.issue_cert("shop.example").configure_cert(foreign)
+    with pytest.raises(UNANSWERED):
+        front.ask("POST", "/v0/topics/a", RECORD, foreign)
+    with front.client(shop) as kept:
+        assert asked(kept, "POST", "/v0/topics/a", RECORD).status == 200
+        tokens.revoke("writer")
+        wait_until(
+            lambda: asked(kept, "POST", "/v0/topics/a", RECORD).status == 401,
+            "the revocation",
         )
-        for _ in range(2):  # the second time the head is known
-            assert front.ask("POST", "/v0/topics/a", RECORD, shop).status == 200
-            for refused in (stranger, nobody):
-                assert front.ask("POST", "/v0/topics/a", RECORD, refused).status == 401
-        assert front.ask("POST", "/v0/topics/b", RECORD, shop).status == 403
-        # A token that is sent counts, and not the certificate.
-        sent = {"authorization": f"Bearer {other}"}
-        assert front.ask("POST", "/v0/topics/a", RECORD, shop, **sent).status == 403
-        sent = {"authorization": f"Bearer {secret}"}
-        assert front.ask("POST", "/v0/topics/a", RECORD, stranger, **sent).status == 200
-        # Nor does the certificate of another authority.
-        foreign = front.authority.context
-        front.authority.ca.issue_cert("shop.example").configure_cert(foreign)
-        with pytest.raises(UNANSWERED):
-            front.ask("POST", "/v0/topics/a", RECORD, foreign)
-        with front.client(shop) as kept:
-            assert asked(kept, "POST", "/v0/topics/a", RECORD).status == 200
-            tokens.revoke("writer")
-            wait_until(
-                lambda: asked(kept, "POST", "/v0/topics/a", RECORD).status == 401,
-                "the revocation",
-            )
 
 
 # -- clients that do not take --------------------------------------------------------------------

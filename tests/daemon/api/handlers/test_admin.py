@@ -28,16 +28,26 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+CATALOG: dict[str, object] = {"catalog_uri": "postgresql://lake:secret@127.0.0.1/lake"}
+
+
 def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_daemon(
     data: Path,
 ) -> None:
-    address = socket_address(str(data))
+    """In a data directory with a long name, too. A catalog's password is not told, and TCP has the
+    admin API only if it was opened."""
+    deep = data / ("d" * 120)
+    deep.mkdir(parents=True)
+    address = socket_address(str(deep))
     assert not answers(address)
-    with running(data) as daemon:
-        mode = (data / SOCKET_NAME).stat().st_mode
+    with running(deep, settings=CATALOG) as daemon:
+        mode = (deep / SOCKET_NAME).stat().st_mode
         assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
         by_socket = ViaDaemon(address).settings
-        assert (by_socket.pid, by_socket.data_dir) == (daemon.process.pid, str(data))
+        assert (by_socket.pid, by_socket.data_dir) == (daemon.process.pid, str(deep))
+        assert by_socket.catalog_uri == "postgresql://lake@127.0.0.1/lake"
+        with pytest.raises(DaemonRefused, match=r"403 admin_over_tcp.*set admin_over_tcp = true"):
+            ViaDaemon(daemon.url)
         assert json.loads(call(address, "GET", "/v0/status"))["ready"]
         with pytest.raises(DaemonRefused, match="404 not_found"):
             call(address, "GET", "/v0/admin/nothing", once=True)
@@ -48,10 +58,12 @@ def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_d
             with pytest.raises(DaemonRefused, match=f"limit must be 1 to 10000, got {limit}"):
                 call(address, "POST", pages, b'["",%d]' % limit, once=True)
         daemon.kill_everything()
-    assert (data / SOCKET_NAME).exists() and not answers(address)
-    with running(data):  # the dead daemon's socket is replaced
-        assert answers(address)
-    assert not (data / SOCKET_NAME).exists()
+    assert (deep / SOCKET_NAME).exists() and not answers(address)
+    opened = {**CATALOG, "admin_over_tcp": "true"}
+    with running(deep, settings=opened) as daemon:  # the dead daemon's socket is replaced
+        assert ViaDaemon(daemon.url).settings == ViaDaemon(address).settings
+        assert ViaDaemon(daemon.url).settings.catalog_uri == by_socket.catalog_uri
+    assert not (deep / SOCKET_NAME).exists()
     with pytest.raises(DaemonUnreachable, match="is it running"):
         call(address, "GET", "/v0/status", once=True)
 
@@ -59,24 +71,6 @@ def test_the_socket_in_the_data_directory_is_this_users_only_and_goes_with_the_d
 def test_the_arguments_and_the_result_of_each_operation_that_is_served_are_types_of_json() -> None:
     for served in (*admin._LEDGER.values(), *admin._CATALOG.values()):
         assert len(served._arguments) == len(served._parameters) and served._result is not None
-
-
-def test_a_catalogs_password_is_not_told_and_tcp_has_the_admin_api_only_if_it_was_opened(
-    data: Path,
-) -> None:
-    """The socket is there in a data directory with a long name, too."""
-    uri = "postgresql://lake:secret@127.0.0.1/lake"
-    with running(data, settings={"catalog_uri": uri, "admin_over_tcp": "true"}) as daemon:
-        settings = ViaDaemon(daemon.url).settings
-        assert settings.catalog_uri == "postgresql://lake@127.0.0.1/lake"
-        assert settings == ViaDaemon(socket_address(str(data))).settings
-    deep = data / ("d" * 120)
-    deep.mkdir()
-    with running(deep, settings={"catalog_uri": uri}) as daemon:
-        with pytest.raises(DaemonRefused, match=r"403 admin_over_tcp.*set admin_over_tcp = true"):
-            ViaDaemon(daemon.url)
-        by_socket = ViaDaemon(socket_address(str(deep))).settings
-        assert (by_socket.data_dir, by_socket.catalog_uri) == (str(deep), settings.catalog_uri)
 
 
 @pytest.mark.slow
