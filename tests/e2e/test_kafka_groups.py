@@ -226,7 +226,7 @@ def test_a_topic_lives_by_a_tool_and_the_lag_of_its_group_is_told(
         admin.create_topics([wanted])[name].result()
     assert refused.value.args[0].name() == "TOPIC_ALREADY_EXISTS"
     assert "already" in refused.value.args[0].str()
-    assert "nothing is compacted by key" in daemon.text
+    wait_until(lambda: "nothing is compacted by key" in daemon.text, "the line of the log")
     admin.create_partitions([NewPartitions(name, PARTITIONS)])[name].result()
     (found,) = admin.describe_configs([ConfigResource("topic", name)]).values()
     assert found.result()["cleanup.policy"].value == "compact"
