@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -30,6 +31,13 @@ hypothesis.settings.load_profile("headgate")
 LONG_TIMEOUT_S = 600
 ID_PART_CHARACTERS_MAX = 80
 WORKERS_PER_DAEMON = 4  # the tests that share one take a quarter of a run
+
+# A JVM of a test does little and ends: what the second compiler makes of it costs more than it
+# saves. Spark starts one that only makes the command of the other.
+JVM_OPTIONS = {
+    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
+    "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1",
+}
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeakCheck(), "leak-check")
+    for name, options in JVM_OPTIONS.items():
+        os.environ.setdefault(name, options)
     gc.disable()
 
 
@@ -83,10 +93,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them. Slow tests
     have more time.
 
+    Tests that may take longer than others of their kind come first, in every order: one that began
+    last would leave the other workers without work.
+
     With several workers (``make test``), tests that share a fixture of their module run in one, and
     so do all that need Spark: a session takes 16 s of CPU to start. So do those that share the
     daemon of their worker, for it takes CPU to start and while it waits; of many workers, some.
     """
+    items.sort(key=_may_take_s, reverse=True)
     daemons = max(1, getattr(config, "workerinput", {}).get("workercount", 1) // WORKERS_PER_DAEMON)
     modules = sorted({_module(item) for item in items})
     group_of = {module: f"daemon-{number % daemons}" for number, module in enumerate(modules)}
@@ -108,6 +122,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _module(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+def _may_take_s(item: pytest.Item) -> float:
+    """The time limit that a test names for itself, if that is longer than all others have."""
+    named = item.get_closest_marker("timeout")
+    limit_s = float(named.args[0]) if named is not None and named.args else 0.0
+    return limit_s if limit_s > LONG_TIMEOUT_S else 0.0
 
 
 def _shares_a_fixture(item: pytest.Function) -> bool:

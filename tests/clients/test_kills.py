@@ -1,5 +1,9 @@
 """The client through kills of shards and of the daemon: nothing is lost, nothing doubled, and order
-is kept, by the producers, the watches and the consumers of both its forms."""
+is kept, by the producers, the watches and the consumers of both its forms.
+
+Each round ends when all parts have got further, so every kill meets work. ``make chaos
+CHAOS=--library SECONDS=900`` kills for longer, and at random moments.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from tests.e2e.processes import succession
 SHARDS = 3
 PARTITIONS = 2
 KEYS = 8
-ROUNDS, KILLS_MIN = 46, 100
+ROUNDS, KILLS = 15, 33  # three of the whole daemon
 AHEAD = 100  # records that are sent and not consumed: consumers are slower than producers
 LIMITS = Limits(batch_records=40, buffer_bytes=64 << 10, linger_s=0)
 PATIENCE_S = 300.0
@@ -239,7 +243,7 @@ def test_many_kills_lose_and_double_nothing(data: Path, listen: str) -> None:
     finally:
         load.stop()
         daemon.kill_everything()
-    assert kills >= KILLS_MIN
+    assert kills == KILLS
     for topic, records in stored.items():
         check(load, topic, records)
 

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import compaction.run.driver
-import compaction.tables.commit
 from cli import headgate
 from compaction.access.via_daemon import ViaDaemon
-from compaction.run.run import Run
 from ledger.lake import catalog, lake_tables, runs
 
 
@@ -25,16 +23,12 @@ def die(*_: Any, **__: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def behind(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
-    """The same, and then the end, at the call of this number."""
-    left = [times]
+def behind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and then the end."""
 
     def called(*arguments: Any, **named: Any) -> Any:
-        result = function(*arguments, **named)
-        left[0] -= 1
-        if not left[0]:
-            die()
-        return result
+        function(*arguments, **named)
+        die()
 
     return called
 
@@ -55,6 +49,8 @@ def at_the_owner(of: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
 
 
 Point = tuple[Any, str, Callable[..., Any]]
+# Each leaves something else: a row, tables, files, metadata, a pointer, all pointers, a switch.
+# A table is committed once its pointer is swapped, and after the switch nothing more is written.
 POINTS: dict[str, Point] = {
     "the run has begun": (ViaDaemon, "_operate", at_the_owner(runs.begin, before=False)),
     "before anything is read": (compaction.run.driver, "run_job", die),
@@ -65,16 +61,12 @@ POINTS: dict[str, Point] = {
         ViaDaemon, "_operate", at_the_owner(catalog.swap, before=True)
     ),
     "a pointer is swapped": (ViaDaemon, "_operate", at_the_owner(catalog.swap, before=False)),
-    "one of two tables is committed": (
-        compaction.tables.commit, "commit_table", behind(compaction.tables.commit.commit_table)
-    ),
     "all tables are committed": (
         ViaDaemon, "_operate", at_the_owner(lake_tables.switch, before=True)
     ),
     "readers are switched": (
         ViaDaemon, "_operate", at_the_owner(lake_tables.switch, before=False)
     ),
-    "before the run's end": (Run, "end", die),
 }  # fmt: skip
 
 
