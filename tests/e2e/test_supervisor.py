@@ -58,7 +58,7 @@ def refused(daemon: Daemon) -> str:
 def test_a_stop_under_load_answers_all_or_none_and_keeps_what_it_answered(
     data: Path, number: signal.Signals
 ) -> None:
-    with running(data, shards=3) as daemon:
+    with running(data, shards=2) as daemon:
         with load(daemon, PLACES, connections=6, depth=6) as run:
             wait_until(lambda: run.acknowledged_count > 200, "the load to run")
             # As a terminal's Ctrl-C or a service manager does: to every process of the group.
@@ -70,9 +70,9 @@ def test_a_stop_under_load_answers_all_or_none_and_keeps_what_it_answered(
         assert {answer.status for _, answer in run.refused} <= {503}
         assert {answer.code for _, answer in run.refused} <= {"shutting_down"}
         assert all("retry-after" in answer.headers for _, answer in run.refused)
-    with running(data, shards=2) as successor:
+    with running(data) as successor:
         check_stored(successor, PLACES, run)
-        assert [shard["restarts"] for shard in successor.status()["shards"]] == [0, 0]
+        assert [shard["restarts"] for shard in successor.status()["shards"]] == [0]
 
 
 @pytest.mark.slow
