@@ -11,6 +11,7 @@ import pytest
 import urllib3
 from cloudevents.core.bindings.http import to_binary_event
 from cloudevents.core.v1.event import CloudEvent
+from elasticsearch import Elasticsearch, helpers
 from opentelemetry._logs import SeverityNumber
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
@@ -57,8 +58,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def test_an_elasticsearch_client_appends_to_several_topics(daemon: Daemon) -> None:
-    from elasticsearch import Elasticsearch, helpers  # 0.3 s, which not every worker needs
-
     with Elasticsearch(f"{daemon.url}/v0/elastic", http_compress=True) as client:
         assert client.ping() and client.info()["version"]["number"]
         actions = [{"_index": f"es-{n % 2}", "_id": str(n), "n": n} for n in range(10)]
@@ -68,8 +67,6 @@ def test_an_elasticsearch_client_appends_to_several_topics(daemon: Daemon) -> No
 
 
 def test_what_a_topic_cannot_do_is_the_error_of_its_item_alone(daemon: Daemon) -> None:
-    from elasticsearch import Elasticsearch
-
     operations: list[Any] = [
         {"delete": {"_index": "es-items", "_id": "1"}},
         {"index": {"_index": "es-items"}}, {"a": 1},
@@ -151,8 +148,6 @@ def test_topics_that_are_full_or_missing_refuse_what_is_for_them(guarded: Guarde
 
 
 def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: Guarded) -> None:
-    from elasticsearch import Elasticsearch, helpers
-
     daemon, bearer = guarded.daemon, f"Bearer {guarded.full}"
     before = len(daemon.read_all("mine"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 from collections.abc import Iterator
@@ -26,18 +25,13 @@ from tests.promql import Selector, named_in
 FOLDER = ROOT / "docs" / "observability"
 DASHBOARD: Any = json.loads((FOLDER / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES: Any = strictyaml.load((FOLDER / "alerts.yaml").read_text()).data["groups"][0]["rules"]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 MONITORING = OPERATIONS.split("\n## Monitoring\n")[1].split("\n## ")[0]
 RECORDS = 81
 ACKNOWLEDGED = 50
 TARGET_LABELS = {"job", "instance"}  # that Prometheus adds
 SUFFIXES = ("_bucket", "_count", "_sum")  # of a histogram
-
-
-@functools.cache
-def rules() -> Any:
-    """The alert rules. Read when a test needs them: it takes 0.5 s of CPU."""
-    return strictyaml.load((FOLDER / "alerts.yaml").read_text()).data["groups"][0]["rules"]
 
 
 class Scraped(NamedTuple):
@@ -130,7 +124,7 @@ def expressions() -> Iterator[tuple[str, str]]:
         if variable["type"] == "query":
             assert variable["definition"] == variable["query"]["query"]
             yield variable["name"], filled(variable["definition"])
-    for rule in rules():
+    for rule in RULES:
         yield rule["alert"], filled(rule["expr"])
 
 
@@ -222,7 +216,7 @@ def test_labels_in_legends_and_texts_are_labels_of_the_expression(
         for target in panel["targets"]
     ] + [
         (rule["expr"], re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
-        for rule in rules()
+        for rule in RULES
     ]
     for text, labels in texts:
         named = named_in(filled(text))
@@ -255,9 +249,9 @@ def test_each_panel_and_query_uses_the_variable_of_the_data_source() -> None:
 
 
 def test_each_rule_says_what_is_wrong_and_what_to_do() -> None:
-    names = [rule["alert"] for rule in rules()]
+    names = [rule["alert"] for rule in RULES]
     assert len(set(names)) == len(names)
-    for rule in rules():
+    for rule in RULES:
         assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
         assert re.fullmatch(r"Headgate([A-Z][a-z]+)+", rule["alert"])
         assert re.fullmatch(r"[1-9][0-9]*[smh]", rule.get("for", "1m"))
@@ -272,5 +266,5 @@ def test_each_rule_says_what_is_wrong_and_what_to_do() -> None:
 def test_the_rules_are_those_that_the_page_of_operations_asks_for() -> None:
     pattern = r"^\| (?:<a id=\S+></a>)?`([a-z_.\[\]]+)` \|"
     rows = set(re.findall(pattern, MONITORING, re.MULTILINE)) - {"alarms"}
-    watched = {rule["annotations"]["watches"] for rule in rules()}
+    watched = {rule["annotations"]["watches"] for rule in RULES}
     assert watched == rows | {meaning.name for meaning in MEANINGS.values()}
