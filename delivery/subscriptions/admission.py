@@ -187,6 +187,7 @@ class RecordAdmission:
                 lagging.pop()
             if not lagging:
                 self._growth.remove(each)
+                self._window.growths += 1
             elif partition >= growth.first_partition:
                 return 0
             elif is_keyed:

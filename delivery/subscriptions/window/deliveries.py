@@ -71,6 +71,7 @@ class SubscriptionWindow(ABC):
         self.blocked = BlockedMessages()
         self.dead_letters = WaitingLetters()
         self.counts = WindowCounts()
+        self.growths = 0  # of the topic, that came before what is admitted now
         self._tally = Tally()
         self._numbers = count(1)
         self._unanswered: OrderedDict[int, Batch] = OrderedDict()  # sent, oldest first

@@ -115,7 +115,7 @@ class KeySharedWindow(SubscriptionWindow):
             assert key is not None
             queue = queues.get(key)
             if queue is None:
-                queue = queues[key] = KeyQueue(key, look_ahead, offset)
+                queue = queues[key] = KeyQueue(key, look_ahead, offset, self.growths)
                 self._keys_bytes += queue.bytes
                 is_costly = members.matching_of(key) > MATCHED_NOW
                 member = None if is_costly else members.owner(queue)
@@ -124,12 +124,12 @@ class KeySharedWindow(SubscriptionWindow):
                 else:
                     member.ready.append(queue)
                     woken[member] = None
-            elif queue.look_ahead is look_ahead:
+            elif queue.look_ahead is look_ahead and not queue.others:
                 look_ahead.link(queue.tail, offset)
                 queue.tail = offset
                 queue.waiting += 1
             else:
-                queue.append(look_ahead, offset)
+                queue.append(look_ahead, offset, self.growths)
 
     def _forget(self, queue: KeyQueue) -> None:
         """All messages of a key are finished."""

@@ -5,7 +5,8 @@ A *member* is a consumer that is present. It has the queues that wait for it, an
 A *queue* has the messages of one key that are not finished, in order. It exists while its key has
 such messages. Its first message, the *head*, is the only one that may be with a consumer: all
 others wait for it. A key may occur in several partitions; then the queue has a part for each, and
-one of them is current until it is empty. STATES has its states and what changes them.
+one of them is current until it is empty. When its topic grows, a key may leave a partition and come
+back later: what comes then has a part of its own. STATES has its states and what changes them.
 
 *Loose* messages wait in the order of their offsets, look-ahead by look-ahead. Look-aheads take
 turns: each ``pick`` begins with another one, so that a backlog in one partition does not keep the
@@ -34,7 +35,7 @@ Place = tuple[int, int]
 """A message: its partition and its offset."""
 
 REFUSALS_MAX = 100  # named in one outcome
-KEY_QUEUE_BYTES = 240  # as measured, with its place among the keys, without its key
+KEY_QUEUE_BYTES = 248  # as measured, with its place among the keys, without its key
 
 
 def text_bytes(text: str | None) -> int:
@@ -81,20 +82,30 @@ SENT = STATES[QueueState.READY, QueueEvent.TAKEN]
 READY = STATES[QueueState.SENT, QueueEvent.FREED]
 
 
+class QueuePart(NamedTuple):
+    """Messages of a key in one partition, that came between two growths of the topic."""
+
+    look_ahead: LookAhead
+    head: int
+    tail: int
+    growths: int
+
+
 class KeyQueue:
     """One key's messages."""
 
     __slots__ = (
-        "key", "state", "look_ahead", "head", "tail", "others", "owner", "version", "attempts",
-        "waiting",
+        "key", "state", "look_ahead", "head", "tail", "growths", "others", "owner", "version",
+        "attempts", "waiting",
     )  # fmt: skip
 
-    def __init__(self, key: str, look_ahead: LookAhead, offset: int) -> None:
+    def __init__(self, key: str, look_ahead: LookAhead, offset: int, growths: int = 0) -> None:
         self.key = key
         self.state = QueueState.READY
         self.look_ahead = look_ahead
         self.head = self.tail = offset
-        self.others: list[tuple[LookAhead, int, int]] | None = None  # runs: look-ahead, head, tail
+        self.growths = growths  # of the topic, when the current part began
+        self.others: list[QueuePart] | None = None  # that come after it
         self.owner: Member | None = None
         self.version = -1  # of the members, when the owner was found
         self.attempts = 0  # failed deliveries of the head
@@ -109,16 +120,21 @@ class KeyQueue:
         """Something has become of the head. Raises KeyError if nothing of the kind can."""
         self.state = STATES[self.state, event]
 
-    def append(self, look_ahead: LookAhead, offset: int) -> None:
-        """A further message of the key, in another partition than the current run's."""
+    def append(self, look_ahead: LookAhead, offset: int, growths: int) -> None:
+        """A further message of the key, where there are several parts, or will be: the last of the
+        part of its partition that began after as many ``growths``, otherwise of a new one."""
         self.waiting += 1
-        runs = self.others = self.others or []
-        for index, (other, head, tail) in enumerate(runs):
-            if other is look_ahead:
-                look_ahead.link(tail, offset)
-                runs[index] = (look_ahead, head, offset)
+        if self.look_ahead is look_ahead and self.growths == growths:
+            look_ahead.link(self.tail, offset)
+            self.tail = offset
+            return
+        parts = self.others = self.others or []
+        for index, part in enumerate(parts):
+            if part.look_ahead is look_ahead and part.growths == growths:
+                look_ahead.link(part.tail, offset)
+                parts[index] = part._replace(tail=offset)
                 return
-        runs.append((look_ahead, offset, offset))
+        parts.append(QueuePart(look_ahead, offset, offset, growths))
 
     def advance(self, following: int) -> bool:
         """The head is finished, ``following`` is the one after it in its partition; returns whether
@@ -135,7 +151,7 @@ class KeyQueue:
             self.head = following
             return True
         if self.others:
-            self.look_ahead, self.head, self.tail = self.others.pop(0)
+            self.look_ahead, self.head, self.tail, self.growths = self.others.pop(0)
             return True
         return False
 

@@ -58,6 +58,8 @@ class GrowingLives(Lives):
 # The key d moves from partition 1 to 0, c from 4 to 1: both are older ones.
 MOVED = [("grow", 1), ("produce", ["f", "d", "b"]), ("dies",), ("produce", ["d"])]
 MOVED_BACK = [("grow", 2), ("produce", ["c"]), ("grow", 2), ("produce", ["c"])]
+# The key a goes from partition 1 to 2 and back, while its first message is not finished.
+THERE_AND_BACK = [("produce", ["a"]), ("grow", 2), ("produce", ["a"]), ("grow", 1)]
 
 steps = steps_of(
     "xy",
@@ -70,6 +72,7 @@ steps = steps_of(
 @given(steps)
 @example([("leave", "x"), ("produce", ["d"]), *MOVED, ("join", "y")])
 @example([("leave", "x"), *MOVED_BACK, ("dies",)])
+@example([*THERE_AND_BACK, ("produce", ["a"])])
 def test_keys_that_move_to_new_partitions_stay_in_order_and_nothing_is_lost(
     todo: list[Step],
 ) -> None:

@@ -8,10 +8,15 @@ import pytest
 
 from delivery.subscriptions.window.deliveries import SubscriptionWindow
 from delivery.subscriptions.window.failures import WindowPolicy
-from delivery.subscriptions.window.key_shared import MATCHED_NOW, MOVES_AT_ONCE, KeySharedWindow
+from delivery.subscriptions.window.key_shared import (
+    MATCHED_NOW,
+    MOVES_AT_ONCE,
+    KeyRunsWindow,
+    KeySharedWindow,
+)
 from delivery.subscriptions.window.look_ahead import MESSAGES_MAX
 from delivery.subscriptions.window.members import HashRing
-from delivery.subscriptions.window.messages import QueueState
+from delivery.subscriptions.window.messages import Place, QueueState
 from delivery.subscriptions.window.unkeyed import SharedWindow
 
 S = 1_000_000_000
@@ -44,6 +49,31 @@ def test_one_message_of_a_key_is_out_at_a_time_and_other_keys_go_on() -> None:
     assert window.ack("a", 1, 0, [(0, 1)]) == (1, 0, ())
     assert take(window, "a") == [2]
     assert (window.look_aheads[0].floor, window.in_flight) == (1, 2)
+
+
+@pytest.mark.parametrize("window_of", [KeySharedWindow, KeyRunsWindow])
+def test_a_key_that_comes_back_to_a_partition_waits_for_what_came_between(
+    window_of: type[KeySharedWindow],
+) -> None:
+    window = window_of(WindowPolicy())
+    for partition in range(3):
+        window.open(partition, 0)
+    window.join("a")
+    for partition in (1, 2, 1, 0, 0, 1):  # the topic has grown before each
+        window.growths += 1
+        window.admit(partition, ["x"])
+    window.admit(0, ["x"])
+    window.admit(1, ["x"])  # of these two, neither was the first
+    expected = [(1, 1), (2, 1), (1, 2), (0, 1), (0, 2), (1, 3), (1, 4), (0, 3)]
+    found: list[Place] = []
+    while len(found) < len(expected):
+        batch = window.take("a", 1, 0)
+        assert batch is not None
+        window.sent(batch.epoch, 0)
+        found += [each.place for each in batch.messages if each is not None]
+        window.ack("a", batch.epoch, 0)
+        window.check_invariants()
+    assert found == expected and not window.keys
 
 
 def test_a_member_that_leaves_loses_nothing_and_its_epoch_is_refused() -> None:
