@@ -3,9 +3,10 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Tests wait more than they compute, so there are half as many workers again as CPUs, and one more.
+# Slow tests wait more than they compute, so more of them run simultaneously.
 CPUS := $(shell nproc)
-WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
+WORKERS := $(shell echo $$(( $(CPUS) + 1 )))
+SLOW_WORKERS := $(shell echo $$(( $(CPUS) * 3 / 2 + 1 )))
 
 # Containers set it. Then each process compiles all that it imports, and takes twice the CPU to start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +36,7 @@ test: lint typecheck ## Check style, types and floors, and run all tests except 
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not slow'
 
 slow: setup ## Run the slow tests: real overload, kills, long simulations, all examples
-	HEADGATE_LONG=1 $(PYTEST) -n $(WORKERS) --dist loadgroup --durations 20 -m 'slow or hypothesis'
+	HEADGATE_LONG=1 $(PYTEST) -n $(SLOW_WORKERS) --dist loadgroup --durations 20 -m 'slow or hypothesis'
 
 sim: setup ## Simulate the protocol (SEED=1 SEEDS=1 STEPS=50000 SIM=); prints a failing seed and the end of its log
 	$(BIN)/python -m tests.sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),1) --steps $(or $(STEPS),50000) $(SIM)
