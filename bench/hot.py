@@ -244,7 +244,7 @@ def measure(size: Size, folder: Path) -> list[HotResult]:
     best: dict[str, float] = {}
     short = request_of(bodies.of(bodies.size_named("1KiB"), bodies.NDJSON))
     yardstick = Yardstick(short)
-    with _collecting_as_in_a_shard(), way_in(folder / f"hot-{size.name}") as (way, topic_id):
+    with collecting_as_in_a_shard(), way_in(folder / f"hot-{size.name}") as (way, topic_id):
         asked = way.parse(body)
         payload = formats.payloads(asked, 1, lambda: 0)[0]
         part = Part(topic_id, *payload, CODEC_RECORDS)
@@ -271,7 +271,7 @@ def measure(size: Size, folder: Path) -> list[HotResult]:
 
 
 @contextmanager
-def _collecting_as_in_a_shard() -> Iterator[None]:
+def collecting_as_in_a_shard() -> Iterator[None]:
     """The collector of cycles rests as in a shard (daemon/process/shard.py)."""
     before = gc.get_threshold()
     gc.collect()

@@ -18,6 +18,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.hot import collecting_as_in_a_shard
 from bench.results import ScaleResult
 from daemon.config import Override, load
 from daemon.process.inherit import Ground
@@ -56,6 +57,7 @@ WINDOW_NS = 200_000_000
 def measure(work: Path) -> list[ScaleResult]:
     """The figures for each number of shards."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(collecting_as_in_a_shard())
         groups = [
             stack.enter_context(_group(shards, work / f"group-{shards}")) for shards in SHARDS
         ]
