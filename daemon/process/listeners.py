@@ -110,7 +110,8 @@ def open_kafka_listeners(
     own: list[socket.socket] = []
     try:
         for shard in range(count):
-            own += open_listeners(host, port and port + 1 + shard, 1, "kafka_listen")
+            setting = f"kafka_listen = {host}:{port}: the port of shard {shard}"
+            own += open_listeners(host, port and port + 1 + shard, 1, setting)
     except ListenError:
         for listener in (*shared, *own):
             listener.close()

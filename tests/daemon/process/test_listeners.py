@@ -13,8 +13,10 @@ from daemon.process.listeners import (
     NOT_SENT_BYTES_MAX,
     UNACKNOWLEDGED_MS_MAX,
     ListenError,
+    open_kafka_listeners,
     open_listeners,
 )
+from tools.minio import free_ports
 
 
 @contextlib.contextmanager
@@ -76,6 +78,15 @@ def test_a_port_that_another_daemon_listens_on_is_refused_although_it_could_be_s
             open_listeners("127.0.0.1", port, 1)
     assert str(caught.value) == (
         f"listen = 127.0.0.1:{port} cannot be used: Address already in use; give another HOST:PORT"
+    )
+
+
+def test_a_port_of_kafka_after_the_first_is_refused_with_both() -> None:
+    port = free_ports(2)
+    with listening("127.0.0.1", port + 1, 1), pytest.raises(ListenError) as caught:
+        open_kafka_listeners("127.0.0.1", port, 1)
+    assert str(caught.value).startswith(
+        f"kafka_listen = 127.0.0.1:{port}: the port of shard 0 = 127.0.0.1:{port + 1} cannot be"
     )
 
 
