@@ -30,7 +30,6 @@ hypothesis.settings.load_profile("headgate")
 # a property that fails is made small first.
 LONG_TIMEOUT_S = 600
 ID_PART_CHARACTERS_MAX = 80
-WORKERS_PER_DAEMON = 4  # the tests that share one take a quarter of a run
 
 # A JVM of a test does little and ends: what the second compiler makes of it costs more than it
 # saves. Spark starts one that only makes the command of the other.
@@ -89,7 +88,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that need MinIO, so that ``-m s3`` and ``-m 'not s3'`` find them. Slow tests
     have more time.
 
@@ -97,13 +96,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     last would leave the other workers without work.
 
     With several workers (``make test``), tests that share a fixture of their module run in one, and
-    so do all that need Spark: a session takes 16 s of CPU to start. So do those that share the
-    daemon of their worker, for it takes CPU to start and while it waits; of many workers, some.
+    so do all that need Spark: a session takes 16 s of CPU to start.
     """
     items.sort(key=_may_take_s, reverse=True)
-    daemons = max(1, getattr(config, "workerinput", {}).get("workercount", 1) // WORKERS_PER_DAEMON)
-    modules = sorted({_module(item) for item in items})
-    group_of = {module: f"daemon-{number % daemons}" for number, module in enumerate(modules)}
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
@@ -114,14 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("spark"))
-        elif "shared_daemon" in item.fixturenames and not takes_long:
-            item.add_marker(pytest.mark.xdist_group(group_of[_module(item)]))
         elif _shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(_module(item)))
-
-
-def _module(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def _may_take_s(item: pytest.Item) -> float:

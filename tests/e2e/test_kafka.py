@@ -104,7 +104,7 @@ def test_a_topic_that_is_asked_for_is_created(daemon: Daemon) -> None:
     assert daemon.get("/v0/topics/asked.for").status == 200
     sender.send("not/a/topic", b"1")
     # Unknown if the client has just asked for all topics, and refuses it itself.
-    with pytest.raises(AssertionError, match="Broker: Invalid topic|Local: Unknown topic"):
+    with pytest.raises(AssertionError, match=r"Broker: Invalid topic|Local: Unknown topic"):
         sender.flush()
 
 
