@@ -187,7 +187,7 @@ class RecordAdmission:
                 lagging.pop()
             if not lagging:
                 self._growth.remove(each)
-                self._window.growths += 1
+                self._window.growths = max(self._window.growths, growth.first_partition)
             elif partition >= growth.first_partition:
                 return 0
             elif is_keyed:

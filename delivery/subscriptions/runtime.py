@@ -403,12 +403,13 @@ class Subscriptions:
                 return  # the next look finds that it was deleted
             epoch, head = running.window.epoch, self._reader.followed.head
             running.restart(view, window_after(view, known, epoch, head), known)
-        elif kind_of(config) != kind_of(former.config) or config.filter != former.config.filter:
-            running.restart(view, moved_over(view, running.window))
         else:
             for partition in range(len(running.window.look_aheads), len(view.partitions)):
                 running.window.open(partition, view.partitions[partition][0])
-            running.follow(view)
+            if kind_of(config) != kind_of(former.config) or config.filter != former.config.filter:
+                running.restart(view, moved_over(view, running.window))
+            else:
+                running.follow(view)
         running.unserved = "" if unserved is None else unserved.why
         running.enter()
         self._record(running)

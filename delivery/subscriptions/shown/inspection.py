@@ -183,7 +183,7 @@ def drainable_part(drainable: int, unfinished: int, unseen: int, *, held: bool) 
         return drainable
     if not drainable:
         return 1  # it takes one consumer to find out
-    return drainable + min(drainable, unseen * drainable // unfinished)
+    return drainable + min(drainable, unseen * drainable // max(1, unfinished))
 
 
 def consumers_wanted(drainable: int, consumers: int, consumer_max: int) -> int:

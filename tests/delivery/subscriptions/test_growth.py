@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.subscriptions.window.messages import Place
 from ledger import topics
+from ledger.delivery import subscriptions
+from ledger.delivery.record_filter import RecordFilter
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.lives import Lives, Step, steps_of
+from tests.delivery.subscriptions.owning import Owner, data, record, run
 from tests.long import examples
 from uploader.l0.records import Record
 
@@ -77,3 +81,24 @@ def test_keys_that_move_to_new_partitions_stay_in_order_and_nothing_is_lost(
     todo: list[Step],
 ) -> None:
     GrowingLives.run(todo)
+
+
+@pytest.mark.parametrize("change", [{"filter": RecordFilter(key="a")}, {"mode": "shared"}])
+def test_a_topic_grows_and_another_window_is_wanted_between_two_looks(
+    node: Node, change: dict[str, Any]
+) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        await owner.later(0.1)
+        client = await owner.consume(made, "c")
+        config = node.topic.config
+        grown = msgspec.structs.replace(config, partitions=config.partitions + 1)
+        owner.subscriptions.topic_changed(node.ledger.write(topics.alter, node.topic.name, grown))
+        node.ledger.write(subscriptions.alter, node.topic.name, "s", change)
+        owner.changes += 1
+        await owner.later(0.1)
+        owner.produce(record(7, "a"), partition=config.partitions)
+        await owner.rest()
+        assert data(client) == [7]
+
+    run(node, use)

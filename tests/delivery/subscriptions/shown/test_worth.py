@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from delivery.subscriptions.requests import Describe, RetryKey
+from delivery.subscriptions.requests import Describe, Resend, RetryKey
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node
@@ -220,5 +220,22 @@ def test_shared_counts_each_message_and_not_those_that_failed(node: Node) -> Non
         assert await lags(owner, made) == (10, 10)
         await owner.nack(made, "c", *messages(client)[:3])
         assert await lags(owner, made) == (10, 7)
+
+    run(node, use)
+
+
+def test_a_resent_message_counts_while_records_wait_for_a_consumer(node: Node) -> None:
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        client = await owner.consume(made, "c")
+        owner.produce(record(7, "a"))
+        await owner.rest()
+        await owner.ack(made, "c", *messages(client))
+        client.go()
+        await owner.later(30)
+        owner.produce(record(8, "b"))
+        await owner.rest()
+        await owner.ask(Resend(made.subscription_id, (0, 1)))
+        assert await lags(owner, made) == (1, 2)
 
     run(node, use)
