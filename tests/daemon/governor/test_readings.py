@@ -20,7 +20,7 @@ from shards.layout import Layout
 from shards.segment import Segment
 from tests.daemon.governor.cgroups import FakeMachine
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 TICK_NS = 100_000_000
 RING = 1 << 16
 SENSED = {
@@ -39,7 +39,7 @@ class World:
         self.machine.v2("/h")
         self.memory = MemorySensor(
             0, lambda: self.readings.allocated_bytes(), CgroupMemory(root),
-            lambda: MachineMemory(1000 * MIB, 1000 * MIB),
+            lambda: MachineMemory(1000 * GIB, 1000 * GIB),  # little of it is of these tests
         )  # fmt: skip
         self.space: DiskSpace | None = DiskSpace(100 << 30, 200 << 30)
         disk = Disk(ClosedBy.STORE_DISK, "the disk", root, takes_objects=True)
@@ -180,11 +180,11 @@ def test_a_shard_that_starts_is_not_stale(world: World) -> None:
 
 def test_memory_of_the_machine_is_compared_with_what_all_processes_have(world: World) -> None:
     for shard in range(3):
-        world.sense(shard, at.S_ALLOCATED_BYTES, 100 * MIB)
+        world.sense(shard, at.S_ALLOCATED_BYTES, 100 * GIB)
     world.store(2, at.S_PID, 0)  # it ended, and its memory is free
     own = allocated_bytes()
-    assert abs(world.readings.allocated_bytes() - 200 * MIB - own) < 50 * MIB
-    expected = world.readings.allocated_bytes() / MIB
+    assert abs(world.readings.allocated_bytes() - 200 * GIB - own) < 50 * MIB
+    expected = world.readings.allocated_bytes() / GIB
     found = reading(world.sample(), "memory").raw
     assert found == pytest.approx(expected / (expected + 950), rel=0.05)
 
