@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 
 import pytest
 
-from tests.e2e.daemon import Answer, Daemon, running
+from tests.e2e.daemon import Daemon, running
 from tests.e2e.wire import request, wire_of_each_shard
-
-RACERS = 12
-
-
-def race(daemon: Daemon, topic: str, documents: Sequence[object]) -> list[Answer]:
-    """Sends all simultaneously, each on its own connection."""
-    barrier = Barrier(len(documents))
-
-    def one(document: object) -> Answer:
-        barrier.wait()
-        return daemon.json("POST", f"/v0/topics/{topic}", document)
-
-    with ThreadPoolExecutor(len(documents)) as threads:
-        return list(threads.map(one, documents))
 
 
 def test_a_repeated_key_replays_the_first_answer(shared_daemon: Daemon) -> None:
@@ -74,12 +58,6 @@ def test_other_records_under_a_used_key_are_refused_and_not_taken_for_a_repeat(
     assert [r["data"] for r in shared_daemon.read_all(topic)] == [{"a": 1}]
 
 
-def test_keys_are_of_one_topic(shared_daemon: Daemon) -> None:
-    for topic in ("keys-of.a", "keys-of.b"):
-        answer = shared_daemon.produce(topic, topic, idempotency_key="shared")
-        assert (answer.json["first_seq"], answer.json["deduped"]) == (1, False)
-
-
 def test_a_key_may_be_in_the_query(shared_daemon: Daemon) -> None:
     path = "/v0/topics/query-key?idempotency_key=a%20key"
     for deduped in (False, True):
@@ -87,17 +65,6 @@ def test_a_key_may_be_in_the_query(shared_daemon: Daemon) -> None:
         assert (answer.json["last_seq"], answer.json["deduped"]) == (2, deduped)
     answer = shared_daemon.produce("query-key", 1, 2, idempotency_key="a key")
     assert answer.json["deduped"] is True
-
-
-def test_a_repeat_on_another_shard_is_found(shared_daemon: Daemon) -> None:
-    with wire_of_each_shard(shared_daemon, "warm") as wires:
-        for turn, order in enumerate((wires, wires[::-1])):
-            topic = f"shards.{turn}"
-            document = {"records": [{"data": 1}], "idempotency_key": "k"}
-            answers = [wire.json("POST", f"/v0/topics/{topic}", document) for wire in order * 2]
-            assert [a.json["deduped"] for a in answers] == [False, True, True, True]
-            assert {a.json["first_seq"] for a in answers} == {1}
-            assert len(shared_daemon.read_all(topic)) == 1
 
 
 def test_repeats_in_one_commit_are_found(shared_daemon: Daemon) -> None:
@@ -112,15 +79,6 @@ def test_repeats_in_one_commit_are_found(shared_daemon: Daemon) -> None:
     )
     assert seen == {(2, 3, False): 1, (2, 3, True): 19}
     assert [r["data"] for r in shared_daemon.read_all("one-commit")] == [0, 1, 2]
-
-
-def test_of_many_simultaneous_appends_exactly_one_is_stored(shared_daemon: Daemon) -> None:
-    document = {"records": [{"data": 1}, {"data": 2}], "idempotency_key": "k"}
-    answers = race(shared_daemon, "many", [document] * RACERS)
-
-    assert sorted(a.json["deduped"] for a in answers) == [False] + [True] * (RACERS - 1)
-    assert {(a.json["first_seq"], a.json["last_seq"]) for a in answers} == {(1, 2)}
-    assert len(shared_daemon.read_all("many")) == 2
 
 
 def test_a_request_over_several_partitions_is_replayed_whole(shared_daemon: Daemon) -> None:
@@ -165,22 +123,6 @@ def test_an_append_whose_expectation_does_not_hold_is_not_stored(shared_daemon: 
     assert len(shared_daemon.read_all("expected_end")) == 1
 
 
-def test_of_racing_appends_exactly_one_is_stored(shared_daemon: Daemon) -> None:
-    for turn in range(5):
-        documents = [
-            {"records": [{"data": [turn, n]}], "expected_seq": turn} for n in range(RACERS)
-        ]
-        answers = race(shared_daemon, "racing", documents)
-        assert Counter(a.status for a in answers) == {200: 1, 412: RACERS - 1}
-        for answer in answers:
-            if answer.status == 412:
-                assert answer.json["error"]["detail"]["head_seq"] == turn + 1
-            else:
-                assert answer.json["first_seq"] == turn + 1
-    stored = shared_daemon.read_all("racing")
-    assert [(r["seq"], r["data"][0]) for r in stored] == [(n + 1, n) for n in range(5)]
-
-
 def test_writers_that_read_the_head_and_retry_lose_no_update(shared_daemon: Daemon) -> None:
     """Optimistic locking: each writer increments a counter ten times."""
     shared_daemon.produce("counter", 0)
@@ -202,21 +144,6 @@ def test_writers_that_read_the_head_and_retry_lose_no_update(shared_daemon: Daem
     assert [r["data"] for r in shared_daemon.read_all("counter")] == list(range(41))
 
 
-def test_a_chain_of_appends_may_be_pipelined(shared_daemon: Daemon) -> None:
-    with wire_of_each_shard(shared_daemon, "warm") as wires:
-        wire = wires[1]
-        wire.send(
-            b"".join(
-                request("POST", f"/v0/topics/chain?expected_seq={2 * n}&partition=0", b"[1,2]")
-                for n in range(50)
-            )
-        )
-        for n in range(50):
-            answer = wire.answer()
-            assert answer is not None
-            assert (answer.status, answer.json["last_seq"]) == (200, 2 * n + 2)
-
-
 def test_a_broken_link_breaks_only_the_chain_after_it(shared_daemon: Daemon) -> None:
     with wire_of_each_shard(shared_daemon, "warm") as wires:
         wire = wires[0]
@@ -229,58 +156,3 @@ def test_a_broken_link_breaks_only_the_chain_after_it(shared_daemon: Daemon) -> 
         answers = [wire.answer() for _ in range(6)]
     assert [a.status for a in answers if a] == [200, 200, 412, 200, 412, 200]
     assert [r["data"] for r in shared_daemon.read_all("links")] == [0, 1, 2, 3]
-
-
-def test_a_mismatch_does_not_consume_the_key(shared_daemon: Daemon) -> None:
-    asked = {"idempotency_key": "k", "expected_seq": 1}
-    shared_daemon.json("PUT", "/v0/topics/unconsumed", {})
-    assert shared_daemon.produce("unconsumed", "x", **asked).status == 412
-    shared_daemon.produce("unconsumed", "first")
-    kept = shared_daemon.produce("unconsumed", "x", **asked)
-    assert (kept.status, kept.json["first_seq"], kept.json["deduped"]) == (200, 2, False)
-    # The key is checked first: a repeat is not a mismatch, although the head has moved.
-    again = shared_daemon.produce("unconsumed", "x", **asked)
-    assert (again.status, again.json) == (200, {**kept.json, "deduped": True})
-
-
-def test_an_expectation_names_its_partition(shared_daemon: Daemon) -> None:
-    shared_daemon.json("PUT", "/v0/topics/which", {"partitions": 2})
-    unnamed = shared_daemon.produce("which", 1, expected_seq=0)
-    assert (unnamed.status, unnamed.code) == (400, "invalid")
-    for partition in (0, 1):
-        named = shared_daemon.produce("which", 1, expected_seq=0, partition=partition)
-        assert named.json["first_seq"] == 1
-    assert shared_daemon.produce("which", 1, expected_seq=0, partition=1).status == 412
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"expected_seq": -1},
-        {"expected_seq": 2**53 + 1},
-        {"expected_seq": 1.5},
-        {"expected_seq": "1"},
-        {"idempotency_key": ""},
-        {"idempotency_key": "x" * 257},
-        {"idempotency_key": 5},
-        {"partition": -1},
-        {"partition": 1},
-        {"partition": "0"},
-    ],
-)
-def test_conditions_that_make_no_sense_are_refused(
-    shared_daemon: Daemon, wrong: dict[str, object]
-) -> None:
-    answer = shared_daemon.produce("senseless", 1, **wrong)
-
-    assert (answer.status, answer.code) == (400, "invalid")
-    assert shared_daemon.get("/v0/topics/senseless").status == 404
-
-
-@pytest.mark.parametrize("query", ["idempotency_key=k", "expected_seq=0", "partition=0", "key=a"])
-def test_a_condition_in_the_query_of_a_body_that_has_a_place_for_it_is_refused(
-    shared_daemon: Daemon, query: str
-) -> None:
-    answer = shared_daemon.json("POST", f"/v0/topics/place?{query}", {"records": [{"data": 1}]})
-    assert (answer.status, answer.code) == (400, "invalid")
-    assert answer.json["error"]["detail"]["parameter"] == query.partition("=")[0]

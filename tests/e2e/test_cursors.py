@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import msgspec
 import pytest
 
 from tests.e2e.daemon import Answer, Daemon, running
-from tests.e2e.test_conditions import race
 from tests.e2e.wire import request, wire_of_each_shard
 
 
@@ -52,31 +50,6 @@ def test_a_msgpack_body_moves_a_cursor_too(shared_daemon: Daemon) -> None:
         )
         assert answer.status == status
     assert positions(shared_daemon, "packed") == {0: 4}
-
-
-def test_pipelined_requests_each_expect_what_the_one_before_gives(shared_daemon: Daemon) -> None:
-    put(shared_daemon, "pipe")
-    with wire_of_each_shard(shared_daemon, "warm") as wires:
-        wire = wires[0]
-        for n in range(20):
-            document = {"records": [{"data": n}], "advance": step("pipe", n, n + 1)}
-            body = msgspec.json.encode(document)
-            wire.send(request("POST", "/v0/topics/cursors.pipe", body))
-        answers = [wire.answer() for _ in range(20)]
-    assert [answer.status for answer in answers if answer] == [200] * 20
-    assert positions(shared_daemon, "pipe") == {0: 20}
-
-
-def test_of_racing_steps_exactly_one_is_stored(shared_daemon: Daemon) -> None:
-    put(shared_daemon, "raced")
-    for turn in range(3):
-        answers = race(
-            shared_daemon, "cursors.raced",
-            [{"records": [{"data": n}], "advance": step("raced", turn, turn + 1)}
-             for n in range(8)],
-        )  # fmt: skip
-        assert Counter(a.status for a in answers) == {200: 1, 412: 7}
-    assert len(shared_daemon.read_all("cursors.raced")) == 3
 
 
 def test_a_cursor_that_is_set_on_one_shard_is_found_there_by_all(shared_daemon: Daemon) -> None:

@@ -19,7 +19,6 @@ from tests.e2e.daemon import Daemon, running
 from tests.e2e.wire import Wire, request, wire_of_each_shard
 from tests.long import examples
 
-SMALL_RING = {"ring_bytes": 65536, "object_bytes_target": 16384, "body_bytes_max": 16384}
 _numbers = itertools.count()
 
 
@@ -89,17 +88,6 @@ def test_an_empty_partition_has_no_head(shared_daemon: Daemon) -> None:
         assert page["caught_up"] is True
 
 
-def test_partitions_are_read_apart(shared_daemon: Daemon) -> None:
-    shared_daemon.json("PUT", "/v0/topics/apart", {"partitions": 3})
-    for partition in (0, 2):
-        shared_daemon.produce("apart", *[[partition, n] for n in range(3)], partition=partition)
-
-    for partition, count in ((0, 3), (1, 0), (2, 3)):
-        page = shared_daemon.diff("apart", partition=partition)
-        assert data_of(page) == [[partition, n] for n in range(count)]
-        assert page["head_seq"] == count
-
-
 def test_max_bytes_bounds_an_answer_and_a_larger_record_comes_alone(shared_daemon: Daemon) -> None:
     sizes = [10, 10, 50, 10, 10, 10, 10, 10]
     shared_daemon.produce("bytes", *["x" * (size - 2) for size in sizes])  # and two quotes
@@ -155,43 +143,7 @@ def test_a_parameter_of_a_read_that_does_not_exist_is_refused(
     assert "there is no query parameter 'where'; this takes " in answer.json["error"]["message"]
 
 
-def test_a_filter_skips_any_number_of_records(shared_daemon: Daemon) -> None:
-    for _ in range(5):
-        shared_daemon.produce("haystack", *[0] * 9_000)
-    needle = {"records": [{"data": "needle", "tag": "n"}]}
-    shared_daemon.json("POST", "/v0/topics/haystack", needle)
-
-    found = pages(shared_daemon, "haystack", tag="n")
-    assert [r["data"] for r in records_of(found)] == ["needle"]
-    assert len(found) > 1, "and breaks off to let others in"
-
-
 TIMES = [100, 50, 200, 150, 150, 300, 10, 400, 390, 500]
-
-
-@pytest.mark.slow
-def test_from_ts_begins_at_the_first_record_that_is_not_earlier(data: Path) -> None:
-    def ask(daemon: Daemon) -> None:
-        for topic in ("one-by-one", "at-once"):
-            for wanted in (0, 10, 51, 100, 101, 200, 201, 399, 400, 401, 500):
-                first = next(n for n, ts in enumerate(TIMES) if ts >= wanted)
-                for limit in (1, 3, 100):
-                    found = records_of(pages(daemon, topic, from_ts=wanted, limit=limit))
-                    assert [(r["seq"], r["ts"]) for r in found] == [
-                        (n + 1, TIMES[n]) for n in range(first, len(TIMES))
-                    ], (topic, wanted)
-            page = daemon.diff(topic, from_ts=501)
-            assert (page["records"], page["next_from_seq"]) == ([], len(TIMES))
-            assert page["caught_up"] is True
-
-    with running(data) as daemon:
-        records = [{"data": n, "ts": ts} for n, ts in enumerate(TIMES)]
-        for record in records:
-            daemon.json("POST", "/v0/topics/one-by-one", {"records": [record]})
-        daemon.json("POST", "/v0/topics/at-once", {"records": records})
-        ask(daemon)
-    with running(data) as daemon:
-        ask(daemon)
 
 
 def test_from_ts_with_a_filter_begins_at_the_same_place(shared_daemon: Daemon) -> None:
@@ -201,15 +153,6 @@ def test_from_ts_with_a_filter_begins_at_the_same_place(shared_daemon: Daemon) -
     # 300 at index 5 begins; of what follows, the earlier 10 at index 6 belongs to it.
     page = shared_daemon.diff("late", from_ts=201, tag="a")
     assert data_of(page) == [6, 8]
-
-
-def test_from_ts_finds_a_record_after_any_number_of_earlier_ones(shared_daemon: Daemon) -> None:
-    for turn in range(3):
-        records = [{"data": 0, "ts": 5}] * 9_999 + [{"data": turn, "ts": 10 + turn}]
-        shared_daemon.json("POST", "/v0/topics/deep", {"records": records})
-
-    page = shared_daemon.diff("deep", from_ts=12)
-    assert (data_of(page), page["records"][0]["seq"]) == ([2], 30_000)
 
 
 def test_a_late_timestamp_that_was_never_stored_misleads_no_reader(shared_daemon: Daemon) -> None:
@@ -255,16 +198,6 @@ def test_a_long_poll_at_the_tail_gets_what_comes_next(shared_daemon: Daemon) -> 
         page = poll.result()
     assert len(page["records"]) >= 1
     assert all(1 <= n <= count for n in data_of(page))
-
-
-def test_a_poll_whose_client_went_away_does_no_harm(shared_daemon: Daemon) -> None:
-    shared_daemon.produce("gone", 1)
-    asked = json.dumps({"from_seq": 1, "wait_ms": 30_000}).encode()
-    with wire_of_each_shard(shared_daemon, "warm") as wires:
-        for wire in wires:
-            wire.send(request("POST", "/v0/topics/gone/diff", asked) * 5)
-    shared_daemon.produce("gone", 2)
-    assert data_of(shared_daemon.diff("gone", from_seq=1, wait_ms=30_000)) == [2]
 
 
 def test_polls_that_come_with_the_signal_do_not_keep_the_daemon_from_stopping(data: Path) -> None:
@@ -453,55 +386,3 @@ def test_rings_and_objects_give_the_same(data: Path) -> None:
             mine = [name for name in singles if name.startswith(f"{turn}.")]
             # 2 x 3 without conditions, 2 x 1 likewise, 3 under the key, 0 to 2 x 3 as expected.
             assert len(mine) in (11, 14, 17)
-
-
-@pytest.mark.slow
-def test_a_ring_that_has_wrapped_gives_the_same_as_objects(data: Path) -> None:
-    def write(daemon: Daemon, first: int) -> None:
-        for number in range(first, first + 20):
-            daemon.produce("round", *[[number, n, "x" * 100] for n in range(100)])
-
-    with running(data, shards=2, settings=SMALL_RING) as daemon:
-        write(daemon, 0)
-        before = daemon.read_all("round")
-        write(daemon, 20)
-        after = daemon.read_all("round")
-        assert after[:2000] == before
-        assert [r["data"][:2] for r in after] == [[m, n] for m in range(40) for n in range(100)]
-        assert daemon.status()["store"]["gets"] > 0, "the rings hold a part only"
-    with running(data, shards=2) as daemon:
-        assert daemon.read_all("round") == after
-
-
-@pytest.mark.slow
-def test_readers_follow_while_rings_come_round(data: Path) -> None:
-    """Readers at several speeds during writes; each sees every record once, in order."""
-    writers, turns = 3, 60
-
-    def write(daemon: Daemon, number: int) -> None:
-        for turn in range(turns):
-            records = [[number, turn, n, "x" * 60] for n in range(50)]
-            assert daemon.produce("followed", *records).status == 200
-
-    def read(daemon: Daemon, limit: int) -> list[Any]:
-        found: list[Any] = []
-        while len(found) < writers * turns * 50:
-            page = daemon.diff("followed", from_seq=len(found), limit=limit, wait_ms=30_000)
-            assert [r["seq"] for r in page["records"]] == list(
-                range(len(found) + 1, page["next_from_seq"] + 1)
-            )
-            found += page["records"]
-        return found
-
-    with running(data, shards=2, settings=SMALL_RING) as daemon:
-        daemon.json("PUT", "/v0/topics/followed", {})
-        with ThreadPoolExecutor(writers + 2) as threads:
-            read_by = [threads.submit(read, daemon, limit) for limit in (1000, 333)]
-            written = [threads.submit(write, daemon, number) for number in range(writers)]
-            for each in written:
-                each.result()
-            first, second = [each.result() for each in read_by]
-    assert first == second
-    for number in range(writers):
-        mine = [r["data"][1:3] for r in first if r["data"][0] == number]
-        assert mine == [[turn, n] for turn in range(turns) for n in range(50)]

@@ -140,7 +140,13 @@ class TestObject:
             (b'{"records":[{"data":1}],"partition":-1}', "partition"),
             (b'{"records":[{"data":1}],"partition":1000}', "partition"),
             (b'{"records":[{"data":1}],"idempotency_key":""}', "idempotency_key"),
+            (b'{"records":[{"data":1}],"idempotency_key":5}', "idempotency_key"),
+            (b'{"records":[{"data":1}],"idempotency_key":"%s"}' % (b"x" * 257), "idempotency_key"),
+            (b'{"records":[{"data":1}],"partition":"0"}', "partition"),
             (b'{"records":[{"data":1}],"expected_seq":-1}', "expected_seq"),
+            (b'{"records":[{"data":1}],"expected_seq":1.5}', "expected_seq"),
+            (b'{"records":[{"data":1}],"expected_seq":"1"}', "expected_seq"),
+            (b'{"records":[{"data":1}],"expected_seq":%d}' % (2**53 + 1), "expected_seq"),
             (b'{"records":[{"data":1}]', "ends too early"),
             (b'{"records":[{"data":1}]}{}', "trailing characters"),
             (b'{"records":[{"data":NaN}]}', "invalid character"),
@@ -168,9 +174,10 @@ class TestObject:
         error = refused(JSON, b'{\n"records":[\n{"data":1,}]}')
         assert error.detail == {"byte": 24, "line": 3}
 
-    def test_parameters_of_batches_are_refused_by_name(self) -> None:
-        error = refused(JSON, b'{"records":[{"data":1}]}', partition="1")
-        assert error.detail == {"parameter": "partition"}
+    @pytest.mark.parametrize("name", ["partition", "idempotency_key", "expected_seq", "key"])
+    def test_parameters_of_batches_are_refused_by_name(self, name: str) -> None:
+        error = refused(JSON, b'{"records":[{"data":1}]}', **{name: "1"})
+        assert error.detail == {"parameter": name}
         assert "send it in the body" in error.message
 
 
