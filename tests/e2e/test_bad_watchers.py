@@ -28,14 +28,12 @@ from tests.e2e.streams import WatchLine
 KIB, MIB = 1 << 10, 1 << 20
 WATCH = "/v0/topics/t/watch"
 SETTINGS = {"ring_bytes": 16 * MIB, "object_bytes_target": 1 * MIB, "body_bytes_max": 2 * MIB}
-PAGE = "https://page.example"
 RECORD = "x" * (MIB // 2)
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    settings = {**SETTINGS, "cors_origins": PAGE}
-    with running(tmp_path_factory.mktemp("data"), shards=1, settings=settings) as daemon:
+    with running(tmp_path_factory.mktemp("data"), shards=1, settings=SETTINGS) as daemon:
         daemon.produce("t", "first")
         yield daemon
         assert [shard["restarts"] for shard in daemon.status()["shards"]] == [0]
@@ -142,101 +140,6 @@ def test_watchers_that_never_read_hold_little_and_get_everything_when_they_read_
         wait_until(lambda: lagged(daemon) == (18, 18), "those that read to be at the end again")
     wait_until(lambda: lagged(daemon) == (0, 0), "the others to be gone")
     assert daemon.status()["delivery"]["lags"] >= 20
-
-
-def test_a_watcher_that_reads_a_byte_per_commit_stays_and_gets_everything(
-    daemon: Daemon, bystander: Bystander
-) -> None:
-    with asking(daemon) as client:
-        read = received(client, b"caught-up")
-        for number in range(30):
-            bystander.write(f"{number} {RECORD[: 64 * KIB]}")
-            read += client.recv(1)
-        bystander.write("last")
-        read = received(client, b'"last"}\n', read)
-        numbers = [str(data).split()[0] for data in data_in(read)]
-        assert numbers == [*map(str, range(30)), "last"]
-
-
-def test_clients_that_half_close_or_close_leave_nothing(
-    daemon: Daemon, bystander: Bystander
-) -> None:
-    for number in range(20):
-        with asking(daemon, f"{WATCH}?from_seq=0") as client:
-            if number % 2:
-                received(client, b"caught-up")
-            if number % 4 < 2:
-                client.shutdown(socket.SHUT_WR)
-                received(client, b"0\r\n\r\n")
-                with contextlib.suppress(ConnectionResetError):
-                    assert not client.recv(1)
-        bystander.write(number)
-    wait_until(lambda: streams(daemon) == 1, "the bystander's to be the only stream")
-
-
-def test_garbage_after_the_head_is_not_answered_and_too_much_of_it_ends_the_stream(
-    daemon: Daemon, bystander: Bystander
-) -> None:
-    garbage = bytes(range(256)) * 4 + b"\r\n\r\nGET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with asking(daemon, then=garbage) as client:
-        read = received(client, b"caught-up")
-        client.sendall(garbage)
-        bystander.write("one")
-        read = received(client, b'"one"', read)
-        assert read.count(b"HTTP/1.1") == 1
-        with contextlib.suppress(ConnectionError):
-            client.sendall(b"\x00" * 100 * KIB)
-            while client.recv(KIB):
-                pass
-        bystander.write("two")
-
-
-def test_requests_that_were_pipelined_before_a_stream_are_answered_first(
-    daemon: Daemon, bystander: Bystander
-) -> None:
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=HANG_S) as client:
-        ask = "GET {} HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
-        client.sendall((ask.format("/livez") + ask.format(WATCH) + ask.format("/livez")).encode())
-        read = received(client, b"caught-up")
-        bystander.write("piped")
-        read = received(client, b'"piped"', read)
-        assert read.count(b"HTTP/1.1 200 ") == 2
-        assert read.index(b"Content-Length") < read.index(b"Transfer-Encoding")
-
-
-def test_http_1_0_is_refused_and_head_gets_the_head(daemon: Daemon, bystander: Bystander) -> None:
-    with asking(daemon) as client:
-        streamed = received(client, b"\r\n\r\n").partition(b"\r\n\r\n")[0].split(b"\r\n")
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=HANG_S) as client:
-        ask = f"{{}} {WATCH} HTTP/1.{{}}\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
-        client.sendall(ask.format("HEAD", 1).encode())
-        head = received(client, b"\r\n\r\n")
-        assert head.endswith(b"\r\n\r\n")
-        assert {*head.split(b"\r\n"), b"Connection: close"} == {*streamed, b""}
-        client.sendall(ask.format("GET", 0).encode())
-        refused = received(client, b"}}")
-        assert refused.startswith(b"HTTP/1.1 400 ")
-        assert b'"http_version"' in refused
-    bystander.write("one")
-
-
-@pytest.mark.parametrize(
-    ("origin", "allowed"), [(PAGE, PAGE), ("https://other.example", None), ("null", None)]
-)
-def test_a_page_of_an_allowed_origin_may_watch_and_others_may_not(
-    daemon: Daemon, origin: str, allowed: str | None
-) -> None:
-    for method, path in (("GET", f"{WATCH}?from_seq=x"), ("HEAD", WATCH), ("OPTIONS", WATCH)):
-        answer = daemon.ask(method, path, origin=origin)
-        assert answer.headers.get("access-control-allow-origin") == allowed
-        assert answer.headers["vary"] == "Origin"
-    assert answer.status == (403 if allowed is None else 204)
-    methods = None if allowed is None else "GET"
-    assert answer.headers.get("access-control-allow-methods") == methods
-    refused = daemon.ask("GET", "/v0/admin/live_leases", origin=origin)
-    assert (refused.status, refused.code) == (
-        403, "foreign_page" if allowed is None else "not_for_pages",
-    )  # fmt: skip
 
 
 def test_a_daemon_that_may_open_few_files_says_so_and_refuses_streams_before_it_has_none_left(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.processes import Line, shard_pids
 from tests.e2e.proxy import Fault, object_puts, store_proxy
 from tests.e2e.stores import on_s3
@@ -112,28 +107,6 @@ def test_a_reloaded_log_level_reaches_the_shards(data: Path, file: Path, bucket:
 
 def _put_failures(daemon: Daemon) -> int:
     return int(daemon.status()["store"]["put_failures"])
-
-
-def shown(*arguments: str, **environ: str) -> Any:
-    """``headgate config show --origin -o json``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", "config", "show", "--origin", "-o", "json", *arguments],
-        cwd=ROOT, env={**os.environ, **environ}, timeout=HANG_S,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
-def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "headgate.toml"
-    file.write_text("shards = 3\nrecords_max = 30\nlog_level = 'error'\n")
-    values = shown(
-        *("--config", str(file), "--shards", "5"), HEADGATE_RECORDS_MAX="40", HEADGATE_SHARDS="4"
-    )
-    assert values["shards"] == {"value": 5, "origin": "--shards"}
-    assert values["records_max"] == {"value": 40, "origin": "environment HEADGATE_RECORDS_MAX"}
-    assert values["log_level"] == {"value": "error", "origin": f"file {file}"}
-    assert values["uploads_in_flight_max"] == {"value": 4, "origin": "default"}
 
 
 def test_whom_push_may_call_changes_with_a_reload_at_each_shard(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
 import subprocess
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from click.testing import CliRunner, Result
 import cli
 from commands.importing.reading.buckets import READ_BYTES, Buckets, Endpoint
 from commands.importing.reading.problems import SourceChanged
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, command, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, command
 from tests.minio import Bucket
 from uploader.stores.s3_reading import BucketReader, ListedObject
 
@@ -268,54 +266,6 @@ def test_a_record_that_the_daemon_refuses_is_reported_with_its_limit(
     kept = imported(daemon, "large", str(path), "--invalid", "drop")
     assert kept.exit_code == 0
     assert data_of(daemon, "large") == [1, 2]
-
-
-@pytest.mark.slow
-def test_files_are_followed_while_they_grow_rotate_and_are_truncated(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    log = tmp_path / "app.log"
-    log.write_bytes(b'"first"\n')
-    process = subprocess.Popen(
-        command("import", "followed", f"{tmp_path}/*.log", "--follow", "-o", "json"),
-        cwd=ROOT, env={**os.environ, "HEADGATE_URL": daemon.url},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-    def add(*values: str) -> None:
-        with log.open("ab") as file:
-            file.write(ndjson(list(values)))
-        expected.update(values)
-        wait_until(lambda: Counter(seen()) == expected, f"{values} to be imported")
-
-    def seen() -> list[Any]:
-        answer = daemon.get("/v0/topics/followed")
-        return data_of(daemon, "followed") if answer.status == 200 else []
-
-    expected = Counter(["first"])
-    with process:
-        try:
-            wait_until(lambda: Counter(seen()) == expected, "the first line")
-            add("grown", "more")
-            with log.open("ab") as old:
-                log.rename(tmp_path / "app.log.1")
-                old.write(b'"into the renamed file"\n')
-            expected.update(["into the renamed file"])
-            add("created")
-            log.write_bytes(b"")  # copytruncate
-            add("truncated")
-            (tmp_path / "new.log").write_bytes(b'"of another file"\n')
-            expected.update(["of another file"])
-            wait_until(lambda: Counter(seen()) == expected, "the new file")
-            process.send_signal(signal.SIGTERM)
-            stdout, stderr = process.communicate(timeout=HANG_S)
-        finally:
-            process.kill()
-    assert (process.returncode, stderr) == (0, "")
-    assert json.loads(stdout)["totals"]["records"] == 7
-    assert summary(imported(daemon, "followed", f"{tmp_path}/app.log*", "-o", "json"))["totals"][
-        "records"
-    ] == 0  # fmt: skip
 
 
 def test_an_address_without_a_daemon_is_3_and_options_that_cannot_be_are_2(tmp_path: Path) -> None:

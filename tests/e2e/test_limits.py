@@ -15,7 +15,7 @@ from tests.e2e.daemon import Answer, Daemon, ask, running, stream, wait_until
 from tests.e2e.wire import Wire, chunked
 from tests.e2e.wire import request as request_of
 
-SHARDS = 4
+SHARDS = 2
 ALL = list(Scope)
 RECORDS = b'{"records":[{"data":1}]}'
 

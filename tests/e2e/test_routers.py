@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.compaction.by_hand import compact, delete_compacted
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.routing import add_router, assert_copied, partitions_of, router, wait_routed
 
@@ -48,38 +47,6 @@ def test_copies_follow_the_source_with_every_field_and_their_timestamps(
     assert (shown["state"], shown["reason"]) == ("running", "")
 
 
-def test_a_filter_lets_pass_what_matches_and_the_rest_is_counted(shared_daemon: Daemon) -> None:
-    shared_daemon.json("PUT", "/v0/topics/rf.src", {})
-    shared_daemon.json("PUT", "/v0/topics/rf.dst", {})
-    add_router(shared_daemon, "rf", "rf.src", "rf.dst", filter={"tag": "th*"})
-    produce(shared_daemon, "rf.src", records(0, 10), records(10, 20), records(30, 1))
-    wait_routed(shared_daemon, "rf")
-    passed = assert_copied(
-        shared_daemon, "rf.src", "rf.dst", lambda record: record["tag"] == "third"
-    )
-    assert passed == 11
-    # Nothing of this passes: only the flush moves the cursor.
-    produce(shared_daemon, "rf.src", records(31, 2))
-    wait_routed(shared_daemon, "rf")
-    wait_until(lambda: router(shared_daemon, "rf")["filtered"] == 22, "the count")
-    assert router(shared_daemon, "rf")["copied"] == 11
-
-
-def test_a_router_that_is_created_later_begins_where_it_is_told(shared_daemon: Daemon) -> None:
-    for topic in ("rb.src", "rb.all", "rb.some", "rb.new"):
-        shared_daemon.json("PUT", f"/v0/topics/{topic}", {})
-    produce(shared_daemon, "rb.src", records(0, 5), records(5, 5))
-    for name, start in (("all", "earliest"), ("some", 7), ("new", "now")):
-        add_router(shared_daemon, f"rb.{name}", "rb.src", f"rb.{name}", **{"from": start})
-    produce(shared_daemon, "rb.src", records(10, 5))
-    counts = []
-    for name in ("all", "some", "new"):
-        wait_routed(shared_daemon, f"rb.{name}")
-        (copies,) = partitions_of(shared_daemon, f"rb.{name}")
-        counts.append([record["data"] for record in copies])
-    assert counts == [list(range(15)), list(range(7, 15)), list(range(10, 15))]
-
-
 def test_a_chain_and_a_fan_in_of_routers_deliver_everything_once(shared_daemon: Daemon) -> None:
     for topic in ("chain.a", "chain.b", "chain.c", "chain.all"):
         shared_daemon.json("PUT", f"/v0/topics/{topic}", {})
@@ -109,20 +76,6 @@ def test_a_paused_router_copies_nothing_and_continues_where_it_was(shared_daemon
     shared_daemon.json("PUT", "/v0/routers/rp", {"paused": False})
     wait_routed(shared_daemon, "rp")
     assert_copied(shared_daemon, "rp.src", "rp.dst")
-
-
-def test_partitions_that_are_added_to_either_side_are_copied_too(shared_daemon: Daemon) -> None:
-    for topic in ("rg.src", "rg.dst"):
-        shared_daemon.json("PUT", f"/v0/topics/{topic}", {})
-    add_router(shared_daemon, "rg", "rg.src", "rg.dst")
-    shared_daemon.json("PUT", "/v0/topics/rg.src", {"partitions": 3})
-    for partition in (0, 1, 2):
-        body = {"records": records(10 * partition, 4), "partition": partition}
-        assert shared_daemon.json("POST", "/v0/topics/rg.src", body).status == 200
-    wait_until(
-        lambda: shared_daemon.diff("rg.dst", limit=1)["head_seq"] == 12, "all partitions' copies"
-    )
-    assert_copied(shared_daemon, "rg.src", "rg.dst")
 
 
 def test_a_full_destination_holds_the_router_until_there_is_room(shared_daemon: Daemon) -> None:
@@ -160,20 +113,6 @@ def test_a_router_without_its_topic_stops_and_says_so(shared_daemon: Daemon) -> 
 
 
 @pytest.mark.slow
-def test_what_was_there_before_the_daemon_is_copied_from_the_store(data: Path) -> None:
-    with running(data, shards=2) as daemon:
-        daemon.json("PUT", "/v0/topics/src", {"partitions": 3})
-        for n in range(30):
-            produce(daemon, "src", records(10 * n, 10))
-    with running(data, shards=1) as daemon:
-        daemon.json("PUT", "/v0/topics/dst", {})
-        add_router(daemon, "r", "src", "dst", **{"from": "earliest"})
-        wait_routed(daemon, "r")
-        assert assert_copied(daemon, "src", "dst") == 300
-        assert daemon.status()["store"]["gets"] > 0
-
-
-@pytest.mark.slow
 def test_records_that_were_evicted_before_they_were_copied_are_told_of(data: Path) -> None:
     settings = {"retention_interval_ms": 100}
     with running(data, settings=settings) as daemon:
@@ -190,22 +129,3 @@ def test_records_that_were_evicted_before_they_were_copied_are_told_of(data: Pat
         assert assert_copied(daemon, "src", "dst") == 20
         wait_until(lambda: router(daemon, "r")["skipped"], "the count")
         assert router(daemon, "r")["skipped"] == 30
-
-
-@pytest.mark.slow
-def test_what_was_compacted_is_copied_from_the_lake(data: Path) -> None:
-    settings = {"object_bytes_target": "64KiB", "ring_bytes": "256KiB", "body_bytes_max": "64KiB",
-                "record_bytes_max": "64KiB"}  # fmt: skip
-    with running(data, settings=settings) as daemon:
-        daemon.json("PUT", "/v0/topics/src", {"partitions": 2})
-        daemon.json("PUT", "/v0/topics/dst", {"partitions": 3})
-        for n in range(40):
-            produce(daemon, "src", records(20 * n, 20))
-        compact(data, "r1", ["src"])
-        assert delete_compacted(data) > 10
-    with running(data, settings=settings) as daemon:
-        add_router(daemon, "r", "src", "dst", **{"from": "earliest"})
-        for n in range(40, 50):
-            produce(daemon, "src", records(20 * n, 20))
-        wait_routed(daemon, "r")
-        assert assert_copied(daemon, "src", "dst") == 1_000

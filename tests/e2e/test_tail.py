@@ -54,13 +54,12 @@ def follow_everything(daemon: Daemon) -> None:
             seen += 20
 
 
-def test_a_reader_that_keeps_up_costs_no_request_to_the_store(data: Path) -> None:
-    with running(data, shards=2) as daemon:
-        follow_everything(daemon)
-        # A reader that comes late finds in the rings what they still hold.
-        assert len(daemon.read_all("tail")) >= 400
-        assert gets(daemon) == 0
-        assert daemon.status()["store"]["lists"] == 0
+def test_a_reader_that_keeps_up_costs_no_request_to_the_store(daemon: Daemon) -> None:
+    before = gets(daemon)
+    follow_everything(daemon)
+    # A reader that comes late finds in the rings what they still hold.
+    assert len(daemon.read_all("tail")) >= 400
+    assert gets(daemon) == before
 
 
 @pytest.mark.slow
@@ -126,12 +125,3 @@ def test_partitions_that_share_objects_are_read_apart(data: Path) -> None:
         for partition in (0, 1):
             daemon.read_all("both", partition)
         assert gets(daemon) == extents
-
-
-def test_new_records_after_cold_ones_come_from_the_rings(data: Path) -> None:
-    with cold(data, {}) as daemon:
-        daemon.produce("cold", "new")
-        assert daemon.diff("cold", from_seq=1800)["records"][0]["data"] == "new"
-        assert gets(daemon) == 0
-        records = daemon.read_all("cold")
-        assert (len(records), records[-1]["data"]) == (1801, "new")
