@@ -15,7 +15,7 @@ from ledger import topics
 from ledger.lake import lake_files as ledger_lake_files
 from shards.clock import wall_ms
 from tests.compaction.by_hand import compact, delete_compacted, opened, place_of
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, running
 from tests.e2e.lake import produce_some
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
@@ -142,32 +142,6 @@ def test_a_damaged_or_missing_file_is_named(data: Path) -> None:
             assert (answer.status, answer.code) == (503, code)
             assert file.name in answer.json["error"]["message"]
         assert daemon.diff("filler")["records"], "the others are read"
-
-
-@pytest.mark.slow
-def test_a_tombstone_names_what_a_cap_evicted_also_after_a_restart(data: Path) -> None:
-    def evicted() -> bool:
-        return bool(daemon.diff("t")["earliest_seq"] == 11)
-
-    with running(data, settings=SMALL) as daemon:
-        daemon.json("PUT", "/v0/topics/t", {"cap_records": 10})
-        for number in range(20):
-            daemon.produce("t", number)
-        wait_until(evicted, "the cap to evict")
-        first = daemon.diff("t", from_seq=3)
-        assert first["tombstone"] == {"gap_from": 4, "gap_to": 10, "reason": "cap"}
-        assert [record["seq"] for record in first["records"]] == list(range(11, 21))
-        assert daemon.diff("t", from_seq=10)["tombstone"] is None
-        trimmed = daemon.json("POST", "/v0/topics/t/trim", {"partition": 0, "before_seq": 16})
-        assert trimmed.status == 200, trimmed.body
-        jumped = daemon.diff("t", from_seq=12)
-        assert jumped["tombstone"] is None
-        assert [record["seq"] for record in jumped["records"]] == list(range(16, 21))
-    with running(data, settings=SMALL) as daemon:
-        assert daemon.diff("t", from_seq=12) == jumped
-        later = daemon.diff("t", from_seq=3)
-        assert later["tombstone"] == {"gap_from": 4, "gap_to": 15, "reason": "cap"}
-        assert later["earliest_seq"] == 16
 
 
 @pytest.mark.slow
