@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
-import cli
 from commands.client.events import EventParser
-from tests.e2e.consuming import acknowledgment, subscribe
+from tests.e2e.consuming import subscribe
 from tests.e2e.daemon import Daemon, stream, wait_until
 
 RECORDS = [
@@ -121,70 +118,3 @@ def test_a_batch_is_acknowledged_but_for_what_is_excepted(shared_daemon: Daemon,
     shown = shared_daemon.get(path).json
     assert (shown["partitions"][0]["floor"], shown["acknowledged"]) == (3, 3)
     assert (shown["delivered"], shown["redelivered"], shown["refused"]) == (4, 1, 0)
-
-
-def test_filters_in_repeated_parameters_and_with_commas_choose_keys(
-    shared_daemon: Daemon, path: str
-) -> None:
-    found = polled(shared_daemon, path, "c", filter="x*,b")["messages"]
-    assert [each["key"] for each in found] == ["b"]
-    found = polled(shared_daemon, path, "d", filter="x*&filter=a")["messages"]
-    assert [each["key"] for each in found] == ["a"]
-    shown = {
-        each["consumer"]: each["filters"] for each in shared_daemon.get(path).json["consumers"]
-    }
-    assert shown == {"c": ["x*", "b"], "d": ["x*", "a"]}
-
-
-def test_a_seek_sends_again_what_was_finished_and_refuses_what_was_in_flight(
-    shared_daemon: Daemon, path: str
-) -> None:
-    first = polled(shared_daemon, path, "c")
-    body = acknowledgment("c", first["messages"][:2])
-    assert shared_daemon.json("POST", f"{path}/ack", body).json["accepted"] == 2
-    sought = shared_daemon.json("POST", f"{path}/seek", {"to": {"ts": 6}}).json
-    assert [each["floor"] for each in sought["partitions"]] == [1]
-    late = shared_daemon.json("POST", f"{path}/ack", {"consumer": "c", "batch": first["epoch"]})
-    assert (late.status, late.code) == (409, "stale_epoch")
-    again = polled(shared_daemon, path, "c")["messages"]
-    assert [(each["seq"], each["attempt"]) for each in again] == [(2, 1), (3, 1)]
-    sought = shared_daemon.json("POST", f"{path}/seek", {"to": "latest"}).json
-    assert [(each["floor"], each["lag"]) for each in sought["partitions"]] == [(3, 0)]
-    shared_daemon.produce(path.split("/")[3], "new")
-    assert [each["seq"] for each in polled(shared_daemon, path, "c")["messages"]] == [4]
-
-
-def test_a_stream_ends_with_the_reason_when_its_subscription_is_deleted(
-    shared_daemon: Daemon, path: str
-) -> None:
-    with stream(shared_daemon.port, f"{path}/consume?consumer=c") as answer:
-        assert answer.readline()
-        assert shared_daemon.ask("DELETE", path).status == 200
-        *_, last = of_lines(answer.read())
-    assert (last["event"], last["code"]) == ("error", "deleted")
-
-
-def test_commands_of_one_consumer_work_on_keys_in_parallel_and_on_each_in_order(
-    shared_daemon: Daemon, path: str, tmp_path: Path
-) -> None:
-    keys = [f"k{number % 7}" for number in range(42)]
-    topic = path.split("/")[3]
-    records = [{"data": number, "key": key} for number, key in enumerate(keys)]
-    assert shared_daemon.json("POST", f"{path}/seek", {"to": "latest"}).status == 200
-    assert shared_daemon.json("POST", f"/v0/topics/{topic}", {"records": records}).status == 200
-    # The first message of each key fails once, so what follows it has a chance to overtake it.
-    command = (
-        f'echo "$HEADGATE_KEY $HEADGATE_SEQ" >> {tmp_path}/$HEADGATE_KEY;'
-        f" [ $HEADGATE_ATTEMPT != 1 ] || [ $HEADGATE_SEQ -gt {len(RECORDS) + 7} ]"
-    )
-    result = CliRunner().invoke(cli.headgate, [
-        "consume", topic, "s", "--exec", command, "--parallel", "5", "-n", "49", "--url",
-        shared_daemon.url,
-    ])  # fmt: skip
-    assert result.exit_code == 0, result.output
-    wait_until(lambda: shared_daemon.get(path).json["lag"] == 0, "all to be finished")
-    for first in range(7):
-        key = f"k{first}"
-        offsets = [len(RECORDS) + 1 + n for n, each in enumerate(keys) if each == key]
-        seen = [int(line.split()[1]) for line in (tmp_path / key).read_text().splitlines()]
-        assert seen == [offsets[0], *offsets]

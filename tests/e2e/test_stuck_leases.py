@@ -21,7 +21,6 @@ from tests.e2e.processes import Line, shard_pids
 from tests.e2e.proxy import store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
-from uploader.l0 import object_key, parse_key
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
@@ -108,27 +107,3 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
             wait_until(lambda: asked(daemon, "/readyz").status == 200, "the daemon to be ready")
             assert [record["data"] for record in daemon.read_all("t")] == ["before", "accepted"]
             wait_until(lambda: not alarms(daemon), "the alarms to end")
-
-
-def test_a_foreign_object_under_our_key_raises_an_alarm_and_is_waited_out(
-    data: Path, bucket: Bucket
-) -> None:
-    with running(data, shards=1, **on_s3(bucket, commit_window_min_ms=1)) as daemon:
-        daemon.produce("t", "before")
-        listed = bucket.client.list_objects_v2(Bucket=bucket.bucket)["Contents"]
-        (stored,) = (found["Key"] for found in listed if "/l0/" in found["Key"])
-        prefix, _, name = stored.rpartition("l0/")
-        lease_id = parse_key(f"l0/{name}")
-        ours = prefix + object_key(msgspec.structs.replace(lease_id, counter=lease_id.counter + 1))
-        bucket.client.put_object(Bucket=bucket.bucket, Key=ours, Body=b"not a record")
-        with Line(daemon) as line:
-            line.send("t", "held up")
-            wait_until(lambda: "foreign_object" in alarms(daemon), "the alarm")
-            assert ours.removeprefix(prefix) in alarms(daemon)["foreign_object"]
-            assert daemon.get("/readyz").status == 503
-            wait_until(lambda: ours.removeprefix(prefix) in daemon.text, "the log to name it")
-            bucket.client.delete_object(Bucket=bucket.bucket, Key=ours)
-            answer = line.answer()
-        assert answer is not None and answer.json["first_seq"] == 2
-        wait_until(lambda: daemon.get("/readyz").status == 200, "the daemon to be ready")
-        assert daemon.status()["shards"][0]["restarts"] == 0
