@@ -115,24 +115,6 @@ def test_what_was_never_sent_or_is_not_with_the_consumer_any_more_is_refused_and
     assert shared_daemon.get(path).json["refused"] == refused + 8 + 2 * len(again["messages"])
 
 
-def test_a_subscription_that_cannot_be_is_refused(
-    shared_daemon: Daemon, bystander: ConsumingBystander
-) -> None:
-    letters = {"poison": "dead_letter", "dead_letter_topic": "bc"}
-    for at, body, status, code in (
-        ("bc.none/subscriptions/s", {}, 404, "unknown_topic"),
-        ("bc/subscriptions/-", {}, 400, "invalid_subscription"),
-        ("bc/subscriptions/n", {"mode": "fifo"}, 400, "invalid"),
-        ("bc/subscriptions/n", {"poison": "ignore"}, 400, "invalid"),
-        ("bc/subscriptions/n", {"start": 10**6}, 400, "invalid"),
-        ("bc/subscriptions/n", letters | {"dead_letter_topic": "bc.none"}, 404, "unknown_topic"),
-        ("bc/subscriptions/n", letters, 409, "dead_letter_cycle"),
-    ):
-        answer = shared_daemon.json("PUT", f"/v0/topics/{at}", body)
-        assert (answer.status, answer.code) == (status, code), body
-        bystander.work(code)
-
-
 @pytest.mark.slow
 def test_of_ten_thousand_consumers_a_thousand_are_let_in(
     shared_daemon: Daemon, path: str, bystander: ConsumingBystander
