@@ -7,9 +7,11 @@ collection names as its one problem.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import pytest
 from ledger import notes
 from shards import locks
 from shards.locks import LockFile
-from tests.compaction.by_hand import opened
+from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Daemon, running, wait_until
+from tests.e2e.killed_gc import POINTS
 from tests.e2e.orphans import Place, write_some
 from tests.e2e.processes import stopped
 from tests.e2e.stores import on_s3
@@ -99,9 +102,53 @@ def test_what_a_kill_of_everything_left_uncommitted_goes_without_a_daemon(
         assert len(write_some(daemon)) == len(records) + 10
 
 
+@pytest.mark.slow
+def test_an_object_whose_lease_lives_is_no_orphan(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        write_some(daemon)
+        committed = {row.key for row in place.rows()}
+        with closing(LockFile(data / "lock")) as lock_file:
+            # With the ledger locked an upload waits after its PUT.
+            wait_until(lambda: lock_file.try_lock(locks.LEDGER), "the ledger lock")
+            late = threading.Thread(target=daemon.produce, args=("orders", "late"))
+            late.start()
+            wait_until(lambda: place.present() - committed, "an object that is not committed")
+            found = place.json("gc", "--dry-run")
+            assert (found["keys"], found["orphans"], found["foreign"]) == ([], 0, 0)
+        late.join(HANG_S)
+        assert place.json("gc")["deleted"] == 0
+        assert daemon.read_all("orders")[-1]["data"] == "late"
+
+
 def _produce_in_vain(daemon: Daemon) -> None:
     with pytest.raises(UNANSWERED):
         daemon.produce("orders", "never acknowledged")
+
+
+@pytest.mark.slow
+def test_nothing_is_deleted_before_an_entry_names_it_and_a_killed_run_is_finished(
+    data: Path,
+) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        records = write_some(daemon)
+        orphan = place.put(1, 0, 900_001)
+        with stopped(daemon.process.pid):  # the supervisor: no entry is written
+            run = subprocess.Popen(place.command("gc"), cwd=ROOT, env=place.environ)
+            try:
+                assert wait_until(place.named, "the orphan to be named") == [orphan]
+                # Long enough for what must not happen: it looks for the entry again meanwhile.
+                with pytest.raises(subprocess.TimeoutExpired):
+                    run.wait(2.5)
+                assert orphan in place.present()
+            finally:
+                run.send_signal(signal.SIGKILL)
+                run.wait(HANG_S)
+        assert place.named() == [orphan] and orphan in place.present()
+        assert place.json("gc")["keys"] == [orphan]
+        assert place.named() == [] and orphan not in place.present()
+        assert daemon.read_all("orders") == records
 
 
 @pytest.mark.slow
@@ -223,6 +270,18 @@ def test_a_collection_from_elsewhere_has_the_daemons_store_and_grace(
     assert not (tmp_path / "nothing").exists()
 
 
+def test_a_deleted_topic_leaves_nothing_but_the_last_commits_object(data: Path) -> None:
+    place = Place(data, {})
+    with running(data) as daemon:
+        write_some(daemon)
+        daemon.json("DELETE", "/v0/topics/orders")
+        daemon.produce("other", 1)
+    done = place.json("gc")
+    assert (done["collected"], done["daemon_pid"]) == (5, None)
+    assert len(place.present()) == 1
+    assert place.json("check", "--deep")["problems"] == []
+
+
 def test_what_may_go_stays_for_its_grace_time_and_a_mistyped_store_is_refused(
     data: Path, tmp_path: Path
 ) -> None:
@@ -240,6 +299,119 @@ def test_what_may_go_stays_for_its_grace_time_and_a_mistyped_store_is_refused(
         assert refused.returncode == 1, refused
         assert "that the daemon was started with" in refused.stderr
         assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.slow
+def test_a_recovery_after_a_collection_misses_nothing(data: Path, tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/store"
+    place = Place(data, {"store": store})
+    with running(data, store=store, settings=SOON) as daemon:
+        evicted(daemon)
+        assert place.json("gc")["collected"] == 8
+        assert daemon.produce("orders", "last").status == 200
+        records = daemon.read_all("orders")
+        daemon.kill_everything()
+    with running(data, store=store) as daemon:  # lists what no entry had
+        assert daemon.read_all("orders")[-1]["data"] == "last"
+    other = Place(tmp_path / "other", {"store": store})
+    other.data.mkdir()
+    report = other.json("recover")
+    assert (report["missing"], report["corrupt"], report["records_taken"]) == ([], [], 0)
+    with running(other.data, store=store) as daemon:
+        assert daemon.read_all("orders")[-1] == records[-1]
+        assert other.json("check", "--deep")["problems"] == []
+        assert other.json("gc")["deleted"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "with_daemon", [pytest.param(True, id="with a daemon"), pytest.param(False, id="alone")]
+)
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_and_run_again_it_is_finished(
+    data: Path, point: str, with_daemon: bool
+) -> None:
+    place = Place(data, {})
+
+    def kill_and_finish() -> None:
+        command = [sys.executable, "-m", "tests.e2e.killed_gc", point, *place.arguments]
+        run = subprocess.run(
+            command, cwd=ROOT, env=place.environ, timeout=2 * HANG_S, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == -signal.SIGKILL, run.stderr
+        assert place.json("check", "--deep")["problems"] == []
+        place.json("gc")
+        assert {row.key for row in place.rows()} == place.present()
+        assert len(place.present()) == 2
+
+    with running(data, settings=SOON) as daemon:
+        records = evicted(daemon)
+        if with_daemon:
+            kill_and_finish()
+            assert daemon.read_all("orders") == records
+    if not with_daemon:
+        kill_and_finish()
+    with running(data) as daemon:
+        assert daemon.read_all("orders") == records
+        assert place.json("check", "--deep")["problems"] == []
+
+
+@pytest.mark.slow
+def test_a_reader_in_flight_never_meets_a_missing_object(data: Path) -> None:
+    """Pages of a diff and a plan's objects, while compactions and collections without grace
+    go on."""
+    place = Place(data, {})
+    with running(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"partitions": 2})
+        sent: list[list[int]] = [[], []]
+        for number in range(60):
+            partition = number % 2
+            assert daemon.produce("t", number, partition=partition).status == 200
+            sent[partition].append(number)
+        failures: list[str] = []
+        ended = threading.Event()
+
+        def read(partition: int) -> None:
+            while not ended.is_set() and not failures:
+                found: list[int] = []
+                from_seq = 0
+                while len(found) < len(sent[partition]):
+                    answer = daemon.json(
+                        "POST", "/v0/topics/t/diff",
+                        {"partition": partition, "from_seq": from_seq, "limit": 3},
+                    )  # fmt: skip
+                    if answer.status != 200 or answer.json["tombstone"]:
+                        failures.append(str(answer))
+                        return
+                    found += [record["data"] for record in answer.json["records"]]
+                    from_seq = answer.json["next_from_seq"]
+                if found != sent[partition]:
+                    failures.append(f"partition {partition}: {found}")
+
+        readers = [threading.Thread(target=read, args=(partition,)) for partition in (0, 1)]
+        for reader in readers:
+            reader.start()
+        try:
+            plan = daemon.json("POST", "/v0/plans", {"topics": ["t"]}).json
+            planned = {each["key"] for each in plan["objects"]}
+            assert planned
+            for turn in range(3):
+                compact(data, f"r{turn}", ["t"], objects_max=20)
+                done = place.json("gc", code=1)
+                assert "is not in the catalog any more" in done["problems"][0]
+                assert done["collected"] == 0 and done["kept_by_lease"] > 0
+                assert planned <= place.present(), "a bulk reader has planned with them"
+            assert daemon.json("DELETE", f"/v0/plans/{plan['plan']}").status == 200
+            assert place.json("gc", code=1)["collected"] > 0
+            assert not planned <= place.present()
+            wait_until(lambda: failures or not ended.wait(1.0), "some more reads")
+        finally:
+            ended.set()
+            for reader in readers:
+                reader.join(HANG_S)
+        assert failures == []
+        assert [[r["data"] for r in daemon.read_all("t", p)] for p in (0, 1)] == sent
 
 
 @pytest.mark.slow

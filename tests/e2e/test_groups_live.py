@@ -10,11 +10,13 @@ import pytest
 
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.load import load
 from tests.e2e.processes import Line, connect_to
 from tests.e2e.proxy import Fault, object_puts, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 
+PLACES = [("orders", 0), ("clicks", 0)]
 WINDOW_MS = 250
 
 
@@ -61,6 +63,43 @@ def test_light_load_on_four_shards_is_one_group_and_one_stream_of_uploads(data: 
     assert 2 <= puts <= 1.25 * windows + 1
     assert [group["shards"] for group in after["groups"]] == [[0, 1, 2, 3]]
     assert after["groups"][0]["splits"] == 0
+
+
+@pytest.mark.slow
+def test_steady_load_stays_within_a_quarter_of_the_fewest_possible_puts(data: Path) -> None:
+    with running(data, shards=3, settings=fixed_window(WINDOW_MS)) as daemon:
+        daemon.produce("orders", "first")
+        with load(daemon, PLACES, connections=9, depth=2) as run:
+            wait_until(lambda: run.acknowledged_count > 9, "a steady load")
+            began_ns = monotonic_ns()
+            before = daemon.status()["store"]
+            wait_until(lambda: daemon.status()["store"]["puts"] >= before["puts"] + 8, "PUTs")
+            after = daemon.status()["store"]
+            windows = (monotonic_ns() - began_ns) / 1e6 / WINDOW_MS
+
+    by_size = (after["put_bytes"] - before["put_bytes"]) / (4 << 20)
+    assert after["puts"] - before["puts"] - 1 <= 1.25 * max(windows, by_size)
+
+
+@pytest.mark.slow
+def test_an_idle_group_uploads_a_lone_request_immediately_and_others_at_an_objects_worth(
+    data: Path,
+) -> None:
+    settings = {
+        **fixed_window(60_000), "object_bytes_target": "64KiB", "body_bytes_max": "128KiB",
+    }  # fmt: skip
+    # No answer here waits for a window: it would end in the tests' limit for a hang.
+    with running(data, shards=2, settings=settings) as daemon:
+        with connect_to(daemon, 0) as first, connect_to(daemon, 1) as second:
+            assert first.produce("t", "lone")["first_seq"] == 1
+            first.send("t", "waits")
+            wait_until(lambda: daemon.status()["shards"][0]["ring_used_bytes"], "it to wait")
+            assert daemon.status()["totals"]["requests_acked"] == 1
+            assert second.produce("t", "x" * (64 << 10))["count"] == 1
+            answer = first.answer()
+        assert answer is not None and answer.status == 200
+        store = daemon.status()["store"]
+    assert store["puts"] == 2
 
 
 def fill(daemon: Daemon, lines: list[Line], used_bytes: int) -> int:

@@ -62,6 +62,12 @@ def heads(daemon: Daemon, topic: str) -> int:
     return sum(int(each["head_seq"]) for each in answer.json.get("partitions", ()))
 
 
+def stores(daemon: Daemon, topic: str, enough: int, process: subprocess.Popen[str]) -> bool:
+    """Waits until a topic has ``enough`` records; False if the import ended before."""
+    wait_until(lambda: process.poll() is not None or heads(daemon, topic) >= enough, "records")
+    return process.poll() is None
+
+
 def test_a_topic_is_moved_in_byte_for_byte_and_a_second_run_takes_what_is_new(
     daemon: Daemon,
 ) -> None:
@@ -199,3 +205,33 @@ def test_a_topic_is_followed_and_its_lag_is_told(daemon: Daemon, topic: str) -> 
     assert (process.returncode, stderr) == (0, "")
     assert json.loads(stdout)["totals"]["records"] == 3
     assert lag() == []
+
+
+@pytest.mark.slow
+def test_an_import_from_kafka_that_is_killed_again_and_again_stores_every_record_once(
+    daemon: Daemon,
+) -> None:
+    partitions, count = 3, 12_000
+    daemon.json("PUT", "/v0/topics/k.from", {"partitions": partitions})
+    sender = Sender(daemon)
+    for number in range(count):
+        sender.send("k.from", b"%d" % number, b"%d" % (number % 11), partition=number % partitions)
+        sender.producer.poll(0)
+    sender.flush()
+    arguments = ["k.to", source(daemon, "k.from"), "--batch", "20"]
+    kills = 0
+    for more in (1, 300, 900, 1_500):
+        begin = heads(daemon, "k.to")
+        with importing(daemon, *arguments) as process:
+            kills += stores(daemon, "k.to", begin + more, process)
+            process.kill()
+            process.communicate()
+    assert kills >= 3
+    done = totals(imported(daemon, *arguments, "-o", "json"))
+    assert done["failed"] == 0
+    again = totals(imported(daemon, *arguments, "-o", "json"))
+    assert again["records"] == 0
+    for number in range(partitions):
+        found = [m.value() for m in consume(daemon, "k.to", count // partitions, number)]
+        assert found == [b"%d" % each for each in range(number, count, partitions)]
+    assert heads(daemon, "k.to") == count

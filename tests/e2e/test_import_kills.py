@@ -21,7 +21,9 @@ import zstandard
 
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Answer, Daemon, command, running, wait_until
 from tests.e2e.processes import kill_shards
+from tests.e2e.stores import on_s3
 from tests.e2e.test_recovery import log_entries, recovered
+from tests.minio import Bucket
 
 RECORDS = 4_000
 INVALID_EVERY = 97
@@ -166,6 +168,27 @@ def test_two_imports_of_the_same_sources_store_every_record_once(
         check(daemon, sources)
     assert all(each["failed"] == 0 for each in done)
     assert sum(each["records"] for each in done) == sources.good.total()
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
+    data: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    sources = sources_in(tmp_path / "sources", pad=300)
+    small = on_s3(
+        bucket, commit_window_min_ms=50, ring_bytes="256KiB", object_bytes_target="64KiB",
+        body_bytes_max="64KiB", record_bytes_max="32KiB", **WINDOW,
+    )  # fmt: skip
+    with running(data, shards=2, **small) as daemon:
+        set_up(daemon)
+        options = ["--batch-bytes", "20000"]
+        assert kill_after(daemon, started(daemon, sources, *options), 500)
+        assert kill_after(daemon, started(daemon, sources, *options), 2_000)
+        done = finished(started(daemon, sources, *options))
+        assert done["totals"]["failed"] == 0 and done["totals"]["retries"] > 0
+        assert daemon.status()["totals"]["rejected"] > 0
+        check(daemon, sources)
 
 
 class RotatingWriter(threading.Thread):

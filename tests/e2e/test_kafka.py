@@ -19,6 +19,7 @@ from tests.compaction.by_hand import compact, delete_compacted
 from tests.daemon.kafka.frames import Key
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.kafka import Sender, bootstrap, consume, kafka_daemon
+from tests.e2e.processes import kill_shards
 from uploader.l0.kafka import KafkaRecord, encode_batch, seal
 
 
@@ -153,6 +154,50 @@ def test_an_idempotent_producer_works_as_it_is(daemon: Daemon, topic: str) -> No
     assert [m.offset() for m in sender.flush()] == list(range(300))
     values = [m.value() for m in consume(daemon, topic, 300)]
     assert values == [b"%d" % number for number in range(300)]
+
+
+@pytest.mark.slow
+def test_an_idempotent_producer_stores_each_record_once_when_shards_are_killed(
+    data: Path,
+) -> None:
+    with kafka_daemon(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"partitions": 2})
+        sender = Sender(daemon, **{"enable.idempotence": True, "retry.backoff.ms": 50})
+        for number in range(2_000):
+            sender.send("t", b"%d" % number, partition=number % 2)
+            sender.producer.poll(0.0005)
+            if number == 600:
+                kill_shards(daemon, 0)
+            if number == 1_300:
+                kill_shards(daemon, 1)
+        sender.flush()
+        for partition in range(2):
+            values = [int(m.value() or b"") for m in consume(daemon, "t", 1_000, partition)]
+            assert values == list(range(partition, 2_000, 2))
+            head = daemon.get("/v0/topics/t").json["partitions"][partition]["head_seq"]
+            assert head == 1_000
+
+
+@pytest.mark.slow
+def test_nothing_that_was_acknowledged_is_lost_when_a_shard_is_killed(data: Path) -> None:
+    with kafka_daemon(data, shards=2) as daemon:
+        daemon.json("PUT", "/v0/topics/t", {"partitions": 2})
+        sender = Sender(daemon, **{"retry.backoff.ms": 50, "max.in.flight": 1})
+        for number in range(600):
+            sender.send("t", b"%d" % number, partition=number % 2)
+            sender.producer.poll(0.001)
+            if number == 200:
+                kill_shards(daemon, 0)
+            if number == 400:
+                kill_shards(daemon, 1)
+        sender.flush()
+        for partition in range(2):
+            head = daemon.get("/v0/topics/t").json["partitions"][partition]["head_seq"]
+            values = [int(m.value() or b"") for m in consume(daemon, "t", head, partition)]
+            once = sorted(set(values))
+            assert once == list(range(partition, 600, 2))
+            # A batch may be there twice, but the first ones are in order.
+            assert list(dict.fromkeys(values)) == once
 
 
 # Bad input, on a socket

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from binascii import crc32
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
-from tests.e2e.kafka import Sender, bootstrap
+from tests.e2e.kafka import Sender, bootstrap, kafka_daemon
+from tests.e2e.processes import kill_shards
 
 SHARDS, PARTITIONS = 2, 4
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with kafka_daemon(tmp_path_factory.mktemp("data"), shards=SHARDS) as made:
+        yield made
 
 
 @pytest.fixture
@@ -269,3 +277,35 @@ def test_a_consumer_that_dies_is_replaced_after_its_session(
                 polled(other, until=lambda: len(other.partitions) == 4)
         finally:
             dying.kill()
+
+
+@pytest.mark.slow
+def test_commits_survive_the_coordinator_and_the_daemon(data: Path) -> None:
+    group, coordinator = "survivors", crc32(b"survivors") % SHARDS
+    with kafka_daemon(data, shards=SHARDS) as daemon:
+        fill(daemon, "t")
+        with reader(daemon, group, "t") as first, reader(daemon, group, "t") as second:
+            polled(first, second, until=lambda: len(first.read + second.read) >= 40
+                   and len(first.partitions) == 2 == len(second.partitions))  # fmt: skip
+            first.commit()
+            second.commit()
+            assert committed(daemon, group, "t") == [10] * PARTITIONS
+            before = len(first.read + second.read)
+            kill_shards(daemon, coordinator)
+            assert committed(daemon, group, "t") == [10] * PARTITIONS
+            fill(daemon, "t", 40)
+            polled(first, second, until=lambda: len({*first.read, *second.read}) == 80)
+            # Members join again where they have committed.
+            polled(first, second, until=lambda: len(first.partitions) == 2 == len(
+                second.partitions))  # fmt: skip
+            again = [each for each in first.read + second.read if each < 40]
+            assert len(again) == before, "nothing that was committed is read again"
+            first.commit()
+            second.commit()
+        daemon.kill_everything()
+    with kafka_daemon(data, shards=SHARDS) as daemon:
+        assert committed(daemon, group, "t") == [20] * PARTITIONS
+        fill(daemon, "t", 80)
+        with reader(daemon, group, "t") as third:
+            polled(third, until=lambda: len(third.read) == 40)
+            assert sorted(third.read) == list(range(80, 120))

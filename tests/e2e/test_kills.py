@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.daemon import running, wait_until
+from shards import locks
+from tests.e2e.daemon import ROOT, running, wait_until
 from tests.e2e.load import check_stored, load
 from tests.e2e.processes import (
     alive,
@@ -25,6 +28,16 @@ from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
+HOLD_A_LOCK = """
+import sys
+from pathlib import Path
+from shards.locks import LockFile
+file = LockFile(Path(sys.argv[1]))
+while not file.try_lock(int(sys.argv[2])):
+    pass
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(params=["embedded", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
@@ -34,6 +47,33 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
         return {}
     bucket: Bucket = request.getfixturevalue("bucket")
     return on_s3(bucket, commit_window_min_ms=10)
+
+
+@pytest.mark.slow
+def test_what_a_dead_shard_had_in_flight_is_taken_over(data: Path, bucket: Bucket) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=2, **options) as daemon:
+            daemon.produce("kept", "first")
+            with connect_to(daemon, 0) as line:
+                proxy.hold_object_puts()
+                line.send("kept", "under way")
+                wait_until(lambda: proxy.held, "the PUT to be under way")
+                # The shard that had the turn holds the lease; the request is in shard 0's ring.
+                with succession(daemon, 0, 1) as pids:
+                    for pid in pids:
+                        os.kill(pid, signal.SIGKILL)
+                    assert line.answer() is None
+                    proxy.release()
+            wait_until(lambda: len(daemon.read_all("kept")) > 1, "the orphan to be committed")
+            found = daemon.read_all("kept")
+            adopted = daemon.status()["totals"]["orphans_adopted"]
+            number = daemon.produce("kept", "after").json["first_seq"]
+
+    assert [record["data"] for record in found] == ["first", "under way"]
+    assert number == 3
+    assert adopted in (0, 1)  # 0: the slot's own successor took its lease back
+    assert "taking over lease" in daemon.text
 
 
 @pytest.mark.slow
@@ -74,6 +114,30 @@ def test_a_shard_that_is_stopped_while_it_holds_a_lease_is_killed_sooner(
             wait_until(lambda: len(daemon.read_all("t")) == 2, "the lease to be committed")
             assert daemon.produce("t", "after").json["first_seq"] == 3
     assert "shard 0 has not turned for 20 ticks: killed" in daemon.text
+
+
+@pytest.mark.slow
+def test_a_lock_whose_holder_is_killed_is_free_immediately(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        daemon.produce("t", 0)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD_A_LOCK, str(data / "lock"), str(locks.GROUP)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        with holder, connect_to(daemon, 0) as line:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            line.send("t", 1)
+
+            def overdue() -> bool:
+                group = daemon.status()["groups"][0]
+                return bool(group["backlog_bytes"]) and group["last_upload_age_ms"] > 300
+
+            # Windows pass, and nothing is pulled while a stranger holds the group's lock.
+            wait_until(overdue, "the request to be long overdue")
+            assert daemon.status()["commits"] == 1
+            holder.kill()
+            answer = line.answer()
+    assert answer is not None and answer.json["first_seq"] == 2
 
 
 def test_after_a_kill_of_everything_what_was_acknowledged_is_there(

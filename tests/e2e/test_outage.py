@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.processes import Line
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.stores import on_s3
+from tests.e2e.wire import Wire
 from tests.minio import Bucket
+
+REQUEST_BYTES = 96  # at least, of a request in its ring
 
 
 def status_of(daemon: Daemon) -> tuple[int, str]:
@@ -70,6 +74,111 @@ def test_a_store_that_hangs_is_failing_before_any_of_its_puts_has_timed_out(
             answer = line.answer()
             assert answer is not None and answer.json["first_seq"] == 2
             wait_until(lambda: daemon.produce("t", "after").status == 200, "the gate to open")
+
+
+@pytest.mark.slow
+def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_503_is_never_stored(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(
+            bucket, proxy.endpoint_url, commit_window_min_ms=1, uploads_in_flight_max=2,
+            ack_timeout_ms=10_000,
+        )  # fmt: skip
+        with running(data, shards=2, **options) as daemon:
+            daemon.produce("t", "before")
+            proxy.hold_object_puts()
+            pulled = [Line(daemon) for _ in range(4)]  # as many objects as may be under way
+            for number, line in enumerate(pulled):
+                line.send("t", f"pulled {number}")
+                wait_until(partial(_pulled, daemon, number + 1), "it to be pulled")
+            waiting = [Line(daemon) for _ in range(20)]
+            for number, line in enumerate(waiting):
+                patient = {"ack_timeout_ms": 600_000} if number % 5 == 4 else {}
+                line.send("t", f"waiting {number}", **{"ack_timeout_ms": 500, **patient})
+            for number, line in enumerate(waiting):
+                if number % 5 != 4:
+                    answer = line.answer()
+                    assert answer is not None
+                    assert (answer.status, answer.code) == (503, "ack_timeout")
+                    assert answer.json["error"]["detail"]["ack_timeout_ms"] == 500
+            for line in pulled:
+                answer = line.answer()
+                assert answer is not None
+                assert (answer.status, answer.code) == (504, "outcome_unknown")
+            proxy.release()
+            wait_until(lambda: not daemon.status()["alarms"], "the gate to open")
+            wait_for_heartbeats(daemon)
+            assert pulled[0].produce("t", "after")["count"] == 1, "its connection goes on"
+            for line in waiting[4::5]:
+                answer = line.answer()
+                assert answer is not None and answer.status == 200
+            wait_until(lambda: not _used_bytes(daemon), "the rings to be empty")
+            stored = [record["data"] for record in daemon.diff("t", limit=1000)["records"]]
+            for line in [*pulled, *waiting]:
+                line.close()
+    wanted = [
+        "before",
+        "after",
+        *(f"pulled {n}" for n in range(4)),
+        *(f"waiting {n}" for n in (4, 9, 14, 19)),
+    ]
+    assert sorted(stored) == sorted(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_topic", [False, True])
+def test_five_retries_of_one_body_during_an_outage_are_stored_once(
+    data: Path, bucket: Bucket, by_topic: bool
+) -> None:
+    path = "/v0/topics/t" + ("" if by_topic else "?dedupe=body")
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = b'[{"event": 1}, {"event": 2}]'
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=1)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/t", {"dedupe": "body" if by_topic else "none"})
+            proxy.decide = lambda _: Fault.SLOW_DOWN
+            for number in range(3):  # an agent that gives up waiting, and comes again
+                with Wire(daemon.port) as wire:
+                    wire.send(request)
+                    taken = (number + 1) * REQUEST_BYTES
+                    wait_until(partial(_taken_in, daemon, taken), "it to be taken in")
+            wait_until(lambda: _refused(daemon), "the gate to be closed")
+            again = daemon.ask("POST", path, body, content_type="application/json")
+            assert (again.status, again.code) == (503, "store_failing")
+            proxy.release()
+            last = wait_until(lambda: _stored(daemon, path, body), "the store to be back")
+            assert last is not None
+            assert (last.json["first_seq"], last.json["count"]) == (1, 2)
+            wait_until(lambda: not _used_bytes(daemon), "the rings to be empty")
+            stored = [record["data"] for record in daemon.diff("t")["records"]]
+            other = daemon.ask("POST", path, body + b" ", content_type="application/json")
+            assert other.json["deduped"] is False
+    assert stored == [{"event": 1}, {"event": 2}]
+
+
+def _taken_in(daemon: Daemon, used_bytes: int) -> bool:
+    return _used_bytes(daemon) >= used_bytes or _refused(daemon) is not None
+
+
+def _stored(daemon: Daemon, path: str, body: bytes) -> Answer | None:
+    answer = daemon.ask("POST", path, body, content_type="application/json")
+    return answer if answer.status == 200 else None
+
+
+def _used_bytes(daemon: Daemon) -> int:
+    """What the rings hold that is not durable."""
+    return sum(shard["ring_used_bytes"] for shard in daemon.status()["shards"])
+
+
+def _pulled(daemon: Daemon, count: int) -> bool:
+    """Whether this many requests are pulled and not stored."""
+    status = daemon.status()  # the rings are looked at first, so a backlog of 0 is of the same
+    used = sum(shard["ring_used_bytes"] for shard in status["shards"])
+    backlog = sum(group["backlog_bytes"] for group in status["groups"])
+    return used >= count * REQUEST_BYTES and not backlog
 
 
 def _refused(daemon: Daemon) -> tuple[int, str] | None:

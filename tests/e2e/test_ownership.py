@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from ledger.log.entry import Entry, Owner
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.load import load
 from tests.e2e.processes import Line
 from uploader.ownership.ownerlog import OwnerLog
+from uploader.ownership.ownership import PERIOD_NS
 from uploader.stores import open_store
 
 TAKE_OVER = (sys.executable, "-m", "cli", "serve", "--take-over")
@@ -69,6 +72,19 @@ def test_a_copied_data_directory_is_refused_naming_the_owner(data: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_killed_daemon_restarts_on_its_own_directory_without_a_flag(
+    data: Path, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}/store"
+    with running(data, store=store) as daemon:
+        daemon.produce("t", 1)
+        daemon.kill_everything()
+    with running(data, store=store) as daemon:
+        assert daemon.produce("t", 2).json["first_seq"] == 2
+        assert [record["data"] for record in daemon.read_all("t")] == [1, 2]
+
+
+@pytest.mark.slow
 def test_a_paused_daemon_that_wakes_after_a_take_over_never_acknowledges_again(
     data: Path, tmp_path: Path
 ) -> None:
@@ -101,3 +117,32 @@ def test_a_paused_daemon_that_wakes_after_a_take_over_never_acknowledges_again(
     # Its ledger is from before the recovery: it cannot come back by itself.
     code, said = command("serve", "--listen", "127.0.0.1:0", "--data", str(data), "--store", store)
     assert code == 1 and "headgate recover" in said
+
+
+@pytest.mark.slow
+def test_there_is_at_most_one_entry_a_period_under_load_and_none_while_idle(
+    data: Path, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}/store"
+    with running(data, store=store) as daemon:
+        with load(daemon, [("t", 0)], connections=2, pause_s=0.005):
+            wait_until(lambda: len(entries(store)) >= 4, "four entries under load")
+        wait_until(
+            lambda: (
+                daemon.status()["totals"]["objects_committed"]
+                == entries(store)[-1].mark.commit_number
+            ),
+            "all commits to be listed",
+        )
+        told = entries(store)
+        times = [entry.created_ms for entry in told]
+        gaps = [after - before for before, after in pairwise(times)]
+        # The first one is the start's; a wall clock may be slewed.
+        assert all(gap > 0.98 * PERIOD_NS / 1e6 for gap in gaps), gaps
+        until_s = daemon.status()["uptime_s"] + 2.5 * PERIOD_NS / 1e9
+        wait_until(lambda: daemon.status()["uptime_s"] > until_s, "idle periods to pass")
+        assert len(entries(store)) == len(told)
+        # The first write after idleness sends an entry with its object, and is answered
+        # immediately.
+        assert daemon.produce("t", "again").status == 200
+        wait_until(lambda: len(entries(store)) > len(told), "an entry with the object")

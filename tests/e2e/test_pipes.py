@@ -3,6 +3,7 @@ also when the owner, or the shard that has the connection, is killed or stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -17,8 +18,8 @@ from tests.e2e.consuming import (
     owner_of,
     subscribe,
 )
-from tests.e2e.daemon import Daemon, running
-from tests.e2e.processes import succession
+from tests.e2e.daemon import UNANSWERED, Daemon, running, wait_until
+from tests.e2e.processes import alive, stopped, succession
 
 
 def seqs(messages: list[dict[str, Any]]) -> list[int]:
@@ -81,6 +82,71 @@ def test_a_consumer_does_not_notice_that_the_owner_is_killed(data: Path) -> None
             answer = line.ask("POST", f"{path}/ack", acknowledgment("c", again + newest))
             assert answer.json["accepted"] == 4
             assert daemon.get(path).json["lag"] == 0
+
+
+@pytest.mark.slow
+def test_a_stopped_owner_is_killed_and_what_was_asked_meanwhile_is_told_so(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="shared")
+        owner = owner_of(daemon, path)
+        other = 1 - owner
+        with ShardLine(daemon, other) as line, ConsumerStream(daemon, other, path, "c") as stream:
+            daemon.produce("t", *range(3))
+            messages = stream.messages(3)
+            with succession(daemon, owner) as (pid,):
+                with stopped(pid):
+                    line.begin("POST", f"{path}/ack", acknowledgment("c", messages))
+                    wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
+                answer = line.response()
+                assert answer.status == 503
+                assert b"owner_restarted" in answer.read()
+                assert answer.getheader("Retry-After") is not None
+            assert seqs(stream.messages(3)) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_killed_shard_loses_its_consumers_only(data: Path) -> None:
+    """Their messages go to others once they are no longer present."""
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="shared")
+        owner = owner_of(daemon, path)
+        other = 1 - owner
+        with ConsumerStream(daemon, other, path, "far") as far:
+            daemon.produce("t", *range(4))
+            assert seqs(far.messages(4)) == [1, 2, 3, 4]
+            with (
+                ConsumerStream(daemon, owner, path, "near") as near,
+                succession(daemon, other) as (pid,),
+            ):
+                os.kill(pid, signal.SIGKILL)
+                assert sorted(seqs(near.messages(4))) == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_poll_whose_answer_dies_with_its_shard_is_answered_again(data: Path) -> None:
+    """The lost messages come before those that follow, and none of them has failed."""
+    with running(data, shards=2) as daemon:
+        path = subscribe(daemon, "t", "s", mode="exclusive")
+        owner = owner_of(daemon, path)
+        poll = f"{path}/consume?consumer=c&max=2"
+        with ShardLine(daemon, owner) as near, ShardLine(daemon, 1 - owner) as far:
+            assert near.ask("GET", poll).json["messages"] == []
+            far.begin("GET", f"{poll}&wait_ms=30000")
+            wait_until(lambda: near.ask("GET", path).json["consumers"][0]["connected"], "the poll")
+            with succession(daemon, 1 - owner) as (pid,), stopped(pid):
+                records = {"records": [{"data": number} for number in range(4)]}
+                assert near.ask("POST", "/v0/topics/t", records).status == 200
+                wait_until(lambda: near.ask("GET", path).json["in_flight"] == 2, "its answer")
+                with contextlib.suppress(ProcessLookupError):  # the supervisor may be faster
+                    os.kill(pid, signal.SIGKILL)
+                with pytest.raises(UNANSWERED):
+                    far.response()
+            again = near.ask("GET", poll).json
+            assert seqs(again["messages"]) == [1, 2]
+            assert [each["attempt"] for each in again["messages"]] == [1, 1]
+            answer = near.ask("POST", f"{path}/ack", {"consumer": "c", "batch": again["epoch"]})
+            assert answer.json["accepted"] == 2
+            assert seqs(near.ask("GET", poll).json["messages"]) == [3, 4]
 
 
 @pytest.mark.slow

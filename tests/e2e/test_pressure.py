@@ -21,6 +21,8 @@ import pytest
 from daemon.http.limits import HttpLimits
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import (
+    HANG_S,
+    UNANSWERED,
     Daemon,
     running,
     stream,
@@ -309,3 +311,45 @@ def test_puts_per_second_fall_as_the_window_grows(tmp_path: Path) -> None:
 
 def store_puts(daemon: Daemon) -> int:
     return int(daemon.status()["store"]["puts"])
+
+
+@pytest.mark.slow
+def test_no_acknowledged_write_is_lost_when_everything_is_killed_while_the_window_moves(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    acked: list[list[int]] = [[] for _ in range(4)]
+    killed = threading.Event()
+
+    def write(writer: int, daemon: Daemon) -> None:
+        number = 0
+        with contextlib.suppress(*UNANSWERED):
+            while not killed.is_set():
+                answer = daemon.produce(f"w{writer}", number)
+                if answer.status == 200:
+                    acked[writer].append(number)
+                number += 1
+
+    with running(data, settings=SETTINGS) as daemon:
+        writers = [threading.Thread(target=write, args=(n, daemon)) for n in range(4)]
+        for thread in writers:
+            thread.start()
+        for level in (0.5, 0.9, 0.0, 0.9):
+            with announced(daemon, round((0.25 + 0.75 * level) * RING) if level else 0):
+                written = len(acked[0])
+
+                def moved(level: float = level, written: int = written) -> bool:
+                    steady = pressure(daemon)["steady_level"]
+                    return abs(steady - level) < 0.1 and len(acked[0]) > written
+
+                wait_until(moved, f"level {level}, and writes at it")
+        # The level falls from 0.9 while it is killed.
+        daemon.kill_everything()
+        killed.set()
+        for thread in writers:
+            thread.join(HANG_S)
+    with running(data, settings=SETTINGS) as daemon:
+        for writer, numbers in enumerate(acked):
+            stored = [record["data"] for record in daemon.read_all(f"w{writer}")]
+            assert numbers == stored[: len(numbers)], "all of them, once, in order"
+            assert len(stored) <= len(numbers) + 1, "and at most one whose answer was lost"

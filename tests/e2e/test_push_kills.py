@@ -1,21 +1,85 @@
-"""What the end of a shard and of a daemon repeats at a receiver.
-
-Rates, and what was learned, are in ``tests/delivery/push/test_rates_kept.py`` and in chaos."""
+"""What kill -9 and SIGSTOP do to push: nothing to the rate, neither to what was learned nor to its
+limit."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.daemon import running, wait_until
-from tests.e2e.processes import kill_shards
+from tests.e2e.processes import kill_shards, shard_pids, stopped, succession
 from tests.e2e.pushing import TIMES, Pushing
 from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came, Went
 from tools.receiver.process import ReceiverProcess
+from tools.receiver.series import STEPS_PER_S, counted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+RATE = 100.0
+# From the first rate, a fifth of the maximum, it takes seven of these to most of the maximum.
+LONG_PERIOD_S = 3.0
+SOON_S = 2 * LONG_PERIOD_S
+MOST = 0.75
+MINUTES_S = 600  # of records: however slow the machine is, some are left
+
+
+def reached(receiver: ReceiverProcess, name: str, after: int) -> bool:
+    """Whether most of the rate was sent in a second that began soon after the first POST that came
+    after a step."""
+    series = receiver.counts(name).series
+    first = min(step for step in series if step > after)
+    soon = first + int(SOON_S * STEPS_PER_S)
+    return any(
+        sum(counted(series, step, step + STEPS_PER_S)) >= MOST * RATE for step in range(first, soon)
+    )
+
+
+def wait_for_soon(receiver: ReceiverProcess, name: str, after: int) -> None:
+    """Waits until what is soon after the first POST after a step is over."""
+
+    def is_over() -> bool:
+        later = [step for step in receiver.counts(name).series if step > after]
+        return bool(later) and max(later) > min(later) + (SOON_S + 1) * STEPS_PER_S
+
+    wait_until(is_over, "POSTs to go on")
+
+
+def test_a_rate_survives_the_kill_of_its_sender(data: Path) -> None:
+    times = {**TIMES, "push_limiter_period_s": LONG_PERIOD_S}
+    with ReceiverProcess() as receiver, running(data, shards=2, settings=times) as daemon:
+        pushing = Pushing(daemon, receiver, "kept", rate_max=RATE)
+        pushing.fill(int(MINUTES_S * RATE))
+        pushing.wait_until_settled(RATE, 3)
+        with succession(daemon, pushing.state["owner_shard"]) as (pid,):
+            os.kill(pid, signal.SIGKILL)
+            killed = max(receiver.counts("kept").series)
+        wait_for_soon(receiver, "kept", killed + 1)
+        assert reached(receiver, "kept", killed + 1), "a killed sender began anew"
+        pushing.wait_until_settled(RATE, 3)
+
+
+def test_senders_that_are_killed_and_stopped_never_overstep_the_rate(data: Path) -> None:
+    """Row H8, with real processes: in no second and no ten seconds more than the rate, its burst,
+    and what was under way, also at those that died, of which there are two in a window at most."""
+    with ReceiverProcess() as receiver, running(data, shards=4, settings=TIMES) as daemon:
+        pushing = Pushing(
+            daemon, receiver, "shared", rate_max=RATE, senders=4, partitions=4,
+            connections_max=2,
+        )  # fmt: skip
+        pushing.fill(int(MINUTES_S * RATE))
+        for shard in range(4):
+            with succession(daemon, shard) as (pid,):
+                os.kill(pid, signal.SIGKILL)
+                _wait_for_more(receiver, "shared", 3 * RATE)
+            with stopped(shard_pids(daemon)[shard]):
+                _wait_for_more(receiver, "shared", RATE)
+            _wait_for_more(receiver, "shared", 2 * RATE)
+        assert pushing.oversteps(RATE, deaths=2) == []
+        pushing.wait_until_settled(RATE, 3)
 
 
 def test_the_kill_of_a_shard_repeats_no_more_than_what_was_under_way(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.load import check_stored, load
 from tests.e2e.proxy import Fault, StoreProxy, no_fault, object_puts, store_proxy
@@ -18,6 +20,7 @@ from tests.minio import Bucket
 from uploader.stores.prices import SECONDS_PER_MONTH
 
 PLACES = [("t", 0), ("u", 0)]
+PRICES = {"mine": {"put_usd_per_1000": 1, "get_usd_per_1000": 0.1, "list_usd_per_1000": 1}}
 BASE = """\
 store_class = "mine"
 ack_timeout_ms = 8000
@@ -84,6 +87,35 @@ def test_a_request_with_little_time_does_not_wait_for_a_long_window(data: Path) 
         for number in range(2):
             answer = daemon.produce("t", number, ack_timeout_ms=8_000)
             assert answer.status == 200, answer.body
+
+
+@pytest.mark.slow
+def test_a_budget_is_held_within_5_percent(data: Path) -> None:
+    wanted = 20.0
+    connections = 16  # that one shard gets all of them does not happen
+    settings = {
+        "store_class": "mine", "prices": json.dumps(PRICES),
+        "put_budget_usd_per_month": budget_usd(wanted),
+    }  # fmt: skip
+    with (
+        running(data, shards=2, settings=settings) as daemon,
+        load(daemon, PLACES, connections=connections, depth=1, pause_s=0.005) as run,
+    ):
+        wait_until(lambda: bill(daemon)["puts"] > 200, "the window to be found")
+        before, began_ns = bill(daemon), monotonic_ns()
+        # What is owed while another window is found is a small part of as many.
+        wait_until(lambda: bill(daemon)["puts"] - before["puts"] >= 1_200, "1,200 PUTs", 180)
+        seconds, after = (monotonic_ns() - began_ns) / 1e9, bill(daemon)
+        spent = after["puts"] - before["puts"]
+        assert spent / seconds == pytest.approx(wanted, rel=0.05), (before, after)
+        usd = (after["usd"] - before["usd"]) / seconds * SECONDS_PER_MONTH
+        assert usd == pytest.approx(budget_usd(wanted), rel=0.05), (before, after)
+        assert after["budget"]["holds"] and after["budget"]["window_ms"] > 10
+        # The budget has one group of the two; each shard for itself would have put twice as much.
+        assert after["per_shard"]["puts"] > 1.5 * after["single_stream"]["puts"]
+        run.stop()
+        assert not run.refused and not run.unknown
+        check_stored(daemon, PLACES, run)
 
 
 @pytest.mark.slow

@@ -132,8 +132,6 @@ def check_recovered(daemon: Daemon, run: Load) -> None:
 def test_what_was_acknowledged_is_recovered_from_the_store_alone(
     data: Path, options: dict[str, Any]
 ) -> None:
-    audit = data.with_name("audit.log")
-    options = {**options, "settings": {**options.get("settings", {}), "audit_log": audit}}
     with running(data, shards=2, **options) as daemon:
         daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
         with load(daemon, PLACES, connections=4, depth=4, pause_s=0.002) as run:
@@ -152,8 +150,6 @@ def test_what_was_acknowledged_is_recovered_from_the_store_alone(
     assert report.sound and report.objects_listed and report.objects_taken and report.gaps
     assert report.objects == report.objects_listed + report.objects_taken + report.objects_orphan
     assert report.records_may_be_doubled == report.records_taken  # no keys were used
-    line = json.loads(audit.read_bytes().splitlines()[-1])
-    assert (line["event"], line["take_over"], line["user"]) == ("recovered", False, os.geteuid())
     with running(data, shards=1, **options) as daemon:
         check_recovered(daemon, run)
         # And it continues after all of it.
@@ -197,6 +193,37 @@ def test_after_a_clean_stop_nothing_is_unlisted_and_all_offsets_are_the_same(
 
 
 @pytest.mark.slow
+def test_cursors_are_recovered_as_far_as_their_records(tmp_path: Path) -> None:
+    """Made, moved, set and moved again, mostly after the last entry; then everything is gone."""
+    audit = tmp_path / "audit.log"
+    options: dict[str, Any] = {
+        "store": f"file://{tmp_path}/store", "settings": {"audit_log": audit},
+    }  # fmt: skip
+    with running(tmp_path / "data", shards=2, **options) as daemon:
+
+        def step(n: int, expected: int) -> int:
+            advance = {"cursor": "c", "expected": expected, "next": expected + 10}
+            return daemon.produce("orders", n, advance=advance).status
+
+        assert daemon.json("PUT", "/v0/cursors/c").status == 201
+        assert [step(n, 10 * n) for n in range(3)] == [200] * 3
+        told = {"positions": [{"seq": 5}]}
+        assert daemon.json("PUT", "/v0/cursors/c", told).status == 200
+        assert [step(3, 30), step(4, 5), step(5, 15)] == [412, 200, 200]
+        daemon.kill_everything()
+    shutil.rmtree(tmp_path / "data")
+    report = recovered(tmp_path / "data", options, take_over=True)
+    assert report.records_may_be_doubled == 0
+    line = json.loads(audit.read_bytes().splitlines()[-1])
+    assert (line["event"], line["take_over"], line["user"]) == ("recovered", True, os.geteuid())
+    with running(tmp_path / "data", **options) as daemon:
+        cursor = daemon.get("/v0/cursors/c").json
+        assert cursor["positions"] == [{"partition": 0, "seq": 25}]
+        records, _ = read_behind(daemon, "orders", 0)
+        assert [record["data"] for record in records] == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.slow
 def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
     data: Path, options: dict[str, Any]
 ) -> None:
@@ -229,6 +256,35 @@ def test_an_old_copy_of_the_ledger_is_refused_and_recover_is_named(
     assert Path(report["kept_ledger"]).exists()
     with running(data, **options) as daemon:
         assert [(r["seq"], r["data"]) for r in daemon.read_all("t")] == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.slow
+def test_damaged_and_foreign_objects_are_named_and_the_rest_goes_on(
+    data: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    options = on_s3(bucket, commit_window_min_ms=1)
+    told: dict[int, int] = {}
+    with running(data, **options) as daemon:
+        for number in range(5):
+            told[daemon.produce("t", number).json["first_seq"]] = number
+        daemon.kill_everything()
+    heads = bucket.client.list_objects_v2(Bucket=bucket.bucket, Prefix=f"{bucket.prefix}/l0/")
+    keys = [item["Key"] for item in heads["Contents"]]
+    assert len(keys) == 5
+    torn = bucket.client.get_object(Bucket=bucket.bucket, Key=keys[1])["Body"].read()[:-3]
+    bucket.client.put_object(Bucket=bucket.bucket, Key=keys[1], Body=torn)
+    bucket.client.put_object(Bucket=bucket.bucket, Key=f"{bucket.prefix}/l0/readme", Body=b"?")
+    shutil.rmtree(data)
+    report = recovered(data, options)
+    assert not report.sound and report.objects_taken == 4
+    assert [p.key for p in report.corrupt] == ["l0/readme", keys[1].removeprefix("prefix/")]
+    with running(data, **options) as daemon:
+        records, _ = read_behind(daemon, "t", 0)
+        assert [record["data"] for record in records] == [0, 2, 3, 4]
+        # The damaged one had an offset too, whichever it was.
+        assert not {record["seq"] for record in records} & told.keys()
 
 
 @pytest.mark.slow

@@ -21,6 +21,36 @@ def put_failures(daemon: Daemon) -> int:
     return int(daemon.status()["store"]["put_failures"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Fault.LOSE_ANSWER, Fault.SLOW_DOWN])
+def test_puts_that_fail_between_others_that_succeed_change_neither_order_nor_count(
+    data: Path, bucket: Bucket, fault: Fault
+) -> None:
+    def every_third(request: Request) -> Fault:
+        return fault if request.is_object_put and request.number % 3 == 0 else Fault.NONE
+
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, commit_window_min_ms=2)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+            proxy.decide = every_third
+            with load(daemon, PLACES, connections=6, depth=4) as run:
+                wait_until(lambda: proxy.count(fault) >= 8, "some PUTs to fail")
+                run.wait_more(100)
+            proxy.release()
+            check_stored(daemon, PLACES, run)
+            objects = len(_objects(bucket))
+            # Counters follow the answers.
+            wait_until(lambda: daemon.status()["totals"]["objects_committed"] == objects, "counts")
+            store = daemon.status()["store"]
+            failed = proxy.count(fault)
+
+    assert not run.unknown and not run.refused  # producers see latency only
+    # A PUT whose answer was lost and that is made again meets 412 and its own bytes.
+    assert store["put_failures"] == failed
+    assert store["puts"] == objects + failed
+
+
 def _objects(bucket: Bucket) -> list[str]:
     pages = bucket.client.get_paginator("list_objects_v2").paginate(
         Bucket=bucket.bucket, Prefix=f"{bucket.prefix}/l0/"

@@ -15,19 +15,78 @@ import pytest
 from tests.chaos.storm import measured
 from tests.e2e.daemon import HANG_S, Daemon, command, running, wait_until
 from tests.e2e.load import Load, check_stored, load
-from tests.e2e.proxy import Fault, store_proxy
+from tests.e2e.proxy import Fault, Request, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 from uploader.stores.faults import parse
 
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
+SMALL = {
+    "ring_bytes": "256KiB", "object_bytes_target": "64KiB", "body_bytes_max": "64KiB",
+    "record_bytes_max": "64KiB", "commit_window_min_ms": 20,
+}  # fmt: skip
+
+PAD = "x" * 8_000
+# 2.5 MB: more than both rings and all that their groups can have on the way to the store
+# (2 x 256 KiB + 8 x 96 KiB), so that a ring fills however the kernel spreads the connections.
+CROWD: dict[str, int] = {"connections": 40, "depth": 4, "requests_max": 4}
+
 
 STORM_S = 30.0
 RECOVERY_MS_MAX = 3_000.0
 
 
+def slow_down(_: Request) -> Fault:
+    """No request passes."""
+    return Fault.SLOW_DOWN
+
+
 def put_failures(daemon: Daemon) -> int:
     return int(daemon.status()["store"]["put_failures"])
+
+
+def calm(run: Load) -> bool:
+    """Waits for a hundred answers; whether none of them was a refusal."""
+    refused = len(run.refused)
+    run.wait_more(100)
+    return len(run.refused) == refused
+
+
+def settled(daemon: Daemon) -> bool:
+    """Whether less than an object waits, which is how it is under this load without a storm."""
+    backlog = sum(group["backlog_bytes"] for group in daemon.status()["groups"])
+    return bool(backlog < 64 << 10)
+
+
+@pytest.mark.slow
+def test_in_a_storm_producers_see_latency_and_refusals_and_nothing_is_lost(
+    data: Path, bucket: Bucket
+) -> None:
+    with store_proxy(bucket.endpoint_url) as proxy:
+        options = on_s3(bucket, proxy.endpoint_url, **SMALL)
+        with running(data, shards=2, **options) as daemon:
+            daemon.json("PUT", "/v0/topics/clicks", {"partitions": 2})
+            with load(daemon, PLACES, connections=8, depth=2, pause_s=0.02, pad=PAD) as run:
+                run.wait_more(100)
+                proxy.decide = slow_down
+                wait_until(lambda: put_failures(daemon) >= 8, "PUTs to fail again and again")
+                with load(daemon, PLACES, first_number=8, pad=PAD, **CROWD) as crowd:
+                    wait_until(lambda: len(crowd.refused) >= 5, "full rings")
+                    status = daemon.status()
+                    proxy.release()
+                    crowd.join()
+                wait_until(lambda: settled(daemon), "the backlog to go")
+                wait_until(lambda: calm(run), "a hundred answers without a refusal")
+            run = Load([*run.producers, *crowd.producers])
+            check_stored(daemon, PLACES, run)
+
+    assert not run.unknown, "a connection ended without an answer"
+    told = {(answer.status, answer.code) for _, answer in run.refused}
+    assert told <= {(429, "throttled"), (503, "store_failing")}
+    assert all(int(answer.headers["retry-after"]) >= 1 for _, answer in run.refused)
+    for shard in status["shards"]:
+        assert shard["ring_used_bytes"] <= 256 << 10
+        assert shard["restarts"] == 0
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.daemon import Daemon, running
+from tests.e2e.processes import succession
 from tests.e2e.streams import WatchLine
 from tests.e2e.wire import wire_of_each_shard
 
@@ -31,6 +34,53 @@ def test_a_watcher_on_any_shard_sees_what_is_written_on_every_shard(
             line.read_until(lambda: bool(line.records) and line.records[-1]["seq"] == last)  # noqa: B023
             assert [record["seq"] for record in line.records] == list(range(1, last + 1))
             assert line.told == ["caught-up"]
+
+
+def test_the_tail_of_a_stream_costs_no_request_to_the_store(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    daemon.produce("tailed", 0)
+    before = daemon.status()
+    with WatchLine(daemon, "/v0/topics/tailed/watch") as line:
+        line.read_until(lambda: bool(line.told))
+        for number in range(50):
+            daemon.produce("tailed", number)
+        line.read_until(lambda: len(line.records) == 50)
+    after = daemon.status()
+    assert after["store"]["gets"] == before["store"]["gets"]
+    delivery = after["delivery"]
+    assert 1 <= delivery["deliveries"] - before["delivery"]["deliveries"] <= 50
+    assert 0 < delivery["p50_ms"] <= delivery["p99_ms"]
+
+
+@pytest.mark.slow
+def test_a_stream_resumes_where_it_was_after_its_shard_and_then_the_daemon_was_killed(
+    data: Path,
+) -> None:
+    with running(data, shards=2) as daemon:
+        seen = []
+        daemon.produce("t", 0)
+        line = WatchLine(daemon, "/v0/topics/t/watch?from_seq=0")
+        for number in range(1, 20):
+            assert daemon.produce("t", number).status == 200
+            if number % 5 == 0:
+                with succession(daemon, 0, 1) as pids:
+                    for pid in pids:
+                        os.kill(pid, signal.SIGKILL)
+                    line.read_to_end()
+                seen += line.records
+                line.close()
+                line = WatchLine(daemon, "/v0/topics/t/watch", line.position)
+        line.read_until(lambda: len(seen) + len(line.records) >= 20)
+        position = line.position
+        seen += line.records
+        line.close()
+        daemon.kill_everything()
+    with running(data, shards=1) as daemon:
+        daemon.produce("t", 20)
+        with WatchLine(daemon, "/v0/topics/t/watch", position) as line:
+            line.read_until(lambda: bool(line.records))
+            seen += line.records
+    assert [record["data"] for record in seen] == list(range(21))
 
 
 @pytest.mark.slow
@@ -63,6 +113,17 @@ def test_a_deleted_topic_ends_its_streams_and_a_new_one_of_its_name_is_told_apar
         assert [record["data"] for record in line.records] == [3]
 
 
+def test_partitions_are_added_to_an_open_stream(shared_daemon: Daemon) -> None:
+    daemon = shared_daemon
+    daemon.produce("growing", 1)
+    with WatchLine(daemon, "/v0/topics/growing/watch?from_seq=0") as line:
+        line.read_until(lambda: line.told == ["caught-up"])
+        assert daemon.json("PUT", "/v0/topics/growing", {"partitions": 3}).status == 200
+        assert daemon.produce("growing", 2, partition=2).status == 200
+        line.read_until(lambda: len(line.records) == 2)
+        assert (line.records[1]["partition"], line.records[1]["data"]) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("query", "status", "said"),
     [
@@ -81,6 +142,12 @@ def test_a_bad_beginning_is_refused_with_a_sentence(
     answer = shared_daemon.get(f"/v0/topics/watched/watch{query}")
     assert answer.status == status
     assert said in answer.json["error"]["message"]
+
+
+def test_a_format_that_is_not_known_is_refused(shared_daemon: Daemon) -> None:
+    shared_daemon.produce("watched", 1)
+    answer = shared_daemon.ask("GET", "/v0/topics/watched/watch", accept="image/png")
+    assert (answer.status, answer.code) == (406, "not_acceptable")
 
 
 def wid_of(daemon: Daemon, *topics: dict[str, object], **filters: str) -> str:
@@ -110,6 +177,17 @@ def test_a_stream_of_several_topics_tells_them_apart_and_resumes(shared_daemon: 
     with WatchLine(daemon, path, position) as line:
         line.read_until(lambda: bool(line.records))
         assert [each["data"] for each in line.records] == [4]
+
+
+@pytest.mark.slow
+def test_a_wid_outlives_the_daemon_and_begins_where_it_says(data: Path) -> None:
+    with running(data, shards=2) as daemon:
+        daemon.produce("t", 1, 2)
+        path = wid_of(daemon, {"topic": "t", "from_seq": 1})
+        daemon.kill_everything()
+    with running(data, shards=1) as daemon, WatchLine(daemon, path) as line:
+        line.read_until(lambda: bool(line.records))
+        assert [each["data"] for each in line.records] == [2]
 
 
 def test_a_stream_of_several_topics_goes_on_when_one_is_deleted(shared_daemon: Daemon) -> None:
