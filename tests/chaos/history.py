@@ -283,6 +283,7 @@ class Posted(msgspec.Struct, frozen=True, tag="posted"):
     number: int
     records: tuple[Pushed, ...]
     at_ms: int
+    connection: int = 0
 
 
 class Replied(msgspec.Struct, frozen=True, tag="replied"):
@@ -296,6 +297,16 @@ class Replied(msgspec.Struct, frozen=True, tag="replied"):
     whole: bool = True
 
 
+class Floors(msgspec.Struct, frozen=True, tag="floors"):
+    """The owner of a push subscription, asked at ``asked_ms``, has said by ``at_ms`` that it has
+    finished each partition up to here."""
+
+    subscription: str
+    floors: tuple[int, ...]
+    asked_ms: int
+    at_ms: int
+
+
 class Unheard(msgspec.Struct, frozen=True, tag="unheard"):
     """The receiver is about to be killed or stopped, or goes on."""
 
@@ -303,8 +314,8 @@ class Unheard(msgspec.Struct, frozen=True, tag="unheard"):
 
 
 class Harmed(msgspec.Struct, frozen=True, tag="harmed"):
-    """Processes of the daemon are about to be killed or stopped, or go on; ``whole``: all of them
-    are killed, and a new era begins."""
+    """Processes of the daemon are about to be killed or stopped, or go on, or all have ended;
+    ``whole``: all of them are killed, and a new era begins."""
 
     at_ms: int
     whole: bool = False
@@ -327,7 +338,7 @@ class Did(msgspec.Struct, frozen=True, tag="did"):
     at_ms: int
 
 
-OfPush = Posted | Replied
+OfPush = Posted | Replied | Floors
 OfSubscription = Consuming | Handed | Settling | Settled | Parted | Missed | Drained
 Line = (
     Sent | Answered | Page | Watching | Routed | Lossy | Capped | Subscribed | OfSubscription

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ from tests.chaos.history import (
     OfSubscription,
     Page,
     Place,
+    Posted,
     Pushes,
     Renewed,
     Routed,
@@ -28,7 +30,7 @@ from tests.chaos.history import (
     Unheard,
     Watching,
 )
-from tests.chaos.posts import Posts
+from tests.chaos.posts import Posts, Reply
 
 COLD = "cold"
 EVICTED = ("cap", "ttl")
@@ -55,6 +57,8 @@ class Known:
         self.routers: dict[str, list[Routed]] = defaultdict(list)  # by destination
         self.subscriptions: dict[str, Handings] = {}
         self.pushes: dict[str, Posts] = {}
+        # By connection: the lines of its POSTs, and when they arrived.
+        self._posts: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.unheard: list[Unheard] = []
         self.harms: list[Harmed] = []
         self.take_overs: list[TakenOver] = []  # each ends the era that its place is the number of
@@ -100,6 +104,8 @@ class Known:
                 isinstance(line, Drained | Ended) and line.subscription in self.pushes
             ):
                 self.pushes[line.subscription].take(number, line)
+                if isinstance(line, Posted):
+                    self._posts[line.connection].append((number, line.at_ms))
             elif isinstance(line, Unheard):
                 self.unheard.append(line)
             elif isinstance(line, OfSubscription | Ended):
@@ -171,6 +177,12 @@ class Known:
             and (self.is_gap(place, seq) or seq <= self.evicted[place])
             and self._last[place].get(record, 0) > seq
         )
+
+    def heard_ms(self, reply: Reply) -> int | None:
+        """When another POST came on the connection of an answer, if one did: its sender had it."""
+        posts = self._posts[reply.connection]
+        place = bisect(posts, (reply.line, 0))
+        return posts[place][1] if place < len(posts) else None
 
     @property
     def dead_letters(self) -> set[str]:

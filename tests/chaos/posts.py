@@ -6,11 +6,11 @@ is written.
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import defaultdict
 from typing import NamedTuple
 
-from tests.chaos.history import Drained, Ended, Posted, Pushes, Replied
+from tests.chaos.history import Drained, Ended, Floors, Posted, Pushes, Replied, Spot
 
 
 class Post(NamedTuple):
@@ -31,6 +31,7 @@ class Reply(NamedTuple):
     status: int
     at_ms: int
     whole: bool
+    connection: int
 
     @property
     def is_success(self) -> bool:
@@ -47,22 +48,37 @@ class Posts:
         self.replies: dict[int, Reply] = {}  # by the number of the POST
         self.times_ms: list[int] = []  # when POSTs arrived
         self._successes: list[int] = []  # lines
+        self._connections: dict[int, int] = {}  # by the number of the POST
+        self._asked_ms: list[int] = []  # when the owner was asked, and when it answered
+        self._told_ms: list[int] = []
+        # By partition: floors that rise, and when each was told.
+        self._floors: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         self.lag: int | None = None
         self.ended_ms: int | None = None  # when it was about to be deleted
 
-    def take(self, number: int, line: Posted | Replied | Drained | Ended) -> None:
+    def take(self, number: int, line: Posted | Replied | Floors | Drained | Ended) -> None:
         """The next line of this subscription."""
         if isinstance(line, Posted):
             self.times_ms.append(line.at_ms)
+            self._connections[line.number] = line.connection
             for place, pushed in enumerate(line.records):
                 self.posts[pushed.record].append(
                     Post(number, place, pushed.id, len(line.records), line.number, line.at_ms)
                 )
         elif isinstance(line, Replied):
-            reply = Reply(number, line.status, line.at_ms, line.whole)
+            connection = self._connections.get(line.number, 0)
+            reply = Reply(number, line.status, line.at_ms, line.whole, connection)
             self.replies[line.number] = reply
             if reply.is_success:
                 self._successes.append(number)
+        elif isinstance(line, Floors):
+            self._asked_ms.append(line.asked_ms)
+            self._told_ms.append(line.at_ms)
+            for partition, floor in enumerate(line.floors):
+                floors, times_ms = self._floors[partition]
+                if not floors or floor > floors[-1]:
+                    floors.append(floor)
+                    times_ms.append(line.at_ms)
         elif isinstance(line, Ended):
             self.ended_ms = line.at_ms
         else:
@@ -79,6 +95,17 @@ class Posts:
             for post in self.of(record)
             if (reply := self.replies.get(post.number)) is not None
         )
+
+    def answered_ms(self, after_ms: int) -> int | None:
+        """When the owner answered a question that it was asked after a time, if it has."""
+        place = bisect_left(self._asked_ms, after_ms)
+        return self._told_ms[place] if place < len(self._told_ms) else None
+
+    def finished_ms(self, spot: Spot) -> int | None:
+        """When the owner had said that it has finished this, if it has."""
+        floors, times_ms = self._floors[spot[0]]
+        place = bisect_left(floors, spot[1])
+        return times_ms[place] if place < len(floors) else None
 
     def refusals(self, record: str, line: int) -> list[Reply]:
         """The answers before a line that say that this record cannot be dealt with."""

@@ -9,12 +9,16 @@
   or node if that counts as one, and partition was answered 2xx, or refused often enough. With
   ``exclusive``, the one before it in its partition.
 - repeated: what was answered 2xx comes again only if the sender may not know the answer, or if
-  processes were killed or stopped about then.
+  processes were killed or stopped about then. A sender knows an answer if it has sent another POST
+  on the connection: it closes one on which it has waited too long. On a busy machine it may be long
+  until the owner, who may not be there yet, knows it too: this ends HELD_MS after the owner has
+  answered a question of later, and when it says that it has finished the record.
 - overtried: while nothing is killed or stopped, no record comes again after its last permitted
-  refusal.
+  refusal that the sender knows.
 - overstepped: in no window of WINDOWS_MS more POSTs arrive than the rate allows, a burst of BURST_S
   of it or one POST for each sender, and those that may have been held up on their way.
-- lingering: while nothing is killed or stopped, no POST arrives HELD_MS after it was deleted.
+- lingering: while nothing is killed or stopped, no POST arrives LINGERING_MS after it was about to
+  be deleted.
 - mistold: what arrives is a record of the topic.
 - reburied: a dead letter is stored once; misburied: after enough refusals.
 """
@@ -27,10 +31,11 @@ from itertools import pairwise
 
 from tests.chaos.history import Spot, key_of
 from tests.chaos.known import Known
-from tests.chaos.posts import Posts
+from tests.chaos.posts import Post, Posts
 
 FLUSHED_MS = 10_000  # far more than the second after which what is finished is on disk
-HELD_MS = 5_000  # an acknowledgment may be held up as long by a process that was stopped
+HELD_MS = 5_000  # a POST or a report may be held up as long by a process that was stopped
+LINGERING_MS = 30_000  # a sender that is not told goes on as long as there are records
 SLOW_MS = 500  # an answer this long before its time-out may come too late
 WINDOWS_MS = (1_000, 10_000)
 BURST_S = 0.05
@@ -108,6 +113,7 @@ def _outrun(known: Known, posts: Posts) -> Iterator[str]:
 
 
 def _repeated(known: Known, posts: Posts) -> Iterator[str]:
+    spots = {record: spot for spot, record in _kept(known, posts)}
     for record, found in posts.posts.items():
         for before, after in pairwise(found):
             reply = posts.replies.get(before.number)
@@ -117,8 +123,11 @@ def _repeated(known: Known, posts: Posts) -> Iterator[str]:
                 reply is not None
                 and reply.is_success
                 and reply.line < after.line
+                and (heard_ms := known.heard_ms(reply)) is not None
                 and reply.at_ms - before.at_ms < posts.rules.timeout_ms - SLOW_MS
-                and not _harmed(known, reply.at_ms)
+                and not _undone(
+                    known, before, min(after.at_ms, _told_ms(posts, spots.get(record), heard_ms))
+                )
             ):
                 yield (
                     f"repeated: {record} of {posts.rules.subscription} was answered"
@@ -134,7 +143,8 @@ def _overtried(known: Known, posts: Posts) -> Iterator[str]:
             since = [
                 reply
                 for reply in refusals
-                if not any(reply.at_ms - HELD_MS <= at_ms <= post.at_ms for at_ms in harms_ms)
+                if known.heard_ms(reply) is not None
+                and not any(reply.at_ms - HELD_MS <= at_ms <= post.at_ms for at_ms in harms_ms)
             ]
             if len(since) >= posts.rules.failures_max and posts.rules.poison != "block":
                 yield (
@@ -162,7 +172,9 @@ def _overstepped(known: Known, posts: Posts) -> Iterator[str]:
 
 def _lingering(known: Known, posts: Posts) -> Iterator[str]:
     ended_ms = posts.ended_ms
-    late_ms = [] if ended_ms is None else [at for at in posts.times_ms if at > ended_ms + HELD_MS]
+    late_ms = (
+        [] if ended_ms is None else [at for at in posts.times_ms if at > ended_ms + LINGERING_MS]
+    )
     for at_ms in late_ms[:1]:
         if not any(ended_ms is None or ended_ms <= harm <= at_ms for harm in _harms_ms(known)):
             yield (
@@ -212,13 +224,24 @@ def _harms_ms(known: Known) -> list[int]:
     return [each.at_ms for each in known.harms] + [each.at_ms for each in known.unheard]
 
 
-def _harmed(known: Known, at_ms: int) -> bool:
-    """Whether a death or a stop may have undone what was answered then."""
+def _told_ms(posts: Posts, spot: Spot | None, heard_ms: int) -> int:
+    """Until when the owner may not know that a record was delivered, what its sender knew then."""
+    finished_ms = posts.finished_ms(spot) if spot is not None else None
+    answered_ms = posts.answered_ms(heard_ms)
+    held_ms = answered_ms + HELD_MS if answered_ms is not None else None
+    return min((each for each in (finished_ms, held_ms) if each is not None), default=END)
+
+
+def _undone(known: Known, before: Post, until_ms: int) -> bool:
+    """Whether deaths and stops may be why a record comes again, that was delivered by a POST and
+    that the owner knew of at some time."""
     deaths = [harm.at_ms for harm in known.harms if harm.whole]
     return (
-        any(abs(harm_ms - at_ms) <= HELD_MS for harm_ms in _harms_ms(known))
-        or any(0 <= death_ms - at_ms < FLUSHED_MS for death_ms in deaths)
-        or any(each.since_ms <= at_ms <= each.until_ms for each in known.take_overs)
+        any(before.at_ms - HELD_MS <= harm_ms <= until_ms for harm_ms in _harms_ms(known))
+        or any(0 <= death_ms - until_ms < FLUSHED_MS for death_ms in deaths)
+        or any(
+            before.at_ms <= each.until_ms and each.since_ms <= until_ms for each in known.take_overs
+        )
     )
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from shards.clock import monotonic_ns
-from tests.chaos.clients import Client, Port
+from tests.chaos.clients import Client, Port, answer_of
+from tests.chaos.consumers import now_ms
 from tests.chaos.history import (
     Drained,
+    Floors,
     History,
     Line,
     Place,
@@ -96,6 +97,7 @@ BEHAVIORS = {
 }
 SPOILS = [*Spoil, *[Spoil.NOTHING] * 8]  # half of the time it is well
 PAUSE_BETWEEN_S = (0.2, 2.5)
+FLOORS_S = 0.5
 AWAY_S = (0.0, 2.5)
 
 
@@ -149,7 +151,7 @@ class Spoiler(Client):
         )  # fmt: skip
 
     def _tell(self) -> None:
-        self._written.add(Unheard(monotonic_ns() // 1_000_000))
+        self._written.add(Unheard(now_ms()))
 
     def lines(self) -> Iterator[Line]:
         """What the receiver noted, for the history."""
@@ -157,10 +159,38 @@ class Spoiler(Client):
             if isinstance(entry, Came):
                 records = tuple(Pushed(event.id, json.loads(event.data)) for event in entry.events)
                 name = entry.endpoint.replace("-life-", "#")
-                yield Posted(name, entry.number, records, entry.at_ms)
+                yield Posted(name, entry.number, records, entry.at_ms, entry.connection)
             else:
                 name = entry.endpoint.replace("-life-", "#")
                 yield Replied(name, entry.number, entry.status, entry.at_ms, entry.is_whole)
+
+
+class FloorWatch(Client):
+    """Asks the owners again and again how far they are."""
+
+    def __init__(
+        self, port: Port, written: History, wanted: Sequence[Wanted], lives: Lives
+    ) -> None:
+        super().__init__("floors")
+        self._port = port
+        self._written = written
+        self._wanted = wanted
+        self._lives = lives
+
+    def work(self) -> None:
+        """Until it is told to stop."""
+        while not self.stopping.wait(FLOORS_S):
+            for each in self._wanted:
+                self._ask(each.rules)
+
+    def _ask(self, rules: Pushes) -> None:
+        with self._lives.present(rules.subscription) as judged:
+            asked_ms = now_ms()
+            status, answer = answer_of(self._port(), "GET", path_of(rules), None)
+            if status == 200:
+                partitions = sorted(answer["partitions"], key=lambda each: each["partition"])
+                floors = tuple(each["floor"] for each in partitions)
+                self._written.add(Floors(judged, floors, asked_ms, now_ms()))
 
 
 def settings_of(each: Wanted, receiver: ReceiverProcess, judged: str) -> dict[str, object]:

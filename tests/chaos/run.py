@@ -212,6 +212,7 @@ def _live(
     renewers: list[renewing.Renewer] = []
     operators: list[letters.LettersOperator | soak.SoakOperator] = []
     passers: list[renewing.Sink | renewing.Intruder | soak.MemoryWatch] = []
+    floors = [pushes.FloorWatch(world.port, written, cast.pushed, lives)] if options.push else []
     if options.soak:
         made = soak.Soaked(options.seed)
         operators.append(soak.SoakOperator(made, world.port, written, lives, options.seed))
@@ -228,7 +229,7 @@ def _live(
     clients = [
         *producers, *readers, *rereaders, *watchers, *consumers, *spoilers, *renewers, *passers,
         *operators, *senders, *members, *(one for used in libraries for one in used.clients),
-        governor,
+        *floors, governor,
     ]  # fmt: skip
 
     def is_met() -> bool:
@@ -277,7 +278,7 @@ def _live(
             renewing.wait_until_routed(world.port)
             renewer.end()
         contradictions = _standing(world)
-        _stop([*watchers, *readers, *rereaders, *consumers, *operators, governor])
+        _stop([*watchers, *readers, *rereaders, *consumers, *operators, *floors, governor])
     _read_all(world, written, cast, "hot")
     world.calm()
     world.restart()

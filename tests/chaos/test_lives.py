@@ -30,7 +30,7 @@ from tests.chaos.history import (
 )
 from tests.chaos.known import COLD
 from tests.chaos.lives import Lives
-from tests.chaos.pushed import HELD_MS
+from tests.chaos.pushed import LINGERING_MS
 
 T: Place = ("t", 0)
 AGAIN: list[Line] = [Renewed("t"), Renewed("t", done=True)]
@@ -114,8 +114,10 @@ def test_nothing_is_pushed_for_long_after_a_deletion() -> None:
             Posted("p", 1, (Pushed("id", "1.1.0"),), at_ms), Replied("p", 1, 200, at_ms),
         ]  # fmt: skip
 
-    assert names(lines(HELD_MS)) == names(lines(2 * HELD_MS, Harmed(HELD_MS))) == set()
-    assert names(lines(2 * HELD_MS)) == {"lingering"}
+    assert (
+        names(lines(LINGERING_MS)) == names(lines(2 * LINGERING_MS, Harmed(LINGERING_MS))) == set()
+    )
+    assert names(lines(2 * LINGERING_MS)) == {"lingering"}
 
 
 def test_each_life_of_a_router_copies_everything_in_order() -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.chaos.checker import check
 from tests.chaos.history import (
     Drained,
+    Floors,
     Harmed,
     Line,
     Page,
@@ -47,11 +48,12 @@ def world(*lines: Line, rules: Pushes = RULES, buried: tuple[str, ...] = ()) -> 
 
 
 def posted(*seqs: int, status: int = 200, at_ms: int = AT_MS, whole: bool = True,
-           ms: int = 1) -> list[Line]:  # fmt: skip
+           ms: int = 1, connection: int = 1) -> list[Line]:  # fmt: skip
     """One POST of these records, and its answer."""
     number = next(numbers)
     pushed = tuple(Pushed(f"id-{seq}", RECORDS[seq - 1]) for seq in seqs)
-    return [Posted("p", number, pushed, at_ms), Replied("p", number, status, at_ms + ms, whole)]
+    return [Posted("p", number, pushed, at_ms, connection),
+            Replied("p", number, status, at_ms + ms, whole)]  # fmt: skip
 
 
 REST: list[Line] = [*posted(4), Drained("p", 0)]
@@ -176,15 +178,43 @@ def test_a_batch_has_the_records_of_a_key_in_their_order() -> None:
 
 def test_what_was_answered_does_not_come_again_without_a_reason() -> None:
     assert names(world(*GOOD, *posted(1, at_ms=AT_MS + 10))) == {"repeated"}
-    near, far = AT_MS + HELD_MS, AT_MS + HELD_MS + 2
+    near, far = AT_MS - HELD_MS, AT_MS + FLUSHED_MS
     again = posted(1, at_ms=AT_MS + 2 * FLUSHED_MS)
-    assert check(world(*GOOD, Harmed(near), *again)) == []
-    assert names(world(*GOOD, Harmed(far), *again)) == {"repeated"}
-    assert check(world(*GOOD, Harmed(far, whole=True), *again)) == []
-    assert names(world(*GOOD, Harmed(AT_MS + FLUSHED_MS + 1, whole=True), *again)) == {"repeated"}
-    assert check(world(*GOOD, Unheard(near), *again)) == []
+    for harm in (Harmed(near), Harmed(far), Harmed(far, whole=True), Unheard(far)):
+        assert check(world(*GOOD, harm, *again)) == []
+    for harm in (Harmed(near - 1), Harmed(AT_MS + 2 * FLUSHED_MS + 1)):
+        assert names(world(*GOOD, harm, *again)) == {"repeated"}
     late = [*posted(1, ms=TIMEOUT_MS - 1), *posted(1), *GOOD[2:]]
     assert check(world(*late)) == []
+
+
+def test_an_owner_that_had_to_know_that_a_record_was_delivered_does_not_send_it_again() -> None:
+    """A machine may be slow to tell the owner, or the owner may be on its way."""
+    told_ms = AT_MS + FLUSHED_MS
+    again = posted(1, at_ms=AT_MS + 4 * FLUSHED_MS)
+    # It was asked before the sender knew; later; and has it: what the owner has is in its journal.
+    before = Floors("p", (0,), AT_MS - 1, AT_MS + 1)
+    later = Floors("p", (0,), AT_MS, told_ms - HELD_MS)
+    done = Floors("p", (1,), AT_MS - 1, told_ms)
+    for floors, may in ((before, True), (later, False), (done, False)):
+        assert check(world(*GOOD, floors, Harmed(told_ms), *again)) == []
+        found = set() if may else {"repeated"}
+        assert names(world(*GOOD, floors, Harmed(told_ms + 1), *again)) == found
+        whole = Harmed(told_ms + FLUSHED_MS - 1, whole=True)
+        assert check(world(*GOOD, floors, whole, *again)) == []
+        late = Harmed(told_ms + FLUSHED_MS, whole=True)
+        assert names(world(*GOOD, floors, late, *again)) == found
+
+
+def test_an_answer_may_come_to_a_sender_that_waits_no_longer() -> None:
+    """It has closed the connection; the receiver, which was slow, learns of that later."""
+    other = [*posted(1, connection=2), *GOOD, Drained("p", 0)]
+    assert check(world(*other)) == []
+    heard = [*posted(1, connection=2), *GOOD, *posted(4, connection=2, status=503)]
+    assert names(world(*heard)) == {"repeated"}
+    refused = [line for _ in range(3) for line in posted(3, status=400)]
+    lines = [*posted(1), *posted(2), *posted(3, status=400, connection=2), *refused, *REST]
+    assert check(world(*lines, buried=(RECORDS[2],))) == []
 
 
 def test_all_posts_of_a_record_have_its_own_id() -> None:

@@ -146,6 +146,7 @@ class World:
         """Stops the daemon and starts it again; nothing runs while ``between`` does."""
         self._harm(whole=bool(number))
         self.end(number, group=group)
+        self._harm()
         between()
         self.start()
 
