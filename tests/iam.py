@@ -66,7 +66,7 @@ def _ask(bucket: Bucket, what: str, query: dict[str, str], body: bytes = b"") ->
     SigV4Auth(Credentials(bucket.access_key, bucket.secret_key), "s3", bucket.region).add_auth(
         request
     )
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.request(
             "PUT", url.partition(urlsplit(url).netloc)[2], body, dict(request.headers)

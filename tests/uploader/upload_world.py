@@ -35,7 +35,7 @@ from uploader.pipeline.upload import Uploads
 from uploader.stores import open_store
 from uploader.stores.base import ObjectHead, ObjectStore
 
-GIVES_UP_S = 30.0  # ends a hang; no test waits for it
+GIVES_UP_S = 60.0  # ends a hang; no test waits for it
 
 Around = Callable[[Callable[[], str]], str]  # gets the real PUT, may make it or not
 

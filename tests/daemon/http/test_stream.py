@@ -492,7 +492,8 @@ class TestClosing:
     def test_a_connection_that_is_lost_leaves_nothing_for_the_collector(self) -> None:
         shard = Shard()
         for ask in get("/stream"), get("/stream") + get("/stream"), get("/echo"), post("/later"):
-            gc.collect()
+            while gc.collect():
+                pass  # what other tests have left may need several
             gc.disable()
             try:
                 connection, transport = shard.connect()

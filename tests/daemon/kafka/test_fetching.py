@@ -197,7 +197,7 @@ def test_a_fetch_that_waits_holds_nothing_and_has_what_is_enough(
         waiting = asyncio.ensure_future(fetched())
         before = None
         for _ in range(commits):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 for _ in iter(lambda: event() in (None, before), False):  # noqa: B023
                     await asyncio.sleep(0)
             assert not waiting.done()
@@ -205,7 +205,7 @@ def test_a_fetch_that_waits_holds_nothing_and_has_what_is_enough(
             node.produce(0, {0: [Record(bytes(1_100))]})
             node.commit()
             told.tell()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await waiting == [offset]
 
     run(tmp_path, test)
@@ -235,7 +235,7 @@ def test_answers_get_smaller_and_a_long_record_waits_for_its_room(
             reads._untaken.give_back(ALL_BYTES - 8_000)
         else:
             await reads._untaken.take(4_000)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for _ in iter(lambda: len(reads._untaken._waiting), 1):
                     await asyncio.sleep(0)
             assert reads._reading._free_bytes == fetching.READ_BYTES_MAX

@@ -295,8 +295,10 @@ def test_long_batches_have_memory_one_at_a_time(tmp_path: Path) -> None:
         one = encode_batch(0, [(0, KafkaRecord(5, None, bytes(BIG)))])[HEAD_BYTES:]
         bomb = seal(0, 4, 0, (5, 5), (-1, -1, -1), 1, zstandard.compress(one))
         waiting = asyncio.ensure_future(take(takes, read_request(produce_of(bomb))))
-        await asyncio.sleep(0.1)
-        assert takes._decoded._free_bytes == 0 and not waiting.done()
+        for _ in iter(lambda: takes._decoded._free_bytes, 0):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
         made.commit_all()
         assert await waiting is not None
         assert takes._decoded._free_bytes == 1_000_000

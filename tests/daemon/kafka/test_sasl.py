@@ -43,7 +43,7 @@ class Tokens:
             return Access(self.file.path, allowances=Allowances(made.segment, 0, {}))
 
         async def run(_: Outbox, served: KafkaServer, connect: Connect) -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await test(served, connect)
 
         serve(self.folder, run, access)

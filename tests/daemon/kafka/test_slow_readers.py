@@ -82,7 +82,7 @@ async def with_slow_clients(made: Outbox, node: Node, told: Told, reads: KafkaRe
     slow = [await slow_client(port) for _ in range(SLOW)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for _ in iter(lambda: are_stuck(served), SLOW):
                 await asyncio.sleep(0.01)
             offsets = [0] * PARTITIONS

@@ -152,7 +152,7 @@ class Sending:
         self, done: Callable[[], bool], made: Subscription, rate: float = 100_000.0
     ) -> None:
         """Heartbeats come until something is so."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not done():
                 self.owner.subscriptions.look()
                 self.senders.look()

@@ -208,7 +208,7 @@ class Owner:
         await self.rest()
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not done():  # noqa: ASYNC110 - the test turns the loop
                 await asyncio.sleep(0)
 

@@ -157,7 +157,7 @@ class Watching:
 
     async def settle(self, done: Callable[[], bool]) -> None:
         """Turns the loop until a condition holds."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not done():
                 self.hub.check_invariants()
                 await asyncio.sleep(0)

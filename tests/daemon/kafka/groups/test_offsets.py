@@ -39,8 +39,10 @@ class Gate:
         self.may_write = asyncio.Event()
         self.fails = 0
         self.writes = 0
+        self.is_asked = asyncio.Event()
 
     async def write(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.is_asked.set()
         await self.may_write.wait()
         self.writes += 1
         if self.fails:
@@ -70,10 +72,11 @@ def test_a_commit_is_answered_when_it_is_durable_and_those_that_wait_share_a_tra
 ) -> None:
     async def test(to: Talk, gate: Gate) -> None:
         first = asyncio.ensure_future(to.commit([(0, 1)], group="a"))
-        await asyncio.sleep(0.02)
+        await gate.is_asked.wait()
         later = [asyncio.ensure_future(to.commit([(0, each)], group="b")) for each in (9, 4)]
         others = [asyncio.ensure_future(to.commit([(0, 2)], group=f"c{each}")) for each in range(9)]
-        await asyncio.sleep(0.05)
+        for _ in iter(lambda: len(to.commits._waiting), 11):
+            await asyncio.sleep(0.001)
         assert not first.done() and await to.committed("a") == (-1, 0)
         gate.may_write.set()
         assert await asyncio.gather(first, *later, *others) == [[0]] * 12
