@@ -40,6 +40,8 @@ REGION = "us-east-1"
 READY_WITHIN_S = 60
 POLL_S = 0.02
 STOP_WITHIN_S = 20
+PORTS = range(20_000, 32_000)  # Linux gives those from 32,768 on to who asks for any
+TRIES_MAX = 1_000
 
 
 class MinioError(Exception):
@@ -132,17 +134,15 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port; see ``free_ports``."""
+    return free_ports(1)
 
 
 def free_ports(count: int) -> int:
     """The first of several consecutive loopback ports that are free at this moment, and that the
-    kernel gives to nobody who asks for any."""
-    for first in range(20_000 + os.getpid() % 1_000 * 10, 32_000, count):
+    kernel gives to nobody who asks for any: others look for such ports at random, too."""
+    for _ in range(TRIES_MAX):
+        first = PORTS[int.from_bytes(os.urandom(4)) % (len(PORTS) - count + 1)]
         with ExitStack() as stack:
             try:
                 for port in range(first, first + count):

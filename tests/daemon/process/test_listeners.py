@@ -91,11 +91,10 @@ def test_a_port_of_kafka_after_the_first_is_refused_with_both() -> None:
 
 
 def test_a_port_is_free_again_at_once() -> None:
-    with listening("127.0.0.1", 0, 2) as made:
-        port = made[0].getsockname()[1]
-        # A connection that was served leaves the address in TIME_WAIT.
-        with socket.create_connection(("127.0.0.1", port)):
-            pass
+    port = free_ports(1)
+    # A connection that was served leaves the address in TIME_WAIT.
+    with listening("127.0.0.1", port, 2), socket.create_connection(("127.0.0.1", port)):
+        pass
     with listening("127.0.0.1", port, 2) as again:
         assert again[0].getsockname()[1] == port
 
