@@ -27,8 +27,8 @@ from tools.buckets import client as bucket_client
 from tools.ports import asked
 
 ROOT = Path(__file__).parent.parent
-READY_WITHIN_S = 30
-STOP_WITHIN_S = 25
+READY_WITHIN_S = 120
+STOP_WITHIN_S = 60
 POLL_S = 0.02
 OBJECT_BYTES_TARGET = 4 << 20
 BUCKET = "bench"

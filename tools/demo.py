@@ -19,7 +19,7 @@ from tools.minio import free_port
 from tools.ports import asked
 
 READY_WITHIN_S = 90
-STOP_WITHIN_S = 20
+STOP_WITHIN_S = 60
 POLL_S = 0.05
 EXAMPLES = Path("examples")
 

@@ -24,7 +24,7 @@ def null(tmp_path: Path) -> Iterator[Server]:
 
 def test_every_request_is_answered_and_timed(null: Server) -> None:
     load = OwnGenerator().run(null.port, REQUEST, Pace(4, 0.3), os.sched_getaffinity(0))
-    assert load.requests > 4
+    assert load.requests >= 4, "one of each connection, on a machine that stood still"
     assert load.not_2xx == load.socket_errors == 0
     assert load.seconds == pytest.approx(0.3, abs=0.01) or load.seconds > 0.3  # timers are coarse
     assert 0 < load.p50_ms <= load.p99_ms

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from daemon.access.token_file import Scope, TokenFile
 from tests.e2e.daemon import HANG_S, Daemon, running
@@ -19,6 +19,7 @@ Look = Callable[..., Page]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Of a module: while Playwright runs, a test of the same thread cannot run a loop."""
+    expect.set_options(timeout=HANG_S * 1e3)  # 5 s are few for a machine that is busy
     with chromium() as found:
         yield found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.daemon import HANG_S, running
+from tests.e2e.daemon import running
 from tests.e2e.standbys import Standby
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
@@ -41,11 +41,11 @@ def test_it_says_that_a_daemon_that_stands_still_does_not_answer(
         expect(page.locator("#state")).to_have_text("ready")
         os.killpg(daemon.process.pid, signal.SIGSTOP)
         try:
-            expect(page.locator("#state")).to_have_text("NO ANSWER", timeout=HANG_S * 1e3)
+            expect(page.locator("#state")).to_have_text("NO ANSWER")
             expect(page.locator("#notes")).to_contain_text("no answer from")
         finally:
             os.killpg(daemon.process.pid, signal.SIGCONT)
-        expect(page.locator("#state")).to_have_text("ready", timeout=HANG_S * 1e3)
+        expect(page.locator("#state")).to_have_text("ready")
 
 
 def test_a_standby_says_whose_it_is(tmp_path: Path, bucket: Bucket, look: Look) -> None:

@@ -10,15 +10,13 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.daemon import HANG_S, Daemon, ask, wait_until
+from tests.e2e.daemon import Daemon, ask, wait_until
 from tests.e2e.subscribing import Subscription
 from tests.page.conftest import Locked, Look
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 PHONE = {"width": 320, "height": 640}
-
-expect.set_options(timeout=HANG_S * 1e3)
 
 
 def ready(page: Page) -> Page:
