@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shards.clock import monotonic_ns
-from tests.e2e.daemon import Daemon, running, wait_until
+from tests.e2e.daemon import Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.load import load
 from tests.e2e.processes import Line, connect_to
 from tests.e2e.proxy import Fault, object_puts, store_proxy
@@ -72,6 +72,7 @@ def test_steady_load_stays_within_a_quarter_of_the_fewest_possible_puts(data: Pa
         with load(daemon, PLACES, connections=9, depth=2) as run:
             wait_until(lambda: run.acknowledged_count > 9, "a steady load")
             began_ns = monotonic_ns()
+            wait_for_heartbeats(daemon)  # what was put before counts as before
             before = daemon.status()["store"]
             wait_until(lambda: daemon.status()["store"]["puts"] >= before["puts"] + 8, "PUTs")
             after = daemon.status()["store"]

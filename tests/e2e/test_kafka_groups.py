@@ -70,7 +70,7 @@ class Reader:
                 "group.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                "session.timeout.ms": 6_000,
+                "session.timeout.ms": 60_000,  # a member on a busy machine lives
                 "heartbeat.interval.ms": 200,
                 "reconnect.backoff.max.ms": 200,
                 **config,

@@ -36,6 +36,11 @@ def delivered(pushing: Pushing) -> None:
     wait_until(lambda: pushing.state["lag"] == 0, f"{pushing.name} to be delivered")
 
 
+def attempts_of(pushing: Pushing) -> Any:
+    """The attempts that its owner keeps."""
+    return pushing.daemon.get(f"{pushing.path}/push/attempts?limit=1000").json
+
+
 def headgate(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, at this daemon."""
     return subprocess.run(
@@ -119,9 +124,10 @@ def test_what_senders_do_is_shown_for_each_of_them(
     shown = headgate(daemon, "subscriptions", "show", "shown", "shown")
     assert "records 500" in shown.stdout and "next attempt" in shown.stdout, shown.stderr
     for _ in range(4):  # at the shard that owns it, and at the other one
-        attempts = daemon.get(f"{pushing.path}/push/attempts?limit=1000").json
-        assert {each["outcome"] for each in attempts["attempts"]} == {"success"}
-        assert attempts["kept"] == len(attempts["attempts"]) == 200, "of both senders, the last"
+        # A sender tells of them after it has told what was delivered.
+        wait_until(lambda: attempts_of(pushing)["kept"] == 200, "attempts of both, the last")
+        attempts = attempts_of(pushing)["attempts"]
+        assert {each["outcome"] for each in attempts} == {"success"} and len(attempts) == 200
     tried = headgate(daemon, "push", "attempts", "shown", "shown", "--limit", "3")
     assert tried.stdout.count("success") == 3, tried.stderr
     listed = headgate(daemon, "push", "ls", "shown")

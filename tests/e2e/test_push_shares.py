@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger.delivery import push_rates
+from tests.compaction.by_hand import opened
 from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.processes import kill_shards
 from tests.e2e.pushing import TIMES, Pushing
@@ -26,6 +28,13 @@ def is_fast(daemon: Daemon, senders: int) -> bool:
     return bool(
         push["senders"] == senders and push["granted"] > RATE - 0.01 and push["rate"] > NEAR
     )
+
+
+def noted(daemon: Daemon) -> list[float]:
+    """The rates that a start of the daemon would find: a flush writes them down."""
+    with opened(daemon.data) as ledger:
+        learned = ledger.read(push_rates.of, 1)
+    return [rate.rate for rate in learned.values()]
 
 
 def test_a_shard_that_is_killed_gives_its_share_back_and_its_successor_gets_it_again(
@@ -53,6 +62,7 @@ def test_a_daemon_that_was_killed_goes_on_with_the_rate_that_it_had(data: Path) 
             pushing = Pushing(daemon, receiver, "kept", rate_max=RATE)
             pushing.fill(40_000)  # some are left, however slow the machine is
             wait_until(lambda: is_fast(daemon, 1), "the sender to climb")
+            wait_until(lambda: max(noted(daemon), default=0.0) > NEAR, "the ledger to have it")
             daemon.kill_everything()
         with running(data, shards=2, settings=NO_PERIOD) as daemon:
             rate = wait_until(lambda: daemon.status()["push"]["rate"], "the sender to begin")

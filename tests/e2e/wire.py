@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
+from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_for_heartbeats, wait_until
 
 _ENOUGH = 64  # the kernel spreads connections by a hash: 64 on one side of two do not happen
 
@@ -167,6 +167,7 @@ def wire_of_each_shard(daemon: Daemon, topic: str) -> Iterator[list[Wire]]:
     """
     with ExitStack() as stack:
         found: dict[int, Wire] = {}
+        wait_for_heartbeats(daemon)  # what was acknowledged before is counted
         shards = len(_acknowledged(daemon))
         for _ in range(_ENOUGH):
             before = _acknowledged(daemon)
