@@ -20,7 +20,7 @@ from typing import NamedTuple
 import click
 
 from shards.clock import monotonic_ns
-from tests.e2e.daemon import Daemon, running
+from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.processes import Line
 from tests.e2e.proxy import Fault, StoreProxy, store_proxy
 from tests.e2e.stores import on_s3
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 
 class Storm(NamedTuple):
     """What one storm was like. ``first_ack_ms`` and ``usual_again_ms`` count from its end; None: it
-    did not come to that."""
+    did not come to that. ``met``: the requests that the store had met by then."""
 
     told: Counter[tuple[int, str]]
     cut: int
@@ -57,6 +57,7 @@ class Storm(NamedTuple):
     longest_ms: float
     first_ack_ms: float | None
     usual_again_ms: float | None
+    met: int = 0
 
 
 class Steady(threading.Thread):
@@ -95,18 +96,28 @@ def measured(daemon: Daemon, proxy: StoreProxy, seconds: float, producers: int) 
         thread.start()
     pause = threading.Event()
     pause.wait(CALM_S)
+    wait_until(lambda: all(thread.seen for thread in threads), "an answer for each producer")
     began_ns = monotonic_ns()
     proxy.decide = lambda _: Fault.SLOW_DOWN
     pause.wait(seconds)
     proxy.release()
-    ended_ns = monotonic_ns()
+    ended_ns, met = monotonic_ns(), len(proxy.met)
     pause.wait(2 * CALM_S)
+    wait_until(
+        lambda: any(
+            item.status == 200 and item.at_ns > ended_ns
+            for thread in threads
+            for item in list(thread.seen)
+        ),
+        "an acknowledgment after the storm",
+    )
     for thread in threads:
         thread.stopping.set()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a producer has no answer"
-    return judged([item for thread in threads for item in thread.seen], began_ns, ended_ns)
+    storm = judged([item for thread in threads for item in thread.seen], began_ns, ended_ns)
+    return storm._replace(met=met)
 
 
 def judged(seen: list[Seen], began_ns: int, ended_ns: int) -> Storm:

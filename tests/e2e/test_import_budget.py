@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
+from typing import cast
 
 import pytest
 
-from bench.imports import SLOW_STORE, SLOW_STORE_CHAOS, AllIn, import_files, write_files
+from bench.imports import SLOW_STORE, SLOW_STORE_CHAOS, import_files, write_files
 from commands.importing.byte_budget import CEILING_BYTES, START_BYTES, ByteBudget
 from tests.cli.importing.daemon_model import IntervalLaw
 from tests.e2e.daemon import Daemon, running
@@ -29,16 +29,16 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def test_the_budget_finds_what_pays_and_the_law_on_processing_over_interval_collapses(
     daemon: Daemon, tmp_path: Path
 ) -> None:
+    """What each of them does to the rate is for ``make bench`` and a virtual clock
+    (``tests/cli/importing/test_byte_budget.py``): here an object has room in each budget that
+    was found, and not in the other one."""
     files = write_files(tmp_path / "files", FILE_BYTES)
+    paying_bytes = cast(int, SLOW_STORE["object_bytes_target"])
+    for turn in range(TURNS):
+        ours = import_files(ByteBudget(), daemon.url, f"ours-{turn}", files)
+        assert ours.peak_bytes <= CEILING_BYTES
+        assert ours.budget_bytes >= paying_bytes, ours
     law = IntervalLaw(CEILING_BYTES, interval_s=0.0005)
     law.bytes = START_BYTES  # where ours begins
-    ours, all_in = [], []
-    for turn in range(TURNS):  # in alternation, so that other work on the machine meets both
-        all_in.append(import_files(AllIn(), daemon.url, f"all-in-{turn}", files))
-        ours.append(import_files(ByteBudget(), daemon.url, f"ours-{turn}", files))
-    assert max(each.peak_bytes for each in ours) <= CEILING_BYTES
-    rate = mean(each.bytes_per_s for each in ours)
-    assert rate >= 0.9 * mean(each.bytes_per_s for each in all_in), (ours, all_in)
-    collapsed = import_files(law, daemon.url, "by-interval", files[:2])
-    assert law.bytes == IntervalLaw.FLOOR_BYTES
-    assert collapsed.bytes_per_s <= 0.6 * rate
+    import_files(law, daemon.url, "by-interval", files[:2])
+    assert law.bytes == IntervalLaw.FLOOR_BYTES < paying_bytes

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ from tests.e2e.daemon import (
     wait_until,
 )
 from tests.e2e.load import load
+from tests.e2e.processes import shard_pids, stopped
 
 RING = 16 << 20
 BODY_MAX = 4 << 20
@@ -259,6 +258,21 @@ def test_the_scaling_signal_ignores_a_ring_that_waits(daemon: Daemon) -> None:
     assert answer["left_out"]["ring"] == pytest.approx(0.3, abs=0.02)
 
 
+def silenced(daemon: Daemon) -> bool:
+    """Stops a shard until it is missed, and lets it go on. Whether it was not killed before that:
+    a slow test lets it wait too long."""
+    pid, told = shard_pids(daemon)[1], len(daemon.log)
+
+    def says(text: str) -> bool:
+        return text in "".join(daemon.log[told:])
+
+    with stopped(pid):
+        wait_until(lambda: says("no report for 5 samples from shards 1;"), "the alarm")
+        wait_until(lambda: says("of shard 1): coalesce begins"), "the ladder")
+    wait_until(lambda: says("sensor_stale is over"), "the end of the alarm")
+    return shard_pids(daemon)[1] == pid
+
+
 @pytest.mark.slow
 def test_a_shard_that_is_silent_raises_an_alarm_and_the_ladder_and_refuses_nothing(
     tmp_path: Path,
@@ -266,24 +280,15 @@ def test_a_shard_that_is_silent_raises_an_alarm_and_the_ladder_and_refuses_nothi
     # Of an idle daemon nothing waits, however busy its machine is.
     weights = "scheduling=0,busy=0,uploads=0,store=0,ledger=0"
     with running(tmp_path, shards=2, settings={"pressure_weights": weights}) as daemon:
-        pid = daemon.status()["shards"][1]["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            wait_until(lambda: "no report for 5 samples from shards 1;" in daemon.text, "the alarm")
-            wait_until(lambda: "of shard 1): coalesce begins" in daemon.text, "the ladder")
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: "sensor_stale is over" in daemon.text, "the end of the alarm")
+        wait_until(lambda: silenced(daemon), "a shard to go on before it is killed for its silence")
         assert "refuse begins" not in daemon.text
-        assert daemon.status()["shards"][1]["pid"] == pid, "it was not killed"
         assert daemon.produce("after", 1).status == 200
 
 
 @pytest.mark.slow
 def test_puts_per_second_fall_as_the_window_grows(tmp_path: Path) -> None:
-    """Row T10."""
+    """Row T10: no more of them than there are windows, however fast or slow the machine is."""
     settings = SETTINGS | {"commit_window_min_ms": 20, "commit_window_max_ms": 400}
-    rates = []
     with (
         running(tmp_path / "data", shards=1, settings=settings) as daemon,
         load(daemon, [("t", 0)], connections=8, depth=1, pause_s=0.002) as run,
@@ -296,17 +301,19 @@ def test_puts_per_second_fall_as_the_window_grows(tmp_path: Path) -> None:
                     return abs(float(daemon.status()["window_ms"]) - window_ms) < 0.05 * window_ms
 
                 wait_until(grown, f"a window of {window_ms:.0f} ms")
-                before, began_ns = store_puts(daemon), monotonic_ns()
+                began_ns = monotonic_ns()
+                wait_for_heartbeats(daemon)  # what was put before counts as before
+                before = store_puts(daemon)
 
                 def enough(before: int = before) -> int:
                     count = store_puts(daemon) - before
                     return count if count > 30 else 0
 
                 puts = wait_until(enough, "PUTs")
-                rates.append(puts / (monotonic_ns() - began_ns) * 1e9)
+                windows = (monotonic_ns() - began_ns) / 1e6 / window_ms
+                assert puts <= 1.25 * windows + 1, f"in {windows:.1f} windows of {window_ms} ms"
         run.stop()
         assert not run.unknown and not run.refused
-    assert rates[1] < 0.5 * rates[0] and rates[2] < 0.5 * rates[1], rates
 
 
 def store_puts(daemon: Daemon) -> int:

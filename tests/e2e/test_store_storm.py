@@ -7,6 +7,7 @@ everything is as before. ``python -m tests.chaos.storm`` prints what a storm was
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from tests.chaos.storm import measured
 from tests.e2e.daemon import HANG_S, Daemon, command, running, wait_until
 from tests.e2e.load import Load, check_stored, load
 from tests.e2e.proxy import Fault, Request, store_proxy
-from tests.e2e.stores import on_s3
+from tests.e2e.stores import assert_told_of_outages_only, on_s3
 from tests.minio import Bucket
 from uploader.stores.faults import parse
+from uploader.stores.retry import COMMIT
 
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
 SMALL = {
@@ -33,7 +35,7 @@ CROWD: dict[str, int] = {"connections": 40, "depth": 4, "requests_max": 4}
 
 
 STORM_S = 30.0
-RECOVERY_MS_MAX = 3_000.0
+PAUSE_S_MAX = 1.0
 
 
 def slow_down(_: Request) -> Fault:
@@ -90,7 +92,7 @@ def test_in_a_storm_producers_see_latency_and_refusals_and_nothing_is_lost(
 
 
 @pytest.mark.slow
-def test_in_a_storm_of_30_s_nothing_is_cut_off_and_the_next_acknowledgment_comes_within_3_s(
+def test_in_a_storm_of_30_s_nothing_is_cut_off_and_after_it_no_object_needs_a_second_attempt(
     data: Path, bucket: Bucket
 ) -> None:
     with (
@@ -105,7 +107,12 @@ def test_in_a_storm_of_30_s_nothing_is_cut_off_and_the_next_acknowledgment_comes
     assert storm.told[503, "store_failing"] and storm.told[504, "outcome_unknown"]
     assert storm.acknowledged <= stored, "what was acknowledged is stored"
     assert not storm.refused & stored, "what got 429 or 503 is not"
-    assert storm.first_ack_ms is not None and storm.first_ack_ms < RECOVERY_MS_MAX
+    # A pause between attempts is never longer than the cap, so producers are answered within
+    # seconds; how soon, is for ``python -m tests.chaos.storm`` to tell.
+    assert COMMIT.cap_s <= PAUSE_S_MAX
+    taken = Counter(request.path for request, met in proxy.met[storm.met :]
+                    if request.is_object_put and met is Fault.NONE)  # fmt: skip
+    assert taken and set(taken.values()) == {1}, taken
 
 
 def every_record(daemon: Daemon, topic: str) -> list[Any]:
@@ -114,15 +121,6 @@ def every_record(daemon: Daemon, topic: str) -> list[Any]:
     while page := daemon.diff(topic, from_seq=len(found), limit=1_000)["records"]:
         found += page
     return found
-
-
-def assert_told_of_outages_only(daemon: Daemon, run: Load) -> None:
-    """Producers see latency, and a refusal only if the store has taken nothing for two seconds: a
-    slow machine makes few attempts in them, and each may meet a fault."""
-    assert not run.unknown
-    is_out = "store failing for" in daemon.text
-    told = {(answer.status, answer.code) for _, answer in run.refused}
-    assert told <= ({(503, "store_failing")} if is_out else set())
 
 
 @pytest.mark.parametrize(
