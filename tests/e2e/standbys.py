@@ -22,8 +22,8 @@ class Standby(Daemon):
 
     def __init__(self, data: Path, bucket: Bucket, endpoint_url: str | None = None,
                  **options: Any) -> None:  # fmt: skip
-        with kept_port() as port:
-            pass
+        self._keeper = contextlib.ExitStack()  # nobody else gets its port while there is this
+        port = self._keeper.enter_context(kept_port())
         super().__init__(
             data, listen=f"127.0.0.1:{port}", command=options.pop("command", STANDBY),
             shards=options.pop("shards", 1),

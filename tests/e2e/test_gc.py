@@ -111,7 +111,8 @@ def test_an_object_whose_lease_lives_is_no_orphan(data: Path) -> None:
         with closing(LockFile(data / "lock")) as lock_file:
             # With the ledger locked an upload waits after its PUT.
             wait_until(lambda: lock_file.try_lock(locks.LEDGER), "the ledger lock")
-            late = threading.Thread(target=daemon.produce, args=("orders", "late"))
+            patient = {"ack_timeout_ms": 600_000}
+            late = threading.Thread(target=daemon.produce, args=("orders", "late"), kwargs=patient)
             late.start()
             wait_until(lambda: place.present() - committed, "an object that is not committed")
             found = place.json("gc", "--dry-run")

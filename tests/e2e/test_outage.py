@@ -11,12 +11,13 @@ import pytest
 
 from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.processes import Line
-from tests.e2e.proxy import Fault, store_proxy
+from tests.e2e.proxy import Fault, StoreProxy, store_proxy
 from tests.e2e.stores import on_s3
 from tests.e2e.wire import Wire
 from tests.minio import Bucket
 
 REQUEST_BYTES = 96  # at least, of a request in its ring
+PULLED, WAITING = 4, 20
 
 
 def status_of(daemon: Daemon) -> tuple[int, str]:
@@ -76,26 +77,49 @@ def test_a_store_that_hangs_is_failing_before_any_of_its_puts_has_timed_out(
             wait_until(lambda: daemon.produce("t", "after").status == 200, "the gate to open")
 
 
+def _crowded(daemon: Daemon, proxy: StoreProxy) -> list[Line]:
+    """Connections of requests that are pulled, as many objects as may be under way, and of more
+    that wait. The store takes nothing: if it has been found to fail before all were taken in, there
+    are none, and what was taken in is deleted with its topic."""
+    daemon.ask("DELETE", "/v0/topics/t?force=true")
+    assert daemon.produce("t", "before").status == 200
+    proxy.hold_object_puts()
+    lines: list[Line] = []
+
+    def is_failing() -> bool:
+        return "store_failing" in str(daemon.status()["alarms"])
+
+    def send(data: str, ack_timeout_ms: int) -> None:
+        lines.append(Line(daemon))
+        lines[-1].send("t", data, ack_timeout_ms=ack_timeout_ms)
+
+    for number in range(PULLED):
+        send(f"pulled {number}", 10_000)
+        wait_until(lambda: _pulled(daemon, len(lines)) or is_failing(), "it to be pulled")
+    for number in range(WAITING):
+        send(f"waiting {number}", 600_000 if number % 5 == 4 else 500)
+    everything = (PULLED + WAITING) * REQUEST_BYTES
+    wait_until(lambda: _used_bytes(daemon) >= everything or is_failing(), "all to be taken in")
+    if _used_bytes(daemon) >= everything:
+        return lines
+    proxy.release()
+    for line in lines:
+        line.close()
+    wait_until(lambda: not daemon.status()["alarms"] and not _used_bytes(daemon), "the store")
+    return []
+
+
 @pytest.mark.slow
 def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_503_is_never_stored(
     data: Path, bucket: Bucket
 ) -> None:
     with store_proxy(bucket.endpoint_url) as proxy:
         options = on_s3(
-            bucket, proxy.endpoint_url, commit_window_min_ms=1, uploads_in_flight_max=2,
-            ack_timeout_ms=10_000,
+            bucket, proxy.endpoint_url, commit_window_min_ms=1, uploads_in_flight_max=2
         )  # fmt: skip
         with running(data, shards=2, **options) as daemon:
-            daemon.produce("t", "before")
-            proxy.hold_object_puts()
-            pulled = [Line(daemon) for _ in range(4)]  # as many objects as may be under way
-            for number, line in enumerate(pulled):
-                line.send("t", f"pulled {number}")
-                wait_until(partial(_pulled, daemon, number + 1), "it to be pulled")
-            waiting = [Line(daemon) for _ in range(20)]
-            for number, line in enumerate(waiting):
-                patient = {"ack_timeout_ms": 600_000} if number % 5 == 4 else {}
-                line.send("t", f"waiting {number}", **{"ack_timeout_ms": 500, **patient})
+            lines = wait_until(lambda: _crowded(daemon, proxy), "all to be taken in")
+            pulled, waiting = lines[:PULLED], lines[PULLED:]
             for number, line in enumerate(waiting):
                 if number % 5 != 4:
                     answer = line.answer()
@@ -120,7 +144,7 @@ def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_50
     wanted = [
         "before",
         "after",
-        *(f"pulled {n}" for n in range(4)),
+        *(f"pulled {n}" for n in range(PULLED)),
         *(f"waiting {n}" for n in (4, 9, 14, 19)),
     ]
     assert sorted(stored) == sorted(wanted)

@@ -62,7 +62,7 @@ def test_a_backlog_is_pushed_at_its_rate_across_take_overs(tmp_path: Path, bucke
             pair[owner], receiver, "t", partitions=2, settings={"mode": "shared"},
             rate_max=RATE, senders=2, connections_max=4, timeout_ms=PATIENT_MS,
         )  # fmt: skip
-        pushing.fill(8_000)
+        pushing.fill(20_000)
         faults = [cut, stop]
         for fault in faults:
             pushing.wait_until_settled(RATE)
