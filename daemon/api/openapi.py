@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -183,7 +182,6 @@ def _summary_of(type_: Any) -> str:
     return " ".join((text or "JSON.").split()).partition(". ")[0].removesuffix(".") + "."
 
 
-@cache
-def served() -> dict[str, Any]:
-    """The document of all routes. The first call takes about 0.2 s, a third of a shard's start."""
-    return document(ROUTES)
+def encoded() -> bytes:
+    """The document of all routes as JSON. It takes about 0.2 s, a third of a shard's start."""
+    return msgspec.json.encode(document(ROUTES))

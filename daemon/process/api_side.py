@@ -59,7 +59,7 @@ class ApiSide:
         files = files_of(config)
         self._certificate = None if files is None else Certificate(files, inheritance.tls_pair)
         status = StatusBuilder(segment, config, self._certificate)
-        daemon = DaemonRoutes(status, ledger, openapi.served)
+        daemon = DaemonRoutes(status, ledger, openapi.encoded)
         self._overviews = OverviewRoutes(daemon, status, ledger)
         secrets = SecretsFile(Path(config.data_dir))
         handlers = Handlers(

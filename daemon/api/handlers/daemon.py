@@ -17,7 +17,7 @@ from daemon.api.figures.push_figures import push_series
 from daemon.api.figures.router_figures import router_series
 from daemon.api.figures.status import StatusBuilder
 from daemon.api.figures.subscription_figures import series
-from daemon.api.streaming import Text
+from daemon.api.streaming import EncodedJson, Text
 from daemon.http.response import JSON
 from daemon.intake.foreign.bulk import ELASTIC, PRODUCT
 from daemon.schemas.api import ImportScaling, Live, MetricsHeaders, Ready, Scaling, Status
@@ -37,11 +37,12 @@ class DaemonRoutes:
     """The daemon, as one of its shards knows it."""
 
     def __init__(
-        self, status: StatusBuilder, ledger: LedgerThread, openapi: Callable[[], dict[str, Any]]
+        self, status: StatusBuilder, ledger: LedgerThread, openapi: Callable[[], bytes]
     ) -> None:
         self._status = status
         self._ledger = ledger
         self._openapi = openapi
+        self._described: asyncio.Task[bytes] | None = None
         self._imports: asyncio.Task[list[ImportScaling] | None] | None = None
         # Of many statuses that are asked for together, one is made in a turn of the loop: each
         # takes milliseconds.
@@ -176,6 +177,8 @@ class DaemonRoutes:
             )  # fmt: skip
             return await metrics.page(scrape, headers.accept, monotonic_ns)
 
-    async def openapi(self) -> dict[str, Any]:
-        """``/openapi.json``."""
-        return await asyncio.to_thread(self._openapi)
+    async def openapi(self) -> EncodedJson[dict[str, Any]]:
+        """``/openapi.json``, made when it is first asked for: once, by a thread."""
+        if self._described is None:
+            self._described = asyncio.create_task(asyncio.to_thread(self._openapi))
+        return EncodedJson(await asyncio.shield(self._described))

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from daemon.api.api_docs import with_tables
 from daemon.api.figures.metric_table import METRICS
-from daemon.api.openapi import served
+from daemon.api.openapi import document
+from daemon.api.routes import ROUTES
 from daemon.schemas import api as schemas
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "http-api.md").read_text()
+DOCUMENT = document(ROUTES)
 
 
 def test_the_tables_of_the_page_are_those_of_the_code() -> None:
@@ -32,11 +34,11 @@ def test_every_type_of_the_openapi_document_has_its_table_on_the_page() -> None:
     assert len(shown) == len(set(shown))
     # Their fields are those of TopicConfig and ShownConfig, all optional.
     settings = {"TopicSettings", "SubscriptionSettings"}
-    assert set(served()["components"]["schemas"]) - settings <= set(shown)
+    assert set(DOCUMENT["components"]["schemas"]) - settings <= set(shown)
 
 
 def test_answers_have_all_fields_and_settings_need_none() -> None:
-    schemas_ = served()["components"]["schemas"]
+    schemas_ = DOCUMENT["components"]["schemas"]
     figures = {"lag", "oldest_unfinished_ms", "topic", "count"}
     assert figures - {"topic"} <= set(schemas_["SubscriptionsStatus"]["required"])
     assert not schemas_["SubscriptionSettings"].get("required")
@@ -105,7 +107,7 @@ def test_every_status_of_the_api_page_is_in_the_document() -> None:
     on_page = {int(number) for row in rows for number in row.split(",")} - {500}
     documented = {
         int(status)
-        for item in served()["paths"].values()
+        for item in DOCUMENT["paths"].values()
         for method, operation in item.items()
         if method != "parameters"
         for status in operation["responses"]
@@ -113,7 +115,7 @@ def test_every_status_of_the_api_page_is_in_the_document() -> None:
     }
     of_http_itself = {403, 405, 414, 417, 431}  # before an operation is known
     assert on_page == documented | of_http_itself
-    for path in served()["paths"]:
+    for path in DOCUMENT["paths"]:
         shown = path.replace("{topic}", "{t}").replace("{plan}", "{p}")
         assert shown.replace("{subscription}", "{s}") in PAGE, path
 

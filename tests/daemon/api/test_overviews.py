@@ -73,7 +73,7 @@ class Shard:
         self.segment, self.ledger, self.thread = segment, ledger, thread
         status = StatusBuilder(segment, load(None, {}, []))
         asked = LedgerThread(ledger, thread)
-        self.daemon = Counted(status, asked, dict)
+        self.daemon = Counted(status, asked, bytes)
         self.routes = OverviewRoutes(self.daemon, status, asked)
 
     async def view(self, rights: Rights = EVERYTHING) -> Viewer:

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from daemon.api.handlers.topics import Created
-from daemon.api.openapi import served
+from daemon.api.openapi import document
 from daemon.api.route import Handlers, Route
 from daemon.api.routes import ROUTES
 from daemon.api.streaming import EncodedJson, Streaming, Text
@@ -57,7 +57,7 @@ def test_a_handler_returns_the_types_that_its_row_promises(route: Route, handler
 def test_a_query_parameter_of_the_document_is_described_and_is_never_null() -> None:
     found = [
         parameter
-        for item in served()["paths"].values()
+        for item in document(ROUTES)["paths"].values()
         for operation in item.values()
         if isinstance(operation, dict)
         for parameter in operation.get("parameters", ())

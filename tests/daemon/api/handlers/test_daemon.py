@@ -54,7 +54,7 @@ def test_a_ledger_that_hangs_is_asked_once_and_leaves_imports_unknown(
         source = SourceTold("/f", topic.topic_id, 9)
         ledger.write(cursors.tell, "c", "client", source, told_ms)
         status = StatusBuilder(segment, load(None, {}, []))
-        routes = DaemonRoutes(status, Counted(ledger, thread), dict)
+        routes = DaemonRoutes(status, Counted(ledger, thread), bytes)
 
         async def run() -> tuple[list[ImportScaling], list[ImportScaling]]:
             thread.submit(goes_on.wait)
@@ -111,5 +111,40 @@ def test_of_many_statuses_that_are_asked_for_together_one_is_made_in_a_turn(
     ):
         GroupTable(segment).start()
         status = Noting(segment, load(None, {}, []))
-        asyncio.run(run(DaemonRoutes(status, LedgerThread(ledger, thread), dict)))
+        asyncio.run(run(DaemonRoutes(status, LedgerThread(ledger, thread), bytes)))
     assert len(made) == len(set(made)) == 20
+
+
+def test_the_document_of_the_api_is_made_and_encoded_once_however_many_ask_together(
+    tmp_path: Path,
+) -> None:
+    made: list[bytes] = []
+    goes_on = threading.Event()
+
+    def make() -> bytes:
+        made.append(b"{}")
+        assert goes_on.wait(60)
+        return made[0]
+
+    async def run(routes: DaemonRoutes) -> None:
+        first, *others = [asyncio.create_task(routes.openapi()) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()  # its client has gone
+        await asyncio.wait([first])
+        goes_on.set()
+        bodies = {id(answer.body) for answer in await asyncio.gather(*others)}
+        bodies.add(id((await routes.openapi()).body))
+        assert bodies == {id(made[0])}
+
+    with (
+        closing(Segment.create(Layout(1, 4096))) as segment,
+        closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        status = StatusBuilder(segment, load(None, {}, []))
+        try:
+            asyncio.run(run(DaemonRoutes(status, LedgerThread(ledger, thread), make)))
+        finally:
+            goes_on.set()
+    assert len(made) == 1
