@@ -41,6 +41,7 @@ from daemon.http.head import (
 )
 from daemon.http.limits import HttpLimits
 from daemon.http.request import Request, Sender, Shared
+from daemon.http.turns import ALLOWANCE, REQUEST_COST, USUAL_COST, RequestTurns
 from daemon.http.unsent import Unsent
 from daemon.schemas.errors import ApiError, too_large
 
@@ -49,9 +50,6 @@ logger = logging.getLogger(__name__)
 HEAD, BODY, DISCARD, WAIT, IGNORE, STREAM, CLOSED = range(7)
 HOLD_REQUESTS, HOLD_ANSWERS, HOLD_ADMISSION, HOLD_LIMIT, HOLD_TRANSLATION = 1, 2, 4, 8, 16
 HOLD_TURN = 32
-# Of one connection without a pause: 256 KiB, as much as is received together, may have 7,000, each
-# of which can be answered immediately and take 100 microseconds.
-REQUESTS_A_TURN = 64
 
 
 def _no_head(_: bytes) -> Head | None:
@@ -66,6 +64,7 @@ class Service(Shared, Protocol):
     limits: HttpLimits
     guard: Guard | None
     unread: Unsent[Sender]
+    turns: RequestTurns
     tcp_heads: HeadCache
     local_heads: HeadCache
     tick_ns: int
@@ -161,7 +160,7 @@ class Receiver(Sender):
         body_bytes_max = self._body_bytes_max
         position = 0
         size = len(data)
-        left = REQUESTS_A_TURN
+        allowed = left = self._allowed()
         self._feeding = True
         try:
             while position < size:
@@ -171,10 +170,9 @@ class Receiver(Sender):
                         break
                     position = self._feed_body(data, position)
                     continue
-                if not left:
+                if left <= 0 and not self._hold:
                     self._set_hold(HOLD_TURN)
-                    asyncio.get_running_loop().call_soon(self._clear_hold, HOLD_TURN)
-                left -= 1
+                    self.server.turns.wait(self)
                 if self._hold:
                     self._keep(data[position:])
                     break
@@ -186,6 +184,7 @@ class Receiver(Sender):
                     break
                 raw = data[position:end]
                 head = known_head(raw)
+                left -= USUAL_COST if head is not None and head.shortcut else REQUEST_COST
                 if head is None:
                     head = self._new_head(raw)
                     if head is None or isinstance(head.route, Exception):
@@ -205,10 +204,24 @@ class Receiver(Sender):
         finally:
             self._feeding = False
             self.unread_bytes = 0
+            if left < allowed:
+                self.server.turns.use(allowed - left)
         if self._eof:
             self._input_ended()
         elif self.server.draining:
             self._end_if_done()
+
+    def _allowed(self) -> int:
+        """What the requests may cost that are taken of what was received. Connections are closed if
+        too much is kept for them, so rather than that, a turn of the loop gets longer."""
+        left = self.server.turns.left
+        if left > 0:
+            return left
+        return ALLOWANCE if self.server.unread.is_half_full else 1
+
+    def its_turn(self) -> None:
+        """Goes on with requests that came together with others."""
+        self._clear_hold(HOLD_TURN)
 
     def _serve_probes_only(self, refusal: ApiError) -> None:
         """For a connection too many: one probe is answered, anything else is refused."""

@@ -23,6 +23,7 @@ from daemon.http.places import ConnectionPlaces
 from daemon.http.request import Sender
 from daemon.http.stream import Streams
 from daemon.http.timeouts import Wheel
+from daemon.http.turns import RequestTurns
 from daemon.http.unsent import Unsent
 from daemon.schemas.errors import ApiError
 from daemon.tls.certificate import CheckedPair
@@ -68,6 +69,7 @@ class Server:
         self.streams = streams_of(self._limits)
         self.unsent = unsent_of(self._limits)
         self.unread = unread_of(self._limits)
+        self.turns = RequestTurns()
         self.tcp_heads = HeadCache()
         self.local_heads = HeadCache()
         self.guard: Guard | None = None

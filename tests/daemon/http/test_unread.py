@@ -10,8 +10,8 @@ import pytest
 from daemon.http.connection import Connection
 from daemon.http.cors import Cors
 from daemon.http.limits import HttpLimits
-from daemon.http.receiver import REQUESTS_A_TURN
 from daemon.http.server import Server
+from daemon.http.turns import REQUESTS_A_TURN
 from tests.daemon.http.front import Script, get, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 
@@ -86,6 +86,77 @@ def test_requests_that_came_together_leave_others_their_turn(sent: bytes) -> Non
             answered.append(transport.written.count(b"HTTP/1.1 "))
         assert max(map(int.__sub__, answered[1:], answered)) == REQUESTS_A_TURN
         assert transport.closed and not server.unread.bytes
+
+    asyncio.run(run())
+
+
+def test_requests_of_ten_connections_are_as_many_in_a_turn_as_those_of_one() -> None:
+    async def run() -> None:
+        server = Server()
+        server.application = Script()
+        each = [connect(server) for _ in range(10)]
+        for connection, _ in each:
+            connection.data_received(get("/missing") * 200)
+        answered = [0, answers(each)]
+        lone, single = connect(server)
+        lone.data_received(get("/echo"))  # its head is not known yet
+        assert single.written.startswith(b"HTTP/1.1 200 "), "who sends one waits for nobody"
+        lone.data_received(get("/echo") * 2)
+        while answered[-1] < 2_000:
+            await asyncio.sleep(0)
+            answered.append(answers(each))
+        firsts = len(each) - 1  # of those that came when the turn was used up
+        assert max(map(int.__sub__, answered[1:], answered)) <= REQUESTS_A_TURN + firsts
+        assert answers([(lone, single)]) == 3
+        assert not server.unread.bytes and not len(server.turns)
+
+    asyncio.run(run())
+
+
+def answers(connections: Sequence[tuple[Connection, MemoryTransport]]) -> int:
+    return sum(transport.written.count(b"HTTP/1.1 ") for _, transport in connections)
+
+
+def test_a_turn_has_its_requests_also_if_the_one_before_used_more_than_half() -> None:
+    async def run() -> None:
+        server = Server()
+        server.application = Script()
+        for _ in range(5):
+            one = connect(server)
+            one[0].data_received(get("/missing") * (REQUESTS_A_TURN * 5 // 8))
+            assert answers([one]) == REQUESTS_A_TURN * 5 // 8
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_lost_while_it_waits_for_its_turn_keeps_nobody_waiting() -> None:
+    async def run() -> None:
+        server = Server()
+        server.application = Script()
+        first, lost, last = each = [connect(server) for _ in range(3)]
+        for connection, _ in each:
+            connection.data_received(get("/missing") * 100)
+        lost[0].connection_lost(None)
+        for _ in range(300 // REQUESTS_A_TURN + 1):
+            await asyncio.sleep(0)
+        assert list(map(answers, ([first], [lost], [last]))) == [100, 1, 100]
+        assert not server.unread.bytes
+
+    asyncio.run(run())
+
+
+def test_no_connection_is_closed_so_that_turns_stay_short() -> None:
+    async def run() -> None:
+        server, _ = server_with()
+        server.unread.limit_bytes = 4_000 * len(get("/missing"))
+        each = [connect(server) for _ in range(100)]
+        for connection, _ in each:
+            connection.data_received(get("/missing") * 60)
+        assert not any(transport.closed for _, transport in each)
+        for _ in range(100 * 60 // REQUESTS_A_TURN + 1):
+            await asyncio.sleep(0)
+        assert answers(each) == 100 * 60 and not len(server.turns)
 
     asyncio.run(run())
 

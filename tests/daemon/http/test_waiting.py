@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 
 import pytest
@@ -185,9 +186,13 @@ def test_the_more_connections_there_are_the_fewer_requests_a_new_one_may_leave_u
         connections_max=16, connections_per_address_max=16, connections_told_max=0,
         requests_outstanding_max=8, requests_shared_out=16,
     )  # fmt: skip
-    for _ in range(16):
-        connection, _ = connect(server)
-        connection.data_received(get("/later") * 10)
+
+    async def connect_all() -> None:
+        for _ in range(16):
+            connection, _ = connect(server)
+            connection.data_received(get("/later") * 10)
+
+    asyncio.run(connect_all())
     shares = [8, 8, 5, 4, 3, 2, 2, 2, *[1] * 8]
     assert len(script.later) == sum(shares) == server.limits.all_outstanding_max
     assert HttpLimits().outstanding_max(0) == HttpLimits().outstanding_max(255) == 128
