@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from commands.client.http import Client, decoded
-from commands.output import duration_text, echo, show, table
+from commands.output import bytes_text, duration_text, echo, show, table
 from commands.shell.options import client_option, output_option
 from daemon.governor.ladder import RUNGS
 from daemon.schemas.api import Pressure, SensorStatus, Status
@@ -53,6 +53,7 @@ def _text(status: Status) -> str:
         f"window    {duration_text(status.window_ms)}",
         f"coalesce  {duration_text(found.coalesce_ms)}",
         f"scaling   {found.scaling} of 100: how much more CPU would help",
+        f"memory    {bytes_text(found.memory_left_bytes)} left",
         "",
         table(("sensor", "value", "shard", "", "pressure", "weight", "what it is"), rows),
         "",

@@ -69,6 +69,7 @@ class CgroupMemory:
         self._groups: list[LimitedGroup] = []
         self._looked_ns: int | None = None
         self._granted: dict[Path, int] = {}
+        self.left_bytes: int | None = None  # below the closest limit, when ``share`` last read it
 
     def groups(self, now_ns: int) -> list[LimitedGroup]:
         """The limited groups, the process's own first. Raises OSError."""
@@ -80,11 +81,13 @@ class CgroupMemory:
     def share(self, segment_bytes: int, now_ns: int) -> float | None:
         """How much of the closest limit is used; None if there is no limit. Raises OSError,
         ValueError, KeyError: what was found cannot be read any more."""
-        shares = []
+        shares, left = [], []
         for group in self.groups(now_ns):
             used = group.used_bytes(segment_bytes)
+            left.append(max(0, group.limit_bytes - segment_bytes - used))
             granted = self._granted[group.path] = min(self._granted.get(group.path, 0), used)
             shares.append((used - granted) / max(1, group.limit_bytes - segment_bytes - granted))
+        self.left_bytes = min(left, default=None)
         return max(shares, default=None)
 
     def grant(self, segment_bytes: int, now_ns: int) -> int:

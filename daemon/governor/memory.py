@@ -63,6 +63,8 @@ class MemorySensor:
         self._allocated = allocated
         self._cgroup = cgroup
         self._machine = machine
+        # What may still be used, at the last ``share``; None: that is not known.
+        self.left_bytes: int | None = None
 
     def limit_bytes(self, now_ns: int) -> int | None:
         """The smallest limit that the kernel enforces, less its share; None if it has none, or
@@ -76,8 +78,10 @@ class MemorySensor:
         """0 to 1, or more; NaN if it cannot be measured."""
         try:
             share = self._cgroup.share(self._segment_bytes, now_ns)
+            self.left_bytes = self._cgroup.left_bytes
             return self._of_machine() if share is None else share
         except (OSError, ValueError, KeyError):
+            self.left_bytes = None
             return math.nan
 
     def grant(self, now_ns: int) -> int:
@@ -89,8 +93,9 @@ class MemorySensor:
 
     def _of_machine(self) -> float:
         machine, allocated = self._machine(), self._allocated()
-        left = machine.available_bytes - RESERVED_SHARE * machine.total_bytes
-        return allocated / max(1.0, allocated + max(0.0, left))
+        left = max(0.0, machine.available_bytes - RESERVED_SHARE * machine.total_bytes)
+        self.left_bytes = int(left)
+        return allocated / max(1.0, allocated + left)
 
 
 PRESSURE_MIN = 0.5  # the gate opens well above

@@ -58,6 +58,8 @@ class GovernorTick:
             sample.readings, config.commit_window_min_ms, config.commit_window_max_ms, now_ns
         )
         self._tell(sample, now_ns)
+        left_bytes = self.memory.left_bytes
+        self._words[at.G_MEMORY_LEFT_BYTES] = 0 if left_bytes is None else left_bytes + 1
         self._limit_memory(config, now_ns)
         for edge in governed.edges:
             log.log(logging.WARNING if edge.rung.warns else logging.INFO, "%s", governed.line(edge))

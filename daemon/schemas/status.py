@@ -102,6 +102,14 @@ class Pressure(Struct, frozen=True):
             per=100,
         ),
     ]
+    memory_left_bytes: Annotated[
+        int | None,
+        figure(
+            "what the daemon may still use before the memory sensor's pressure is 1: below the"
+            " limit of its control group, or of the machine; null: not known",
+            "headgate_memory_left_bytes",
+        ),
+    ]
 
 
 class SubscriptionScaling(Struct, frozen=True):

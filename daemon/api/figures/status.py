@@ -214,6 +214,7 @@ class StatusBuilder:
             coalesce_ms=words[at.G_COALESCE_NS] / 1e6,
             deferring=bool(words[at.G_DEFERRING]),
             scaling=round(words[at.G_SCALING_PPM] / 1e4),
+            memory_left_bytes=left - 1 if (left := words[at.G_MEMORY_LEFT_BYTES]) else None,
             entered={
                 rung.name: words[at.G_RUNGS_ENTERED + index]
                 for index, rung in enumerate(ladder.RUNGS)

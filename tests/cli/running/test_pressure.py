@@ -29,6 +29,7 @@ SENSORS: list[dict[str, Any]] = [
 PRESSURE: dict[str, Any] = {
     "level": 0.6, "rung": "widen", "rungs": ["coalesce", "widen"], "hard_level": 0.2,
     "steady_level": 0.5, "coalesce_ms": 10.0, "deferring": False, "scaling": 71,
+    "memory_left_bytes": 350 << 20,
     "inputs": {each["sensor"]: each["pressure"] for each in SENSORS}, "sensors": SENSORS,
     "entered": {"coalesce": 3, "widen": 1, "defer": 0, "refuse": 0},
 }  # fmt: skip
@@ -38,6 +39,7 @@ steady    0.50  the level that the commit window follows
 window    0.5 ms
 coalesce  10 ms
 scaling   71 of 100: how much more CPU would help
+memory    350 MiB left
 
 sensor  value   shard            pressure  weight  what it is
 ledger  64 ms       0  #####...      0.60  1       commits, lock included

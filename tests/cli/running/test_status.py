@@ -41,7 +41,7 @@ STATUS: dict[str, Any] = {
             }
         ],
         "entered": {"coalesce": 1}, "steady_level": 0.2, "coalesce_ms": 1.25, "deferring": False,
-        "scaling": 12,
+        "scaling": 12, "memory_left_bytes": 350 << 20,
     },
     "bill": {
         "store_class": "standard", "puts": 1300, "gets": 3, "lists": 2, "put_bytes": 6 << 20,
@@ -169,7 +169,8 @@ daemon         incarnation 3, epoch 7, commits 1,199, window 0.5 ms, object byte
 store          url file:///srv/headgate/store, puts 1,200, put 5.0 MiB, put failures 1, gets 3,
                get 2.0 KiB, lists 2
 pressure       rung coalesce, level 0.25, inputs: ring 0.25, hard level 0.25, rungs coalesce,
-               entered: coalesce 1, steady level 0.2, coalesce 1.2 ms, deferring no, scaling 12
+               entered: coalesce 1, steady level 0.2, coalesce 1.2 ms, deferring no, scaling 12,
+               memory left 350 MiB
 bill           store class standard, puts 1,300, gets 3, lists 2, put 6.0 MiB, get 2.0 KiB,
                usd $0.0065, usd per month $12.50, usd per gib $0.48, put rate 0.96,
                optimum put rate 0.9, per shard puts 2,500, per shard usd $0.013,

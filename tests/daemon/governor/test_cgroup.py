@@ -135,6 +135,18 @@ def test_what_was_granted_is_on_both_sides_until_less_is_used(machine: FakeMachi
     assert memory.share(100 * MIB, 0) == pytest.approx(400 / 450), "300 are left of the grant"
 
 
+def test_what_the_closest_limit_leaves_counts_the_segment_as_used(machine: FakeMachine) -> None:
+    machine.v2("/a/h")
+    machine.group_v2("/a", used_mib=800, shmem_mib=100, max_mib=1000)
+    machine.group_v2("/a/h", used_mib=400, shmem_mib=100, max_mib=800)
+    memory = CgroupMemory(machine.root)
+    memory.share(100 * MIB, 0)
+    assert memory.left_bytes == 50 * MIB
+    machine.group_v2("/a", used_mib=400, max_mib=1000)
+    memory.share(100 * MIB, 0)
+    assert memory.left_bytes == 280 * MIB
+
+
 def test_nothing_is_granted_above_the_limit(machine: FakeMachine) -> None:
     machine.v2("/h")
     machine.group_v2("/h", used_mib=850, max_mib=1000)

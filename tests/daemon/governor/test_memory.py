@@ -54,6 +54,21 @@ def test_a_limit_of_the_kernel_counts_without_what_was_granted(machine: FakeMach
     assert found.grant(0) == 0
 
 
+def test_what_is_left_is_told_also_after_a_grant(machine: FakeMachine) -> None:
+    found = sensor(machine, available_mib=550)
+    found.share(0)
+    assert found.left_bytes == 500 * MIB, "the kernel's 5 percent of the machine are kept"
+    machine.group_v2("/h", used_mib=750, max_mib=1000)
+    found = sensor(machine)
+    found.grant(0)
+    assert found.share(0) == 0 and found.left_bytes == 100 * MIB
+    machine.group_v2("/h", used_mib=900, max_mib=1000)
+    found.share(0)
+    assert found.left_bytes == 0
+    (machine.root / "sys/fs/cgroup/h/memory.stat").write_text("nothing\n")
+    assert math.isnan(found.share(0)) and found.left_bytes is None
+
+
 def test_of_a_machine_that_others_fill_nothing_is_granted(machine: FakeMachine) -> None:
     found = sensor(machine, available_mib=0)
     assert found.grant(0) == 0

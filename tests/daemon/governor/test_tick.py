@@ -46,6 +46,7 @@ class Supervised:
             0, lambda: 0, CgroupMemory(machine.root), lambda: MachineMemory(1 << 30, 1 << 30)
         )
         # The memory and the disk of the machine that runs the tests are not the subject.
+        self.tick.memory = memory
         self.tick._readings = Readings(self.segment, DiskSensor([], lambda _: None), memory)
         self.now_ns = 10**12
         for shard in range(SHARDS):
@@ -84,6 +85,7 @@ def test_an_idle_daemon_has_its_shortest_window_and_no_delay(supervised: Supervi
     assert supervised.word(at.G_PRESSURE_PPM) == 0
     assert supervised.word(at.G_WINDOW_NS) == 500_000
     assert supervised.word(at.G_COALESCE_NS) == supervised.word(at.G_DEFERRING) == 0
+    assert supervised.word(at.G_MEMORY_LEFT_BYTES) == int(0.95 * (1 << 30)) + 1
     assert supervised.alarms() == {}
 
 

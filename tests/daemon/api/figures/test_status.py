@@ -216,6 +216,14 @@ def test_pressure_and_window_are_those_in_force(daemon: Daemon) -> None:
     assert (ring["raw"], ring["shard"], ring["hard"], ring["unit"]) == (raw, 2, True, "share")
 
 
+@pytest.mark.parametrize(("word", "left_bytes"), [(0, None), (1, 0), (5_001, 5_000)])
+def test_the_memory_that_is_left_is_told_also_if_it_is_nothing(
+    daemon: Daemon, word: int, left_bytes: int | None
+) -> None:
+    daemon.words[at.G_MEMORY_LEFT_BYTES] = word
+    assert daemon.document()["pressure"]["memory_left_bytes"] == left_bytes
+
+
 def test_the_scaling_signal_has_each_subscription_by_topic_and_name(daemon: Daemon) -> None:
     board_of_subscriptions = subscription_board(daemon.segment)
     names = [("orders", "billing"), ("orders", "audit"), ("events", "push")]
