@@ -61,9 +61,12 @@ class SlowLedger(Ledger):
 class Rig:
     """A supervisor of one shard that owns a prefix, as ``daemon/process/serve.py`` makes it."""
 
-    def __init__(self, data: Path, stack: ExitStack) -> None:
-        settings = {"data_dir": str(data), "shards": "1", "retention_interval_ms": "1000"}
-        self.config = load(None, {}, [Override(*setting) for setting in settings.items()])
+    def __init__(
+        self, data: Path, stack: ExitStack, config_file: str | None = None, **settings: str
+    ) -> None:
+        settings |= {"data_dir": str(data), "shards": "1"}
+        overrides = [Override(*setting) for setting in settings.items()]
+        self.config = load(config_file, {}, overrides)
         Path(self.config.ledger_path).parent.mkdir(parents=True)
         lock_file = stack.enter_context(closing(LockFile(data / LOCK_NAME)))
         self.lock = SharedLock(lock_file, locks.LEDGER)
@@ -125,7 +128,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with ExitStack() as stack:
-        yield Rig(tmp_path, stack)
+        yield Rig(tmp_path, stack, retention_interval_ms="1000")
 
 
 def test_a_shard_that_ended_itself_is_started_again_after_a_pause(rig: Rig) -> None:
