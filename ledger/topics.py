@@ -278,6 +278,7 @@ def _count(tx: WriteTx, more: int) -> None:
 
 
 def _note_growth(tx: WriteTx, topic_id: int, first: int) -> None:
+    """Notes the heads, which bound the subscriptions of the topic: these have changed, too."""
     rows = tx.execute(
         "SELECT next_seq - 1 FROM partitions WHERE topic_id = ? ORDER BY partition", (topic_id,)
     )
@@ -285,6 +286,10 @@ def _note_growth(tx: WriteTx, topic_id: int, first: int) -> None:
     tx.execute(
         "INSERT INTO partition_growth (topic_id, first_partition, heads) VALUES (?, ?, ?)",
         (topic_id, first, heads),
+    )
+    tx.execute(
+        "UPDATE subscriptions SET changed = ? WHERE topic_id = ? AND deleted_ms IS NULL",
+        (changes.following(tx), topic_id),
     )
 
 

@@ -28,7 +28,7 @@ global: commits,       the holder of the ledger lock
 commits reserved, the
 commit log, topics,
 cursors, routers,
-evicted
+grown, evicted
 shard: reserved, head  that shard
 shard: committed       the holder of the lease that starts there; for voids, where none does, the
                        holder of the lock of the shard's group
@@ -97,8 +97,7 @@ G_VERSION = 1
 G_INCARNATION = 1 * LINE_WORDS
 G_EPOCH = G_INCARNATION + 1
 G_STARTED_NS = G_INCARNATION + 2
-G_DRAINING = 2 * LINE_WORDS
-G_LOG_LEVEL = G_DRAINING + 1
+G_DRAINING, G_LOG_LEVEL = 2 * LINE_WORDS, 2 * LINE_WORDS + 1
 G_WINDOW_NS = 3 * LINE_WORDS
 G_TARGET_BYTES = G_WINDOW_NS + 1  # the object target in force
 G_COALESCE_NS, G_DEFERRING = G_WINDOW_NS + 2, G_WINDOW_NS + 3  # how long pushes wait for others
@@ -110,6 +109,7 @@ G_SCALING_PPM, G_MEMORY_LEFT_BYTES = G_PRESSURE_PPM + 4, G_PRESSURE_PPM + 5  # 0
 G_COMMITS = 5 * LINE_WORDS
 G_TOPICS = 6 * LINE_WORDS
 G_DELIVERY = G_TOPICS + 2  # the change number when routers or subscriptions last changed
+G_GROWN = G_TOPICS + 3  # the same of the subscriptions of a topic that may have grown
 G_CURSORS = G_TOPICS + 1  # the change number when cursors were last created, set or deleted
 G_DEATHS = 7 * LINE_WORDS
 G_PUSH_RULES = G_DEATHS + 1  # counts changes of whom push may call (shards/boards/pushrules.py)

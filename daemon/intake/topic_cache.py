@@ -20,6 +20,7 @@ from daemon.schemas.errors import ApiError, invalid
 from delivery.ledger_thread import LedgerThread
 from delivery.push.secrets import SecretsFile, SecretsFileError
 from ledger import changes, dedupe, reads, topics
+from ledger.delivery import subscriptions
 from ledger.errors import (
     ColumnsRefused,
     PartitionMissing,
@@ -223,7 +224,7 @@ class TopicCache:
     ) -> TopicEntry:
         version = self.version()
         try:
-            topic = await self._change(change, only_check=only_check)
+            topic = await self._change(change, self._tell_owners, only_check=only_check)
             return TopicEntry(topic) if only_check else await self._remember(topic, version)
         except PartitionsFull as error:
             raise _partitions_full(error) from error
@@ -268,11 +269,18 @@ class TopicCache:
         """A topic's partitions as the ledger has them."""
         return await self._ledger.read(reads.partition_states, topic_id)
 
-    async def _change(self, change: Callable[[WriteTx], T], *, only_check: bool = False) -> T:
+    async def _change(
+        self,
+        change: Callable[[WriteTx], T],
+        told: Callable[[T], object] = lambda _: None,
+        *,
+        only_check: bool = False,
+    ) -> T:
         def changed() -> T:
             if only_check:
                 return _checked(self._ledger.ledger, change)
             result = self._ledger.ledger.write(change)
+            told(result)
             self._tell([at.G_TOPICS])
             return result
 
@@ -296,6 +304,14 @@ class TopicCache:
         # The same one, unless it was created again meanwhile.
         self._tell([at.evicted(topic.topic_id) for topic in (before, after) if topic is not None])
         return state
+
+    def _tell_owners(self, topic: Topic) -> None:
+        """A topic may have grown. Owners of its subscriptions are told before producers, who then
+        choose other partitions for some keys."""
+        with self._ledger_lock:
+            number = self._ledger.ledger.read(subscriptions.last_change, topic.topic_id)
+            for index in (at.G_GROWN, at.G_DELIVERY):
+                self._words[index] = max(self._words[index], number)
 
     def _tell(self, indices: Sequence[int]) -> None:
         """Raises words to the version of topics."""

@@ -132,8 +132,9 @@ class DeliverySide:
             shard, segment.layout.shards, int(opened.words[at.G_INCARNATION]), self.partitions,
             ledger, FinishedJournal(segment, shard), self.flush, write.copies,
             subscription_board(segment), self.dispatcher.dirty, self._delivery_version,
-            write.trackers.evicted, OwnerClocks(monotonic_ns, wall_ms), self.priorities.learn,
-            write.may_deliver, self._consumed, self.changes, failed, lambda: self.senders,
+            write.trackers.evicted, lambda: int(opened.words[at.G_GROWN]),
+            OwnerClocks(monotonic_ns, wall_ms), self.priorities.learn, write.may_deliver,
+            self._consumed, self.changes, failed, lambda: self.senders,
         )  # fmt: skip
         buffers, frame_bytes_max = PipeBuffers(), pipe_frame_bytes_max(config)
         names = [pipe_name(opened.inheritance.pipe_token, each) for each in range(config.shards)]

@@ -40,7 +40,8 @@ MISSES_MAX = 16  # partitions that are looked at while no more can be loaded
 
 
 class RecordAdmission:
-    """The admission of one subscription. ``head`` gives a partition's last committed offset."""
+    """The admission of one subscription. ``head`` gives a partition's last committed offset,
+    ``knows_growth`` says whether no topic has grown since its view was read."""
 
     def __init__(
         self,
@@ -49,13 +50,16 @@ class RecordAdmission:
         blocks: Blocks,
         share: Share,
         head: Callable[[Key], int | None],
+        knows_growth: Callable[[], bool],
     ) -> None:
         self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
         self.is_crowded = False  # the budget for what is read ahead is used up
         self._is_paced = False  # what is far is left for later
+        self._is_behind = False  # a topic has grown, perhaps this one: keys may have moved
         self._blocks = blocks
         self._share = share
         self._head = head
+        self._knows_growth = knows_growth
         self._turn_left = ADMIT_TURN
         self._far_left = FAR_EACH
         self._unread: OrderedDict[int, None]  # partitions that may have more to admit, in turn
@@ -81,7 +85,7 @@ class RecordAdmission:
     def tick(self) -> bool:
         """To be called with each heartbeat; returns whether more may be admitted than before."""
         self._far_left = FAR_EACH
-        return self.is_crowded or self._is_paced
+        return self.is_crowded or self._is_paced or self._is_behind
 
     def unseen(self, partition: int) -> int:
         """Records that were not admitted yet and that a former process did not finish."""
@@ -95,6 +99,9 @@ class RecordAdmission:
     def admit(self, consumers: int, wanted: list[Wanted]) -> int:
         """Takes in as much as gives each consumer a batch that is worth a write; returns how many
         records. ``wanted`` gets what must be loaded first."""
+        self._is_behind = not self._knows_growth()
+        if self._is_behind:
+            return 0
         enough = min(consumers, ADMIT_CONSUMERS_MAX) * ADMIT_EACH
         total = 0
         while total < enough:
@@ -178,12 +185,16 @@ class RecordAdmission:
 
     def _admitted_max(self, partition: int) -> int:
         """Up to which offset a partition may be admitted. What came after partitions were added
-        waits for all that came before, since a key may have moved, also to an older partition."""
+        waits for all that came before, since a key may have moved, also to an older partition; and
+        for what there is no room for yet."""
         look_aheads = self._window.look_aheads
         is_keyed = self._view.subscription.config.mode_facts.is_keyed
         for each in [*self._growth]:
             growth, lagging = each
-            while lagging and look_aheads[lagging[-1]].end >= growth.heads[lagging[-1]]:
+            while lagging:
+                look_ahead = look_aheads.get(lagging[-1])
+                if growth.heads[lagging[-1]] > (look_ahead.end if look_ahead else 0):
+                    break
                 lagging.pop()
             if not lagging:
                 self._growth.remove(each)

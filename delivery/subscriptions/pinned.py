@@ -57,10 +57,10 @@ class PinnedPartitions:
         return None
 
     def pinned(self, view: SubscriptionView) -> SubscriptionView:
-        """What a view has of the partitions that are followed."""
+        """What a view has of the partitions that are followed, and all growth: keys have moved
+        among these, too."""
         count = self._pinned.get(view.subscription.subscription_id, 0)
-        growth = [each for each in view.growth if each.first_partition < count]
-        return msgspec.structs.replace(view, partitions=view.partitions[:count], growth=growth)
+        return msgspec.structs.replace(view, partitions=view.partitions[:count])
 
     def unpin(self, view: SubscriptionView) -> None:
         """Follows them no more."""

@@ -45,12 +45,14 @@ REFUSED_NAMED = 100
 
 class OwnerTools(NamedTuple):
     """What an owner gives to each of its subscriptions. ``head`` gives a partition's last committed
-    offset; a turn follows ``wake``."""
+    offset, ``knows_growth`` says whether no topic has grown since their views were read; a turn
+    follows ``wake``."""
 
     blocks: Blocks
     budgets: Budgets
     progress: JournaledProgress
     head: Callable[[Key], int | None]
+    knows_growth: Callable[[], bool]
     now_ns: Callable[[], int]
     wake: Callable[[RunningSubscription], None]
     wants_senders: Callable[[Subscription], bool]
@@ -85,7 +87,9 @@ class RunningSubscription:
         self._blocks = tools.blocks
         self.share = Share(tools.budgets, view.subscription.subscription_id, window)
         self._now_ns = tools.now_ns
-        self.admission = RecordAdmission(view, window, tools.blocks, self.share, tools.head)
+        self.admission = RecordAdmission(
+            view, window, tools.blocks, self.share, tools.head, tools.knows_growth
+        )
 
     def follow(self, view: SubscriptionView) -> None:
         """Takes settings that may have changed, and partitions that were added, whose look-aheads

@@ -109,7 +109,8 @@ class Subscriptions:
     """The subscriptions of one shard.
 
     ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
-    trims; ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
+    trims; ``grown`` is the change number when a topic last grew, known before what came after it;
+    ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
     and how long ago the commit was published; ``may_deliver`` says whether the prefix is ours;
     ``failed`` is told of an error that nothing expects. ``senders`` gives this shard's senders of
     push, which are made later.
@@ -129,6 +130,7 @@ class Subscriptions:
         dirty: Callable[[Iterable[EntryKey], int], None],
         version: Callable[[], int],
         evictions: Callable[[int], int],
+        grown: Callable[[], int],
         clocks: OwnerClocks,
         learn: Callable[[Topic], None],
         may_deliver: Callable[[], bool],
@@ -172,8 +174,9 @@ class Subscriptions:
             outbox, self._blocks, ledger, self._want, self._moved, self._reload, self.tasks.start
         )
         self._tools = OwnerTools(
-            self._blocks, self.budgets, self.progress, reader.followed.head, clocks.now_ns,
-            self._wake, lambda subscription: senders().wants_more(subscription),
+            self._blocks, self.budgets, self.progress, reader.followed.head,
+            lambda: grown() <= self._changes.heard, clocks.now_ns, self._wake,
+            lambda subscription: senders().wants_more(subscription),
         )  # fmt: skip
         self._is_foreign = False  # the prefix may be another daemon's
         self.rows = OwnedRows(

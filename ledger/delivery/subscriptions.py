@@ -269,6 +269,16 @@ def changed(
     return changes.latest(tx), there
 
 
+def last_change(tx: ReadTx, topic_id: int) -> int:
+    """The number of the last change of a topic's live subscriptions; 0 without one."""
+    (number,) = tx.execute(
+        "SELECT coalesce(max(changed), 0) FROM subscriptions"
+        " WHERE topic_id = ? AND deleted_ms IS NULL",
+        (topic_id,),
+    ).fetchone()
+    return int(number)
+
+
 def _changed(
     tx: ReadTx, which: str, values: tuple[int, ...], after: int, also: Iterable[int]
 ) -> Iterable[Subscription]:

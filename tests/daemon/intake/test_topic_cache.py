@@ -17,7 +17,9 @@ from daemon.intake import topic_cache
 from daemon.intake.topic_cache import TopicCache
 from daemon.schemas.errors import ApiError
 from delivery.ledger_thread import LedgerThread
-from ledger import topics
+from ledger import changes, topics
+from ledger.delivery import subscriptions
+from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.ledger import Ledger
 from ledger.types import TopicConfig
 from shards import layout as at
@@ -158,5 +160,29 @@ def test_a_trim_is_told_to_readers_of_its_topic_and_empties_no_cache(tmp_path: P
         assert evicted(entry.topic_id) > before[0]
         assert evicted(other.topic_id) == before[1]
         assert shards.second.known("t") is entry
+
+    run(tmp_path, go)
+
+
+def test_a_growth_is_told_to_owners_of_subscriptions_and_other_changes_are_not(
+    tmp_path: Path,
+) -> None:
+    async def go(shards: Shards) -> None:
+        ledger, words = shards.ledgers[0], shards.segment.words
+        for name in ("t", "other"):
+            await shards.first.create(name, TopicConfig())
+        config = SubscriptionConfig()
+        ledger.write(subscriptions.create, "t", "s", config, "earliest", 1)
+        await shards.first.alter("t", TopicConfig(cap_records=5))
+        heard = ledger.read(changes.latest)
+        await shards.first.grow("other", 2)
+        assert words[at.G_GROWN] <= heard
+        await shards.first.grow("t", 2)
+        assert words[at.G_DELIVERY] == words[at.G_GROWN] > heard
+        _, (view,) = ledger.read(subscriptions.owned, 0, 1, heard)
+        assert len(view.partitions) == 2
+        told = words[at.G_GROWN]
+        await shards.first.alter("t", TopicConfig(partitions=2, cap_records=6))
+        assert words[at.G_GROWN] == told
 
     run(tmp_path, go)
