@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
@@ -117,6 +118,7 @@ class Intake:
         )  # fmt: skip
         self.admission = self.producer.admission
         self.server = Server()
+        self.server.turns.left = sys.maxsize  # a test without a loop is one turn
         self.server.limits = HttpLimits(body_bytes_max=body_bytes_max)
         self.server.application = Api(PRODUCE, cast(Handlers, None), self.producer, Waiters())
         self._clients: list[Client] = []
