@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -21,19 +22,14 @@ from headgate import (
 from tests.e2e.daemon import HANG_S, Daemon
 from tools.ports import kept_port
 
-Body = Callable[[AsyncClient], Awaitable[None]]
 
-
-def run(daemon: Daemon, body: Body) -> None:
-    """Runs with a client; a thread that was started meanwhile is a failure."""
-
-    async def main() -> None:
-        before = set(threading.enumerate())
-        async with AsyncClient(daemon.url) as client:
-            await body(client)
-        assert set(threading.enumerate()) <= before
-
-    asyncio.run(main())
+@asynccontextmanager
+async def client_of(daemon: Daemon) -> AsyncIterator[AsyncClient]:
+    """A client that leaves no thread."""
+    before = set(threading.enumerate())
+    async with AsyncClient(daemon.url) as client:
+        yield client
+    assert set(threading.enumerate()) <= before
 
 
 async def taken(items: AsyncIterator[object], count: int) -> list[object]:
@@ -41,8 +37,8 @@ async def taken(items: AsyncIterator[object], count: int) -> list[object]:
     return [await anext(items) for _ in range(count)]
 
 
-def test_records_are_produced_read_and_watched(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
+async def test_records_are_produced_read_and_watched(daemon: Daemon, topic: str) -> None:
+    async with client_of(daemon) as client:
         await client.create_topic(topic, partitions=2)
         assert (await client.produce(topic, 1, key="k")).count == 1
         await client.produce_many(topic, [NewRecord(n, key=f"k{n}") for n in range(1500)])
@@ -59,11 +55,11 @@ def test_records_are_produced_read_and_watched(daemon: Daemon, topic: str) -> No
         with pytest.raises(NotFound):
             await client.topic(topic + "-not")
 
-    run(daemon, body)
 
-
-def test_a_watch_goes_on_after_an_anext_that_was_cancelled(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
+async def test_a_watch_goes_on_after_an_anext_that_was_cancelled(
+    daemon: Daemon, topic: str
+) -> None:
+    async with client_of(daemon) as client:
         await client.produce_many(topic, [NewRecord(n) for n in range(3)])
         async with client.watch(topic, from_seq=0) as watch:
             await taken(watch, 3)
@@ -76,11 +72,11 @@ def test_a_watch_goes_on_after_an_anext_that_was_cancelled(daemon: Daemon, topic
             (found,) = await taken(watch, 1)
             assert isinstance(found, Record) and (found.seq, found.data) == (4, "later")
 
-    run(daemon, body)
 
-
-def test_a_producer_stores_in_order_and_with_a_cursor_goes_on(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
+async def test_a_producer_stores_in_order_and_with_a_cursor_goes_on(
+    daemon: Daemon, topic: str
+) -> None:
+    async with client_of(daemon) as client:
         for end in (400, 1000):
             limits = Limits(batch_records=64, buffer_bytes=8000)
             async with client.producer(topic, cursor=topic, limits=limits) as producer:
@@ -92,11 +88,10 @@ def test_a_producer_stores_in_order_and_with_a_cursor_goes_on(daemon: Daemon, to
         assert [r.data async for r in client.read(topic)] == list(range(1000))
         assert await client.cursor(topic) == 1000
 
-    run(daemon, body)
 
+async def test_a_refused_record_fails_the_producer(daemon: Daemon, topic: str) -> None:
+    async with client_of(daemon) as client:
 
-def test_a_refused_record_fails_the_producer(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
         async def sending() -> None:
             async with client.producer(topic) as producer:
                 await producer.send("x" * (2 << 20))
@@ -109,11 +104,9 @@ def test_a_refused_record_fails_the_producer(daemon: Daemon, topic: str) -> None
         with pytest.raises(ValueError, match="not open"):
             await producer.send(1)
 
-    run(daemon, body)
 
-
-def test_a_cancelled_producer_ends_though_nobody_answers(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
+async def test_a_cancelled_producer_ends_though_nobody_answers(daemon: Daemon, topic: str) -> None:
+    async with client_of(daemon) as client:
         begun = asyncio.Event()
 
         async def sending() -> None:
@@ -128,13 +121,11 @@ def test_a_cancelled_producer_ends_though_nobody_answers(daemon: Daemon, topic: 
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(daemon, body)
 
-
-def test_what_another_task_sends_while_a_producer_ends_is_stored_or_refused(
+async def test_what_another_task_sends_while_a_producer_ends_is_stored_or_refused(
     daemon: Daemon, topic: str
 ) -> None:
-    async def body(client: AsyncClient) -> None:
+    async with client_of(daemon) as client:
         sent = 0
 
         async def sending() -> None:
@@ -153,11 +144,11 @@ def test_what_another_task_sends_while_a_producer_ends_is_stored_or_refused(
         assert producer.position == sent
         await producer.flush()
 
-    run(daemon, body)
 
-
-def test_the_end_of_a_producer_is_told_to_whoever_waits_for_it(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
+async def test_the_end_of_a_producer_is_told_to_whoever_waits_for_it(
+    daemon: Daemon, topic: str
+) -> None:
+    async with client_of(daemon) as client:
         producer = client.producer(topic, limits=Limits(buffer_bytes=100, linger_s=3600))
 
         async def ended_by_cancellation() -> None:
@@ -177,11 +168,9 @@ def test_the_end_of_a_producer_is_told_to_whoever_waits_for_it(daemon: Daemon, t
             await asyncio.wait_for(producer.flush(), HANG_S)
         assert raised.value.count == 1
 
-    run(daemon, body)
 
-
-def test_messages_are_consumed_acknowledged_and_handled(daemon: Daemon, topic: str) -> None:
-    async def body(client: AsyncClient) -> None:
+async def test_messages_are_consumed_acknowledged_and_handled(daemon: Daemon, topic: str) -> None:
+    async with client_of(daemon) as client:
         await client.produce_many(topic, [NewRecord(n, key=f"k{n % 5}") for n in range(100)])
         settings = {"backoff_ms": [1, 1]}
         async with client.consume(topic, "s", name="w", create=settings) as messages:
@@ -213,14 +202,9 @@ def test_messages_are_consumed_acknowledged_and_handled(daemon: Daemon, topic: s
             assert mine == sorted(set(mine))
         assert (await client.subscription(topic, "s"))["lag"] == 0
 
-    run(daemon, body)
 
-
-def test_nobody_there_is_told() -> None:
-    async def main(port: int) -> None:
+async def test_nobody_there_is_told() -> None:
+    with kept_port() as port:
         async with AsyncClient(f"http://127.0.0.1:{port}", patience_s=0.2) as client:
             with pytest.raises(Unreachable):
                 await client.status()
-
-    with kept_port() as port:
-        asyncio.run(main(port))

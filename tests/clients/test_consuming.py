@@ -99,7 +99,7 @@ def test_a_watch_that_the_daemon_ends_again_and_again_raises_why(
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_a_producer_that_is_cancelled_ends_whenever_that_comes(turns: int) -> None:
+async def test_a_producer_that_is_cancelled_ends_whenever_that_comes(turns: int) -> None:
     """asyncio.wait_for of CPython 3.11 swallows a cancellation that meets the end of its wait."""
 
     class Daemon:
@@ -118,12 +118,9 @@ def test_a_producer_that_is_cancelled_ends_whenever_that_comes(turns: int) -> No
             sent.set()
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        sent = asyncio.Event()
-        task = asyncio.create_task(produce(sent))
-        await sent.wait()
-        task.cancel()
-        async with asyncio.timeout(60):  # ends a hang only
-            await asyncio.wait([task])
-
-    asyncio.run(main())
+    sent = asyncio.Event()
+    task = asyncio.create_task(produce(sent))
+    await sent.wait()
+    task.cancel()
+    async with asyncio.timeout(60):  # ends a hang only
+        await asyncio.wait([task])

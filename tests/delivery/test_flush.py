@@ -74,20 +74,16 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_moves_of_all_sources_are_one_change_and_each_is_told_its_own(place: Place) -> None:
+async def test_moves_of_all_sources_are_one_change_and_each_is_told_its_own(place: Place) -> None:
     one, other = place.sources
     good, late = CursorMove(1, 0, 0, 5), CursorMove(2, 0, 3, 4)
     deleted = CursorMove(3, 0, 0, 9)
     one.offered, other.offered = [good, late], [deleted]
     place.ledger.write(cursors.delete, "router/c", "router", 1)
     before = place.ledger.read(changes.latest)
-
-    async def run() -> None:
-        flush = place.flush()
-        await flush.flush()
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = place.flush()
+    await flush.flush()
+    await flush.stop()
     assert one.told == [(good, True), (late, False)]
     assert other.told == [(deleted, False)]
     assert (place.at(1), place.at(2), place.at(3)) == (5, 0, None)
@@ -104,62 +100,51 @@ def test_a_flush_of_a_stopped_owner_takes_nothing_back(place: Place) -> None:
     assert [moved for _, moved in source.told] == [False]
 
 
-def test_a_round_without_moves_opens_no_connection(place: Place) -> None:
-    async def run() -> None:
-        flush = place.flush()
-        assert await flush.flush() == 0
-        await flush.stop()
-
-    asyncio.run(run())
+async def test_a_round_without_moves_opens_no_connection(place: Place) -> None:
+    flush = place.flush()
+    assert await flush.flush() == 0
+    await flush.stop()
     assert place.opened_count == 0
 
 
-def test_a_ledger_that_fails_is_tried_again_in_the_next_round(place: Place) -> None:
+async def test_a_ledger_that_fails_is_tried_again_in_the_next_round(place: Place) -> None:
     source = place.sources[0]
     move = CursorMove(1, 0, 0, 5)
-
-    async def run() -> None:
-        flush = place.flush()
-        place.fails = True
-        source.offered = [move]
-        await flush.flush()
-        place.fails = False
-        source.offered = [move]
-        await flush.flush()
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = place.flush()
+    place.fails = True
+    source.offered = [move]
+    await flush.flush()
+    place.fails = False
+    source.offered = [move]
+    await flush.flush()
+    await flush.stop()
     assert source.told == [(move, False), (move, True)]
 
 
-def test_a_round_follows_each_pause_and_a_stop_makes_the_last_moves(place: Place) -> None:
+async def test_a_round_follows_each_pause_and_a_stop_makes_the_last_moves(place: Place) -> None:
     source = place.sources[0]
     pauses: list[float] = []
+    turn = asyncio.Event()
+    waits = asyncio.Event()
 
-    async def run() -> None:
-        turn = asyncio.Event()
-        waits = asyncio.Event()
+    async def sleep_s(seconds: float) -> None:
+        pauses.append(seconds)
+        waits.set()
+        await turn.wait()
+        turn.clear()
 
-        async def sleep_s(seconds: float) -> None:
-            pauses.append(seconds)
-            waits.set()
-            await turn.wait()
-            turn.clear()
-
-        flush = Flush(place.open_ledger, iter(range(0, 10**12, 10**8)).__next__,
-                            lambda: pytest.fail("it ended"), sleep_s)  # fmt: skip
-        flush.add(source)
-        flush.start()
-        for number in range(3):
-            await waits.wait()
-            waits.clear()
-            assert place.at(1) == number
-            source.offered = [CursorMove(1, 0, number, number + 1)]
-            if number < 2:
-                turn.set()
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = Flush(place.open_ledger, iter(range(0, 10**12, 10**8)).__next__,
+                        lambda: pytest.fail("it ended"), sleep_s)  # fmt: skip
+    flush.add(source)
+    flush.start()
+    for number in range(3):
+        await waits.wait()
+        waits.clear()
+        assert place.at(1) == number
+        source.offered = [CursorMove(1, 0, number, number + 1)]
+        if number < 2:
+            turn.set()
+    await flush.stop()
     assert place.at(1) == 3
     assert pauses == [1.0, 2.0, 2.0]  # a flush takes 0.1 s of this clock
 
@@ -204,58 +189,46 @@ def floor_of(generation: int, floor: int) -> SubscriptionFlush:
     return SubscriptionFlush(1, generation, floor, [(0, floor)])
 
 
-def test_progress_is_written_with_the_moves_and_each_source_told_what_was_ignored(
+async def test_progress_is_written_with_the_moves_and_each_source_told_what_was_ignored(
     place: Place,
 ) -> None:
     generation = subscribed(place)
     place.sources[0].offered = [CursorMove(1, 0, 0, 5)]
     book = ProgressBook([floor_of(generation, 3)])
     other = ProgressBook([SubscriptionFlush(99, 1, 1)])
-
-    async def run() -> None:
-        flush = place.flush()
-        for each in (book, other):
-            flush.add_progress(each)
-        await flush.flush()
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = place.flush()
+    for each in (book, other):
+        flush.add_progress(each)
+    await flush.flush()
+    await flush.stop()
     state = place.ledger.read(progress.state_of, 1)
     assert state is not None and state.floors == {0: 3} and place.at(1) == 5
     assert place.opened_count == 1
     assert book.told == other.told == [{99}], "each finds its own among them"
 
 
-def test_moves_and_progress_are_one_transaction(place: Place) -> None:
+async def test_moves_and_progress_are_one_transaction(place: Place) -> None:
     generation = subscribed(place)
     place.sources[0].offered = [CursorMove(1, 0, 0, 5)]
     book = ProgressBook([SubscriptionFlush(1, generation, 1, [(0, 3)], [(0, 0, b"too short")])])
     ended: list[None] = []
-
-    async def run() -> None:
-        flush = Flush(place.open_ledger, monotonic_ns, lambda: ended.append(None))
-        flush.add(place.sources[0])
-        flush.add_progress(book)
-        await flush.flush()
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = Flush(place.open_ledger, monotonic_ns, lambda: ended.append(None))
+    flush.add(place.sources[0])
+    flush.add_progress(book)
+    await flush.flush()
+    await flush.stop()
     assert len(ended) == 1, "a flush that nobody expected to fail ends the process"
     assert place.at(1) == 0 and book.told == [None]
     assert [moved for _, moved in place.sources[0].told] == [False]
 
 
-def test_progress_that_could_not_be_written_is_told_so(place: Place) -> None:
+async def test_progress_that_could_not_be_written_is_told_so(place: Place) -> None:
     book = ProgressBook([floor_of(1, 3)])
     place.fails = True
-
-    async def run() -> None:
-        flush = place.flush()
-        flush.add_progress(book)
-        await flush.flush()
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = place.flush()
+    flush.add_progress(book)
+    await flush.flush()
+    await flush.stop()
     assert book.told == [None]
 
 
@@ -291,66 +264,58 @@ async def flushing(place: Place, book: ProgressBook) -> tuple[Flush, Pauses]:
     return flush, pauses
 
 
-def test_who_hurries_does_not_wait_for_the_end_of_the_pause(place: Place) -> None:
+async def test_who_hurries_does_not_wait_for_the_end_of_the_pause(place: Place) -> None:
     generation = subscribed(place)
     book = ProgressBook()
 
-    async def run() -> None:
-        flush, pauses = await flushing(place, book)
-        book.rounds = [[floor_of(generation, 1)]]
-        flush.hurry()
-        await pauses.next()
-        assert book.told == [set()] and len(pauses.lengths_s) == 2
-        await flush.stop()
-
-    asyncio.run(run())
+    flush, pauses = await flushing(place, book)
+    book.rounds = [[floor_of(generation, 1)]]
+    flush.hurry()
+    await pauses.next()
+    assert book.told == [set()] and len(pauses.lengths_s) == 2
+    await flush.stop()
 
 
-def test_a_flush_that_failed_is_not_repeated_in_a_hurry(place: Place) -> None:
+async def test_a_flush_that_failed_is_not_repeated_in_a_hurry(place: Place) -> None:
     """Whoever waits hurries with each request, and the ledger would get no rest."""
     generation = subscribed(place)
     book = ProgressBook()
 
-    async def run() -> None:
-        flush, pauses = await flushing(place, book)
-        place.fails = True
-        book.rounds = [[floor_of(generation, 1)]]
-        flush.hurry()
-        await pauses.next()
-        assert book.told == [None]
-        place.fails = False
-        book.rounds = [[floor_of(generation, 1)]]
-        flush.hurry()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert book.told == [None] and pauses.lengths_s[1] >= 1.0
-        pauses.end()
-        await pauses.next()
-        assert book.told == [None, set()]
-        await flush.stop()
-
-    asyncio.run(run())
+    flush, pauses = await flushing(place, book)
+    place.fails = True
+    book.rounds = [[floor_of(generation, 1)]]
+    flush.hurry()
+    await pauses.next()
+    assert book.told == [None]
+    place.fails = False
+    book.rounds = [[floor_of(generation, 1)]]
+    flush.hurry()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert book.told == [None] and pauses.lengths_s[1] >= 1.0
+    pauses.end()
+    await pauses.next()
+    assert book.told == [None, set()]
+    await flush.stop()
 
 
-def test_progress_of_several_rounds_waits_for_its_share_of_the_time_only(place: Place) -> None:
+async def test_progress_of_several_rounds_waits_for_its_share_of_the_time_only(
+    place: Place,
+) -> None:
     generation = subscribed(place)
     book = ProgressBook([floor_of(generation, 1)], [floor_of(generation, 2)])
-
-    async def run() -> None:
-        pauses = Pauses()
-        flush = Flush(place.open_ledger, iter(range(0, 10**12, 10**6)).__next__,
-                            lambda: pytest.fail("it ended"), pauses.sleep_s)  # fmt: skip
-        flush.add_progress(book)
-        flush.start()
-        for _ in range(3):
-            await pauses.next()
-            pauses.end()
+    pauses = Pauses()
+    flush = Flush(place.open_ledger, iter(range(0, 10**12, 10**6)).__next__,
+                        lambda: pytest.fail("it ended"), pauses.sleep_s)  # fmt: skip
+    flush.add_progress(book)
+    flush.start()
+    for _ in range(3):
         await pauses.next()
-        assert pauses.lengths_s[1:3] == [0.02, 1.0]  # a flush takes 1 ms of this clock
-        book.rounds = [[floor_of(generation, floor)] for floor in range(3, 9)]
-        await flush.stop()
-
-    asyncio.run(run())
+        pauses.end()
+    await pauses.next()
+    assert pauses.lengths_s[1:3] == [0.02, 1.0]  # a flush takes 1 ms of this clock
+    book.rounds = [[floor_of(generation, floor)] for floor in range(3, 9)]
+    await flush.stop()
     state = place.ledger.read(progress.state_of, 1)
     assert state is not None and state.floors == {0: 8}, "a stop writes all of it"
 
@@ -369,7 +334,7 @@ class Rates:
             self.offered = {}
 
 
-def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it_fails(
+async def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it_fails(
     place: Place,
 ) -> None:
     place.ledger.write(topics.create, "orders", TopicConfig(), 1)
@@ -377,20 +342,16 @@ def test_what_senders_have_learned_rides_on_the_flush_and_is_offered_again_if_it
         subscriptions.create, "orders", "s", SubscriptionConfig(), "earliest", 1
     )
     source = Rates((made.subscription_id, 2), LearnedRate(1, 0.5, 80.0))
-
-    async def run() -> None:
-        flush = place.flush()
-        flush.add_rates(source)
-        place.fails = True
-        await flush.flush()
-        assert source.offered
-        place.fails = False
-        await flush.flush()
-        opened = place.opened_count
-        await flush.flush()
-        assert place.opened_count == opened
-        await flush.stop()
-
-    asyncio.run(run())
+    flush = place.flush()
+    flush.add_rates(source)
+    place.fails = True
+    await flush.flush()
+    assert source.offered
+    place.fails = False
+    await flush.flush()
+    opened = place.opened_count
+    await flush.flush()
+    assert place.opened_count == opened
+    await flush.stop()
     assert not source.offered
     assert place.ledger.read(push_rates.of, made.subscription_id) == {2: LearnedRate(1, 0.5, 80.0)}

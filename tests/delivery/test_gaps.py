@@ -101,37 +101,28 @@ def test_a_filter_that_no_record_passes_still_names_the_gaps(node: Node) -> None
         (10, None, [], 10),
     ],
 )
-def test_a_cursor_inside_a_gap_gets_what_follows_the_gap(
+async def test_a_cursor_inside_a_gap_gets_what_follows_the_gap(
     node: Node, from_seq: int, tombstone: tuple[int, int] | None, records: list[int],
     next_from_seq: int,
 ) -> None:  # fmt: skip
-    async def run() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff(from_seq=from_seq)
-            named = answer.tombstone and (answer.tombstone.gap_from, answer.tombstone.gap_to)
-            assert named == tombstone
-            assert seqs(answer) == records
-            # Where nothing more is committed up to a gap, the next answer names it.
-            assert answer.next_from_seq == next_from_seq
-
-    asyncio.run(run())
+    with told_reader(node) as told:
+        answer = await told.diff(from_seq=from_seq)
+        named = answer.tombstone and (answer.tombstone.gap_from, answer.tombstone.gap_to)
+        assert named == tombstone
+        assert seqs(answer) == records
+        # Where nothing more is committed up to a gap, the next answer names it.
+        assert answer.next_from_seq == next_from_seq
 
 
-def test_a_time_is_found_across_a_gap(node: Node) -> None:
-    async def run() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff(from_ts=ARRIVAL_MS)
-            assert seqs(answer) == [1, 2]
-            answer = await told.diff(from_ts=ARRIVAL_MS + 1)
-            assert seqs(answer) == [] and answer.caught_up
-
-    asyncio.run(run())
+async def test_a_time_is_found_across_a_gap(node: Node) -> None:
+    with told_reader(node) as told:
+        answer = await told.diff(from_ts=ARRIVAL_MS)
+        assert seqs(answer) == [1, 2]
+        answer = await told.diff(from_ts=ARRIVAL_MS + 1)
+        assert seqs(answer) == [] and answer.caught_up
 
 
-def test_a_partition_without_gaps_has_no_tombstone(node: Node) -> None:
-    async def run() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff(partition=1)
-            assert answer.tombstone is None and answer.caught_up
-
-    asyncio.run(run())
+async def test_a_partition_without_gaps_has_no_tombstone(node: Node) -> None:
+    with told_reader(node) as told:
+        answer = await told.diff(partition=1)
+        assert answer.tombstone is None and answer.caught_up

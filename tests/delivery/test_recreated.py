@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from delivery.reading.diff import OffsetPastEnd
@@ -34,40 +32,34 @@ def seqs(answer: DiffAnswer) -> list[int]:
     return [record.seq for record in answer.records]
 
 
-def test_a_cursor_of_a_deleted_topic_gets_a_tombstone_and_the_start_of_the_new_one(
+async def test_a_cursor_of_a_deleted_topic_gets_a_tombstone_and_the_start_of_the_new_one(
     node: Node,
 ) -> None:
     commit(node, '"a"', '"b"', '"c"')
     former = recreate(node, '"A"', '"B"', '"C"', '"D"')
 
-    async def go() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff(from_seq=2, topic_id=former)
-            assert answer.topic_id == node.topic.topic_id != former
-            assert answer.tombstone == Tombstone(3, 3, "recreated")
-            assert data_of(answer) == ['"A"', '"B"', '"C"', '"D"']
-            again = await told.diff(from_seq=answer.next_from_seq, topic_id=answer.topic_id)
-            assert (seqs(again), again.tombstone, again.caught_up) == ([], None, True)
-
-    asyncio.run(go())
+    with told_reader(node) as told:
+        answer = await told.diff(from_seq=2, topic_id=former)
+        assert answer.topic_id == node.topic.topic_id != former
+        assert answer.tombstone == Tombstone(3, 3, "recreated")
+        assert data_of(answer) == ['"A"', '"B"', '"C"', '"D"']
+        again = await told.diff(from_seq=answer.next_from_seq, topic_id=answer.topic_id)
+        assert (seqs(again), again.tombstone, again.caught_up) == ([], None, True)
 
 
-def test_a_cursor_at_the_end_of_the_deleted_topic_learns_that_it_missed_nothing(
+async def test_a_cursor_at_the_end_of_the_deleted_topic_learns_that_it_missed_nothing(
     node: Node,
 ) -> None:
     commit(node, '"a"', '"b"')
     former = recreate(node)
 
-    async def go() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff(from_seq=2, topic_id=former, wait_ms=30_000)
-            assert answer.tombstone == Tombstone(3, 2, "recreated")
-            assert (answer.next_from_seq, answer.head_seq, answer.caught_up) == (0, 0, True)
-
-    asyncio.run(go())
+    with told_reader(node) as told:
+        answer = await told.diff(from_seq=2, topic_id=former, wait_ms=30_000)
+        assert answer.tombstone == Tombstone(3, 2, "recreated")
+        assert (answer.next_from_seq, answer.head_seq, answer.caught_up) == (0, 0, True)
 
 
-def test_the_next_answer_names_what_is_gone_from_the_start_of_the_new_topic(
+async def test_the_next_answer_names_what_is_gone_from_the_start_of_the_new_topic(
     node: Node,
 ) -> None:
     commit(node, '"a"')
@@ -75,47 +67,38 @@ def test_the_next_answer_names_what_is_gone_from_the_start_of_the_new_topic(
     node.ledger.write(topics.alter, "t", TopicConfig(partitions=3, cap_records=1))
     assert evict_all(node.ledger, ARRIVAL_MS)
 
-    async def go() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff(from_seq=1, topic_id=former)
-            assert (seqs(answer), answer.next_from_seq) == ([], 0)
-            assert (answer.lag, answer.caught_up) == (2, False)
-            assert answer.tombstone == Tombstone(2, 1, "recreated")
-            answer = await told.diff(from_seq=0, topic_id=answer.topic_id)
-            assert (seqs(answer), answer.tombstone) == ([2], Tombstone(1, 1, "cap"))
-
-    asyncio.run(go())
+    with told_reader(node) as told:
+        answer = await told.diff(from_seq=1, topic_id=former)
+        assert (seqs(answer), answer.next_from_seq) == ([], 0)
+        assert (answer.lag, answer.caught_up) == (2, False)
+        assert answer.tombstone == Tombstone(2, 1, "recreated")
+        answer = await told.diff(from_seq=0, topic_id=answer.topic_id)
+        assert (seqs(answer), answer.tombstone) == ([2], Tombstone(1, 1, "cap"))
 
 
-def test_an_offset_past_the_end_is_refused_with_the_last_one(node: Node) -> None:
+async def test_an_offset_past_the_end_is_refused_with_the_last_one(node: Node) -> None:
     commit(node, '"a"', '"b"')
 
-    async def go() -> None:
-        with told_reader(node) as told:
-            for wait_ms in (0, 30_000):
-                with pytest.raises(OffsetPastEnd) as caught:
-                    await told.diff(from_seq=3, wait_ms=wait_ms)
-                assert (caught.value.from_seq, caught.value.head_seq) == (3, 2)
-            assert (await told.diff(from_seq=2)).caught_up
-            with pytest.raises(OffsetPastEnd):
-                await told.diff(from_seq=1, partition=1)
-            assert (await told.diff(from_seq=0, partition=1)).caught_up
-
-    asyncio.run(go())
+    with told_reader(node) as told:
+        for wait_ms in (0, 30_000):
+            with pytest.raises(OffsetPastEnd) as caught:
+                await told.diff(from_seq=3, wait_ms=wait_ms)
+            assert (caught.value.from_seq, caught.value.head_seq) == (3, 2)
+        assert (await told.diff(from_seq=2)).caught_up
+        with pytest.raises(OffsetPastEnd):
+            await told.diff(from_seq=1, partition=1)
+        assert (await told.diff(from_seq=0, partition=1)).caught_up
 
 
-def test_an_offset_that_is_new_to_the_shard_is_not_past_the_end(node: Node) -> None:
+async def test_an_offset_that_is_new_to_the_shard_is_not_past_the_end(node: Node) -> None:
     """A reader continues at another shard, which follows the commits a moment later."""
     commit(node, '"a"')
 
-    async def go() -> None:
-        with told_reader(node) as told:
-            told.tell()
-            assert (await told.diff(from_seq=1)).head_seq == 1
-            commit(node, '"b"', '"c"')
-            answer = await told.diff(from_seq=3)
-            assert (answer.head_seq, answer.next_from_seq, answer.caught_up) == (3, 3, True)
-            told.tell()
-            assert seqs(await told.diff(from_seq=1)) == [2, 3]
-
-    asyncio.run(go())
+    with told_reader(node) as told:
+        told.tell()
+        assert (await told.diff(from_seq=1)).head_seq == 1
+        commit(node, '"b"', '"c"')
+        answer = await told.diff(from_seq=3)
+        assert (answer.head_seq, answer.next_from_seq, answer.caught_up) == (3, 3, True)
+        told.tell()
+        assert seqs(await told.diff(from_seq=1)) == [2, 3]

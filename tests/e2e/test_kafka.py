@@ -134,17 +134,6 @@ def test_a_fetch_waits_for_the_next_record(daemon: Daemon, topic: str) -> None:
     assert [m.value() for m in found] == [b'"late"']
 
 
-def test_a_fetch_that_wants_more_than_there_is_has_what_is_enough(
-    daemon: Daemon, topic: str
-) -> None:
-    sender = Sender(daemon)
-    for _ in range(70):
-        sender.send(topic, bytes(1_000))
-    sender.flush()
-    patient = {"fetch.min.bytes": 100_000_000, "fetch.wait.max.ms": 300_000}
-    assert len(consume(daemon, topic, 70, **patient, **{"socket.timeout.ms": 300_000})) == 70
-
-
 def test_an_idempotent_producer_works_as_it_is(daemon: Daemon, topic: str) -> None:
     sender = Sender(daemon, **{"enable.idempotence": True, "acks": "all"})
     for number in range(300):
@@ -281,26 +270,6 @@ def test_bad_batches_have_the_codes_of_kafka_and_nothing_is_stored(
     assert [each["seq"] for each in daemon.read_all(topic)] == [1]
 
 
-def test_each_batch_of_a_producer_is_stored_once_and_in_order(
-    daemon: Daemon, topic: str, wire: Wire
-) -> None:
-    def sent(sequence: int, count: int = 1, epoch: int = 0, producer_id: int = 7) -> Any:
-        rows = GOOD[61:] * count
-        if count > 1:
-            made = encode_batch(0, [(n, KafkaRecord(5, b"k", b"good")) for n in range(count)])
-            rows = made[61:]
-        producer = (producer_id, epoch, sequence)
-        code = wire.produce(topic, seal(0, 0, count - 1, (5, 5), producer, count, rows))
-        return (code, wire.offset) if code == 0 else code
-
-    assert [sent(0, 2), sent(2), sent(3)] == [(0, 0), (0, 2), (0, 3)]
-    assert [sent(0, 2), sent(3), sent(2)] == [(0, 0), (0, 3), (0, 2)]
-    assert [sent(5), sent(0), sent(4)] == [45, 45, (0, 4)]
-    assert [sent(1, epoch=1), sent(0, epoch=1), sent(5)] == [45, (0, 5), 47]
-    assert [sent(9, producer_id=8), sent(9, producer_id=8)] == [(0, 6), (0, 6)]
-    assert [each["seq"] for each in daemon.read_all(topic)] == list(range(1, 8))
-
-
 def test_a_transactional_producer_is_refused(daemon: Daemon, wire: Wire) -> None:
     answer = wire.ask(Key.INIT_PRODUCER_ID, 1, b"\0\2tx" + bytes(4))
     assert (int.from_bytes(answer[4:6], "big"), answer[6:]) == (53, b"\xff" * 10)
@@ -317,26 +286,6 @@ def test_a_refusal_with_acks_0_closes_the_connection(
     sender.send(topic, b"1")
     sender.flush()
     wait_until(lambda: len(daemon.read_all(topic)) == 1, "the record without an answer")
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"\xff\xff\xff\xff",
-        b"\0\0\0\0",
-        b"\x7f\xff\xff\xff",
-        b"\0\0\0\x0a\0\x01\0\x63\0\0\0\1\xff\xff",  # Fetch 99
-        b"\0\0\0\x0a\0\0\0\0\0\0\0\1\xff\xff",  # Produce 0, which is said and not served
-        b"\0\0\0\x0a\x03\xe7\0\0\0\0\0\1\xff\xff",  # no such key
-        b"\0\0\0\x0e\0\x03\0\x01\0\0\0\1\xff\xff\x7f\xff\xff\xff",  # 2^31 topics
-        b"\0\0\0\x0b\0\x03\0\x01\0\0\0\1\0\x7fx",  # an id that ends after the frame
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    ],
-    ids=range(9),
-)  # fmt: skip
-def test_what_is_no_request_closes_the_connection(wire: Wire, frame: bytes) -> None:
-    wire.socket.sendall(frame)
-    assert wire.answer() == b""
 
 
 def test_a_newer_api_versions_is_told_the_versions_in_the_oldest_form(wire: Wire) -> None:

@@ -207,13 +207,10 @@ def test_without_an_answer_of_the_daemon_keda_is_told_so_and_keeps_the_replicas(
     played(play, Later())
 
 
-def test_another_program_at_the_address_of_the_daemon_is_said() -> None:
-    async def run(server: Scripted) -> None:
+async def test_another_program_at_the_address_of_the_daemon_is_said() -> None:
+    with says(Answer(200, b"hello")) as server:
         async with keda(server.url, Later()) as caller:
             assert "UNAVAILABLE: an answer of" in await caller.refused("IsActive", NAMED)
-
-    with says(Answer(200, b"hello")) as server:
-        asyncio.run(run(server))
 
 
 def test_bad_requests_are_refused_and_others_go_on() -> None:

@@ -110,8 +110,8 @@ async def until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_viewers_share_what_is_computed_and_nobody_is_waited_for(tmp_path: Path) -> None:
-    async def run(found: Shard) -> None:
+async def test_viewers_share_what_is_computed_and_nobody_is_waited_for(tmp_path: Path) -> None:
+    with shard(tmp_path) as found:
         first, slow, limited = (
             await found.view(), await found.view(), await found.view(Rights(None, [], ["x"])),
         )  # fmt: skip
@@ -124,14 +124,11 @@ def test_viewers_share_what_is_computed_and_nobody_is_waited_for(tmp_path: Path)
             assert each.closed and b"closing" in each.written[-1]
         assert first.seen[0]["rates"]["since_start"] and not first.seen[1]["rates"]["since_start"]
 
-    with shard(tmp_path) as found:
-        asyncio.run(run(found))
 
-
-def test_rates_are_of_what_a_viewer_may_see(
+async def test_rates_are_of_what_a_viewer_may_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run(found: Shard) -> None:
+    with shard(tmp_path) as found:
         computed = found.daemon.status
 
         async def status(rights: Rights) -> Status:
@@ -147,12 +144,9 @@ def test_rates_are_of_what_a_viewer_may_see(
         for each in (limited, everything):
             assert [seen["rates"]["acknowledged"] for seen in each.seen[1:3]] == [0, 0]
 
+
+async def test_nothing_is_computed_when_the_last_viewer_has_gone(tmp_path: Path) -> None:
     with shard(tmp_path) as found:
-        asyncio.run(run(found))
-
-
-def test_nothing_is_computed_when_the_last_viewer_has_gone(tmp_path: Path) -> None:
-    async def run(found: Shard) -> None:
         viewer = await found.view()
         await until(lambda: viewer.seen)
         assert viewer.closed_by_peer is not None
@@ -163,9 +157,6 @@ def test_nothing_is_computed_when_the_last_viewer_has_gone(tmp_path: Path) -> No
         again = await found.view()
         await until(lambda: again.seen)
         found.routes.close()
-
-    with shard(tmp_path) as found:
-        asyncio.run(run(found))
 
 
 def test_topics_are_the_busiest_and_then_by_name_and_not_all(tmp_path: Path) -> None:
@@ -193,13 +184,12 @@ def test_topics_are_the_busiest_and_then_by_name_and_not_all(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_a_ledger_that_hangs_keeps_no_event_back(
+async def test_a_ledger_that_hangs_keeps_no_event_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overviews, "LEDGER_WAIT_S", 0.001)
     goes_on = threading.Event()
-
-    async def run(found: Shard) -> None:
+    with shard(tmp_path) as found:
         found.thread.submit(goes_on.wait)
         viewer = await found.view()
         try:
@@ -209,6 +199,3 @@ def test_a_ledger_that_hangs_keeps_no_event_back(
             goes_on.set()
         await until(lambda: viewer.seen[-1]["topics"] == [])
         found.routes.close()
-
-    with shard(tmp_path) as found:
-        asyncio.run(run(found))

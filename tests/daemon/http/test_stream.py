@@ -472,22 +472,19 @@ class TestClosing:
         assert shard.transport.ended
         assert "ZeroDivisionError" in caplog.text
 
-    def test_a_server_is_drained_when_its_streams_have_ended_too(self) -> None:
-        async def run() -> None:
-            shard = Shard()
-            await shard.server.start(shard.script, "127.0.0.1", 0)
-            other, _ = shard.connect()
-            shard.open()
-            drained = asyncio.ensure_future(shard.server.drained())
-            await asyncio.sleep(0)
-            other.connection_lost(None)
-            await asyncio.sleep(0)
-            assert not drained.done()
-            shard.lose()
-            await drained
-            await shard.server.close()
-
-        asyncio.run(run())
+    async def test_a_server_is_drained_when_its_streams_have_ended_too(self) -> None:
+        shard = Shard()
+        await shard.server.start(shard.script, "127.0.0.1", 0)
+        other, _ = shard.connect()
+        shard.open()
+        drained = asyncio.ensure_future(shard.server.drained())
+        await asyncio.sleep(0)
+        other.connection_lost(None)
+        await asyncio.sleep(0)
+        assert not drained.done()
+        shard.lose()
+        await drained
+        await shard.server.close()
 
     def test_a_connection_that_is_lost_leaves_nothing_for_the_collector(self) -> None:
         shard = Shard()

@@ -72,22 +72,19 @@ def test_what_comes_after_requests_that_are_held_back_counts_until_it_is_used() 
 
 
 @pytest.mark.parametrize("sent", [get("/missing"), post("/free"), post("/missing", b"x")])
-def test_requests_that_came_together_leave_others_their_turn(sent: bytes) -> None:
-    async def run() -> None:
-        server = Server()
-        server.application = Script()
-        connection, transport = connect(server)
-        connection.data_received(sent * 1_000)
-        assert connection.eof_received(), "all are answered before the end"
-        answered = [0, transport.written.count(b"HTTP/1.1 ")]
-        while answered[-1] < 1_000:
-            assert transport.paused
-            await asyncio.sleep(0)
-            answered.append(transport.written.count(b"HTTP/1.1 "))
-        assert max(map(int.__sub__, answered[1:], answered)) == REQUESTS_A_TURN
-        assert transport.closed and not server.unread.bytes
-
-    asyncio.run(run())
+async def test_requests_that_came_together_leave_others_their_turn(sent: bytes) -> None:
+    server = Server()
+    server.application = Script()
+    connection, transport = connect(server)
+    connection.data_received(sent * 1_000)
+    assert connection.eof_received(), "all are answered before the end"
+    answered = [0, transport.written.count(b"HTTP/1.1 ")]
+    while answered[-1] < 1_000:
+        assert transport.paused
+        await asyncio.sleep(0)
+        answered.append(transport.written.count(b"HTTP/1.1 "))
+    assert max(map(int.__sub__, answered[1:], answered)) == REQUESTS_A_TURN
+    assert transport.closed and not server.unread.bytes
 
 
 def test_requests_of_ten_connections_are_as_many_in_a_turn_as_those_of_one() -> None:

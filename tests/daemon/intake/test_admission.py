@@ -552,12 +552,11 @@ def test_a_request_that_was_promised_space_but_not_that_of_a_pad_waits_for_it_if
         asyncio.run(go(intake))
 
 
-def test_many_that_wait_are_admitted_in_turns_of_the_loop(
+async def test_many_that_wait_are_admitted_in_turns_of_the_loop(
     topics: TopicCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admissions, "ADMITTED_A_TURN", 4)
-
-    async def go(intake: Intake) -> None:
+    with closing(Intake(topics, RING_BYTES, BODY_BYTES_MAX)) as intake:
         fill(intake)
         clients = [intake.connect() for _ in range(10)]
         for client in clients:
@@ -570,6 +569,3 @@ def test_many_that_wait_are_admitted_in_turns_of_the_loop(
         assert left == [6, 2]
         intake.commit()
         assert [client.statuses for client in clients] == [[200]] * 10
-
-    with closing(Intake(topics, RING_BYTES, BODY_BYTES_MAX)) as intake:
-        asyncio.run(go(intake))

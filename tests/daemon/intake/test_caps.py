@@ -256,17 +256,14 @@ def test_partitions_count_for_the_limit_and_columns_are_not_kept(
     assert tracker(1, 11) is not first and tracker(2, 1) is not second, "they were forgotten"
 
 
-def test_a_look_at_the_ledger_counts_when_its_commit_was_followed() -> None:
-    async def go() -> None:
-        seen = 4
-        trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0, lambda: seen)
-        assert trackers.tracker(topic(discard="reject", cap_records=5)) is not None
-        await trackers.followed(4)
-        waiting = [asyncio.create_task(trackers.followed(number)) for number in (6, 5)]
+async def test_a_look_at_the_ledger_counts_when_its_commit_was_followed() -> None:
+    seen = 4
+    trackers = CapTrackers([0] * at.GLOBAL_WORDS, 0, lambda: seen)
+    assert trackers.tracker(topic(discard="reject", cap_records=5)) is not None
+    await trackers.followed(4)
+    waiting = [asyncio.create_task(trackers.followed(number)) for number in (6, 5)]
+    await asyncio.sleep(0)
+    for seen in (5, 6):
+        trackers.committed(Commit(seen, LeaseId(1, 1, 0, seen), (), (), ()))
         await asyncio.sleep(0)
-        for seen in (5, 6):
-            trackers.committed(Commit(seen, LeaseId(1, 1, 0, seen), (), (), ()))
-            await asyncio.sleep(0)
-            assert [task.done() for task in waiting] == [seen == 6, True]
-
-    asyncio.run(go())
+        assert [task.done() for task in waiting] == [seen == 6, True]

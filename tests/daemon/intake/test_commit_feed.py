@@ -132,31 +132,24 @@ def test_a_read_that_fails_for_a_moment_is_made_again_and_answers_go_on(
     assert following.ends == 0
 
 
-def test_a_read_that_fails_for_good_ends_the_process(
+async def test_a_read_that_fails_for_good_ends_the_process(
     following: Following, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> None:
         raise LedgerCorrupt(following.ledger.path, "malformed")
 
     following.ledger.before_read = fails
-
-    async def ends() -> None:
-        await following.follow()
-        await following.follower.reach()
-
-    asyncio.run(ends())
+    await following.follow()
+    await following.follower.reach()
     assert following.ends == 1
     assert following.taken == [1, 2]
     assert "cannot follow the commits after 2" in caplog.text
 
 
-def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following) -> None:
-    async def rung_meanwhile() -> None:
-        following.follower.follow()
-        following.follower.follow()
-        await following.follow()
-
-    asyncio.run(rung_meanwhile())
+async def test_nothing_is_followed_twice_while_the_ledger_is_read(following: Following) -> None:
+    following.follower.follow()
+    following.follower.follow()
+    await following.follow()
     assert following.taken == [1, 2, 3, 4, 5]
 
 
@@ -182,17 +175,13 @@ def test_a_successor_begins_with_the_commits_that_the_log_holds(following: Follo
 
 
 @pytest.mark.parametrize("slice_ns", [0, int(HANG_S * 1e9)])
-def test_what_is_in_the_log_is_reached_without_a_bell(
+async def test_what_is_in_the_log_is_reached_without_a_bell(
     following: Following, monkeypatch: pytest.MonkeyPatch, slice_ns: int
 ) -> None:
     """Also by two at a time, in slices, and through a read of the ledger."""
     monkeypatch.setattr(commit_feed, "SLICE_NS", slice_ns)
-
-    async def two() -> None:
-        async with asyncio.timeout(HANG_S):
-            await asyncio.gather(following.follower.reach(), following.follower.reach())
-
-    asyncio.run(two())
+    async with asyncio.timeout(HANG_S):
+        await asyncio.gather(following.follower.reach(), following.follower.reach())
     assert following.taken == [1, 2, 3, 4, 5]
 
 
@@ -213,33 +202,29 @@ def test_recent_commits_are_bounded_in_number_and_in_runs(
     assert [commit.number for commit in following.follower.recent()] == kept
 
 
-def test_many_commits_are_taken_in_slices(
+async def test_many_commits_are_taken_in_slices(
     following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_feed, "SLICE_NS", 0)
     seen: list[int] = []
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
 
-    async def go() -> None:
-        loop = asyncio.get_running_loop()
-        over = loop.create_future()
+    def turn() -> None:
+        seen.append(following.follower.seen)
+        if following.follower.seen == 5:
+            over.set_result(None)
+        else:
+            loop.call_soon(turn)
 
-        def turn() -> None:
-            seen.append(following.follower.seen)
-            if following.follower.seen == 5:
-                over.set_result(None)
-            else:
-                loop.call_soon(turn)
-
-        following.follower.follow()
-        turn()
-        await over
-
-    asyncio.run(go())
+    following.follower.follow()
+    turn()
+    await over
     assert following.taken == [1, 2, 3, 4, 5]
     assert seen[0] == 1 and {1, 2, 4, 5} <= set(seen), "the loop does other things in between"
 
 
-def test_an_error_in_a_later_slice_ends_the_process(
+async def test_an_error_in_a_later_slice_ends_the_process(
     following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_feed, "SLICE_NS", 0)
@@ -251,10 +236,6 @@ def test_an_error_in_a_later_slice_ends_the_process(
         take(commit)
 
     monkeypatch.setattr(following.follower, "_take", fails)
-
-    async def go() -> None:
-        following.follower.follow()
-        await following.changed.wait()
-
-    asyncio.run(go())
+    following.follower.follow()
+    await following.changed.wait()
     assert (following.taken, following.ends) == ([1], 1)

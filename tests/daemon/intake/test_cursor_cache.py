@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -39,48 +38,42 @@ def asked(expected: int = 0, partition: int = 0) -> AdvanceRequest:
     return AdvanceRequest("c", expected, expected + 1, partition)
 
 
-def test_a_frame_carries_the_last_setting_that_was_answered_on_any_shard(
+async def test_a_frame_carries_the_last_setting_that_was_answered_on_any_shard(
     caches: tuple[CursorCache, CursorCache],
 ) -> None:
     one, other = caches
 
-    async def run() -> None:
-        await one.put("c", [])
-        other_asked = asked(partition=1)
-        with pytest.raises(CursorNotCached):
-            other.advance(other_asked)
+    await one.put("c", [])
+    other_asked = asked(partition=1)
+    with pytest.raises(CursorNotCached):
+        other.advance(other_asked)
+    await other.load(other_asked)
+    found = other.advance(other_asked)
+    assert (found.cursor_id, found.name, found.is_ours) == (1, "c", False)
+    assert (found.set_change, found.set_seq) == (0, 0)
+    await one.put("c", [Setting(1, 7)])
+    with pytest.raises(CursorNotCached):
+        other.advance(other_asked)
+    await other.load(other_asked)
+    found = other.advance(other_asked)
+    assert found.set_change > 0
+    assert found.set_seq == 7
+    await one.delete("c")
+    with pytest.raises(CursorNotCached):
+        other.advance(other_asked)
+    with pytest.raises(ApiError) as refused:
         await other.load(other_asked)
-        found = other.advance(other_asked)
-        assert (found.cursor_id, found.name, found.is_ours) == (1, "c", False)
-        assert (found.set_change, found.set_seq) == (0, 0)
-        await one.put("c", [Setting(1, 7)])
-        with pytest.raises(CursorNotCached):
-            other.advance(other_asked)
-        await other.load(other_asked)
-        found = other.advance(other_asked)
-        assert found.set_change > 0
-        assert found.set_seq == 7
-        await one.delete("c")
-        with pytest.raises(CursorNotCached):
-            other.advance(other_asked)
-        with pytest.raises(ApiError) as refused:
-            await other.load(other_asked)
-        assert refused.value.status == 404
-
-    asyncio.run(run())
+    assert refused.value.status == 404
 
 
-def test_a_cursor_beyond_the_limit_is_refused_with_the_limit(
+async def test_a_cursor_beyond_the_limit_is_refused_with_the_limit(
     caches: tuple[CursorCache, CursorCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cursors, "CURSORS_MAX", 1)
 
-    async def run() -> None:
-        await caches[0].put("c", [])
-        with pytest.raises(ApiError) as refused:
-            await caches[0].put("d", [Setting(0, 3)])
-        assert (refused.value.status, refused.value.code) == (409, "cursors_full")
-        assert refused.value.detail == {"limit_cursors": 1}
-        assert [cursor.name for cursor, _ in await caches[0].page("", 10)] == ["c"]
-
-    asyncio.run(run())
+    await caches[0].put("c", [])
+    with pytest.raises(ApiError) as refused:
+        await caches[0].put("d", [Setting(0, 3)])
+    assert (refused.value.status, refused.value.code) == (409, "cursors_full")
+    assert refused.value.detail == {"limit_cursors": 1}
+    assert [cursor.name for cursor, _ in await caches[0].page("", 10)] == ["c"]

@@ -245,17 +245,13 @@ def test_a_closed_gate_refuses_and_takes_what_comes_again_once(intake: Intake) -
 
 
 @pytest.mark.parametrize(("request_", "status"), [(bulk(BULK), 429), (logs(LOGS), 503)])
-def test_a_gate_that_closes_while_a_request_is_translated_refuses_it(
+async def test_a_gate_that_closes_while_a_request_is_translated_refuses_it(
     intake: Intake, request_: bytes, status: int
 ) -> None:
     client = intake.connect()
-
-    async def serve() -> None:
-        client.send(request_)
-        intake.shut(at.G_GATE, ClosedBy.STORE_FAILING)
-        await translated(intake)
-
-    asyncio.run(serve())
+    client.send(request_)
+    intake.shut(at.G_GATE, ClosedBy.STORE_FAILING)
+    await translated(intake)
     (answer,) = client.answers
     assert is_for_now(answer, status) and not intake.published
 
@@ -272,18 +268,14 @@ def test_a_full_ring_refuses(intake: Intake, request_: bytes, status: int) -> No
         each.leave()
 
 
-def test_a_request_is_answered_after_its_commit_and_before_later_ones(intake: Intake) -> None:
+async def test_a_request_is_answered_after_its_commit_and_before_later_ones(intake: Intake) -> None:
     client = intake.connect()
-
-    async def serve() -> None:
-        client.send(bulk(BULK) + _post("/v0/topics/t", b'{"b":2}\n', LINES) + logs(LOGS))
-        assert client.transport.paused, "the order of a connection's records"
-        await translated(intake)
-        await translated(intake)
-        assert not client.answers and len(intake.published) == 3
-        intake.commit()
-
-    asyncio.run(serve())
+    client.send(bulk(BULK) + _post("/v0/topics/t", b'{"b":2}\n', LINES) + logs(LOGS))
+    assert client.transport.paused, "the order of a connection's records"
+    await translated(intake)
+    await translated(intake)
+    assert not client.answers and len(intake.published) == 3
+    intake.commit()
     assert client.statuses == [200, 200, 200]
     assert "items" in client.answers[0].json and "seqs" not in client.answers[2].json
 
@@ -314,21 +306,17 @@ def test_a_deadline_says_429_or_503_if_nothing_is_stored_and_504_if_that_is_not_
         assert ("retry-after" in second.headers) is not pulled
 
 
-def test_of_several_topics_one_is_refused_and_the_others_stored(
+async def test_of_several_topics_one_is_refused_and_the_others_stored(
     intake: Intake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake.producer, "_auto_create", False)
     client = intake.connect()
-
-    async def serve() -> None:
-        client.send(bulk(BULK + BULK.replace(b'"t"', b'"unknown"') + BULK))
-        await translated(intake)
-        client.send(logs(LOGS).replace(b"/otlp/t/", b"/otlp/unknown/"))
-        while len(client.answers) < 2:  # the ledger is asked for a topic
-            await asyncio.sleep(0.001)
-            intake.commit()
-
-    asyncio.run(serve())
+    client.send(bulk(BULK + BULK.replace(b'"t"', b'"unknown"') + BULK))
+    await translated(intake)
+    client.send(logs(LOGS).replace(b"/otlp/t/", b"/otlp/unknown/"))
+    while len(client.answers) < 2:  # the ledger is asked for a topic
+        await asyncio.sleep(0.001)
+        intake.commit()
     answer, missing = client.answers
     assert statuses(answer) == [201, 404, 201] and intake._seq == {(1, 0): 2}
     assert missing.status == 404 and "auto_create_topics" in missing.json["message"]

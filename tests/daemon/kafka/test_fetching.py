@@ -138,23 +138,20 @@ def test_an_object_that_is_damaged_has_an_error_code_until_it_is_whole(tmp_path:
     run(tmp_path, test)
 
 
-def test_the_loop_serves_others_between_two_batches() -> None:
-    async def test() -> None:
-        turns = 0
+async def test_the_loop_serves_others_between_two_batches() -> None:
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        meanwhile = asyncio.ensure_future(others())
-        items = [(number, 5, Record(b"v")) for number in range(1, 3 * BATCH_RECORDS + 2)]
-        assert len(batches_of(await fetching._encoded(items))) == 4
-        meanwhile.cancel()
-        assert turns == 3
-
-    asyncio.run(test())
+    meanwhile = asyncio.ensure_future(others())
+    items = [(number, 5, Record(b"v")) for number in range(1, 3 * BATCH_RECORDS + 2)]
+    assert len(batches_of(await fetching._encoded(items))) == 4
+    meanwhile.cancel()
+    assert turns == 3
 
 
 def test_an_answer_holds_what_it_has_until_it_is_taken(tmp_path: Path) -> None:

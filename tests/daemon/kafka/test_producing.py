@@ -85,8 +85,8 @@ def run(
         asyncio.run(test(made))
 
 
-def test_a_batch_waits_for_room_in_the_ring_and_is_not_refused(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_a_batch_waits_for_room_in_the_ring_and_is_not_refused(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         takes = producer(made)
         first = [await take(takes, a_request(BIG)) for _ in range(5)]
         late = asyncio.ensure_future(take(takes, a_request(BIG)))
@@ -100,11 +100,9 @@ def test_a_batch_waits_for_room_in_the_ring_and_is_not_refused(tmp_path: Path) -
         answers = [await each for each in (*first, answer) if each is not None]
         assert [error_of(each) for each in answers] == [0] * 6
 
-    run(tmp_path, test)
 
-
-def test_without_room_until_its_deadline_a_batch_is_refused(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_without_room_until_its_deadline_a_batch_is_refused(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         takes = producer(made, ack_timeout_ms=100)
         for _ in range(5):
             await take(takes, a_request(BIG))
@@ -112,18 +110,14 @@ def test_without_room_until_its_deadline_a_batch_is_refused(tmp_path: Path) -> N
         assert answer is not None and error_of(await answer) == 7
         assert made.published == 5
 
-    run(tmp_path, test)
 
-
-def test_while_the_gate_is_closed_batches_are_refused(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_while_the_gate_is_closed_batches_are_refused(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         made.segment.words[at.G_GATE] = ClosedBy.STORE_FAILING
         made.admission.read_gate()
         answer = await take(producer(made), a_request(10))
         assert answer is not None and error_of(await answer) == 56
         assert made.published == 0
-
-    run(tmp_path, test)
 
 
 def test_each_batch_of_a_request_has_its_own_fate(tmp_path: Path) -> None:
@@ -140,10 +134,10 @@ def test_each_batch_of_a_request_has_its_own_fate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "error"), [("ack_timeout", 7), ("outcome_unknown", None)])
-def test_at_the_deadline_a_batch_is_withdrawn_or_nobody_knows(
+async def test_at_the_deadline_a_batch_is_withdrawn_or_nobody_knows(
     tmp_path: Path, code: str, error: int | None
 ) -> None:
-    async def test(made: Outbox) -> None:
+    with outbox_in(tmp_path) as made:
         answer = await take(producer(made), a_request(10))
         assert answer is not None
         (waiting,) = made.pending._waiting
@@ -155,11 +149,11 @@ def test_at_the_deadline_a_batch_is_withdrawn_or_nobody_knows(
             assert error_of(await answer) == error
         made.commit_all()  # which counts for nobody then
 
-    run(tmp_path, test)
 
-
-def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_after_it(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_after_it(
+    tmp_path: Path,
+) -> None:
+    with outbox_in(tmp_path) as made:
         takes, refusals = producer(made), Refusals()
         first = await take(takes, a_request(BIG), refusals)
         for _ in range(4):
@@ -178,11 +172,11 @@ def test_what_is_sent_again_is_not_overtaken_by_what_was_sent_after_it(tmp_path:
         made.commit_all()
         assert again is not None and error_of(await again) == 0
 
-    run(tmp_path, test)
 
-
-def test_what_is_taken_back_takes_back_what_its_connection_sent_after_it(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_what_is_taken_back_takes_back_what_its_connection_sent_after_it(
+    tmp_path: Path,
+) -> None:
+    with outbox_in(tmp_path) as made:
         takes, refusals = producer(made, 1_000), Refusals()
         for each in (refusals, refusals, Refusals()):
             await take(takes, a_request(10), each)
@@ -193,16 +187,14 @@ def test_what_is_taken_back_takes_back_what_its_connection_sent_after_it(tmp_pat
         assert expired.void == [first, second]
         made.commit_all()
 
-    run(tmp_path, test)
-
 
 @pytest.mark.parametrize("base", [0, 1], ids=["plain", "decoded"])
-def test_a_long_batch_is_looked_at_while_the_loop_serves_others(
+async def test_a_long_batch_is_looked_at_while_the_loop_serves_others(
     tmp_path: Path, base: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_stored, "_SLICE_RECORDS", 256)
 
-    async def test(made: Outbox) -> None:
+    with outbox_in(tmp_path) as made:
         await made.topics.entry("dest")
         takes = producer(made)
         takes._limits = BatchLimits(10_000, 100_000, 1_000_000)
@@ -224,8 +216,6 @@ def test_a_long_batch_is_looked_at_while_the_loop_serves_others(
         assert turns >= 3 and made.published == 1
         made.commit_all()
 
-    run(tmp_path, test)
-
 
 def stored(made: Outbox) -> list[tuple[int, bytes]]:
     """The codec and the payload of each batch in the ring."""
@@ -242,14 +232,14 @@ PLAIN = encode_batch(0, [(0, KafkaRecord(5, b"k", b"1")), (1, KafkaRecord(4, Non
 
 
 @pytest.mark.parametrize("is_short", [True, False])
-def test_a_plain_batch_is_stored_as_it_came_but_for_its_compression_and_its_producer(
+async def test_a_plain_batch_is_stored_as_it_came_but_for_its_compression_and_its_producer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_short: bool
 ) -> None:
     if not is_short:
         monkeypatch.setattr(producing, "SHORT_BATCH_BYTES", 1)
     squeezed = zstandard.compress(PLAIN[HEAD_BYTES:])
 
-    async def test(made: Outbox) -> None:
+    with outbox_in(tmp_path) as made:
         await made.topics.entry("dest")
         takes = producer(made)
         for sent in (
@@ -263,8 +253,6 @@ def test_a_plain_batch_is_stored_as_it_came_but_for_its_compression_and_its_prod
         assert first.batches[0][2:3] + first.batches[0][5:] == (2, 4, 5)
         assert takes._decoded._free_bytes == 1_000_000
         made.commit_all()
-
-    run(tmp_path, test)
 
 
 @pytest.mark.parametrize("of_broker", [True, False])
@@ -309,16 +297,14 @@ def test_long_batches_have_memory_one_at_a_time(tmp_path: Path) -> None:
         run(tmp_path, test)
 
 
-def test_a_batch_that_can_never_fit_is_too_large(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_a_batch_that_can_never_fit_is_too_large(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         answer = await take(producer(made), a_request(20_000))
         assert answer is not None and error_of(await answer) == 10
 
-    run(tmp_path, test)
 
-
-def test_a_batch_takes_memory_as_admission_promises_it(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_a_batch_takes_memory_as_admission_promises_it(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         await made.topics.entry("dest")
         made.segment.words[at.G_BODIES_BYTES] = 5_000
         made.admission.read_gate()
@@ -331,8 +317,6 @@ def test_a_batch_takes_memory_as_admission_promises_it(tmp_path: Path) -> None:
         assert made.published == 1 and made.admission.promised_bytes == 0
         made.commit_all()
 
-    run(tmp_path, test)
-
 
 def test_a_topic_that_stores_a_repeated_body_once_takes_no_batch(tmp_path: Path) -> None:
     async def test(made: Outbox) -> None:
@@ -343,8 +327,8 @@ def test_a_topic_that_stores_a_repeated_body_once_takes_no_batch(tmp_path: Path)
     run(tmp_path, test, dedupe="body")
 
 
-def test_headers_that_take_too_much_as_json_are_not_stored(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_headers_that_take_too_much_as_json_are_not_stored(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         record = KafkaRecord(5, None, b"", (("", b""),) * 256)
         batch = encode_batch(0, [(each, record) for each in range(300)])
         takes = producer(made)
@@ -353,15 +337,11 @@ def test_headers_that_take_too_much_as_json_are_not_stored(tmp_path: Path) -> No
         assert answer is not None and error_of(await answer) == 10
         assert made.published == 0
 
-    run(tmp_path, test)
 
-
-def test_an_answer_with_many_batches_is_made_by_a_thread(tmp_path: Path) -> None:
-    async def test(made: Outbox) -> None:
+async def test_an_answer_with_many_batches_is_made_by_a_thread(tmp_path: Path) -> None:
+    with outbox_in(tmp_path) as made:
         times = 2 * ITEMS_OF_A_TURN + 1
         answer = await take(producer(made), a_request(2 * BIG, times=times))
         assert answer is not None and not answer.done()
         said = await answer
         assert {error_of(said, index=index) for index in range(times)} == {MESSAGE_TOO_LARGE}
-
-    run(tmp_path, test)

@@ -92,31 +92,27 @@ def test_a_handshake_has_five_seconds_and_a_connection_has_more(made: Made) -> N
     assert tls.oldest_ns is None
 
 
-def test_all_sockets_show_the_certificate_that_is_in_force(tmp_path: Path) -> None:
+async def test_all_sockets_show_the_certificate_that_is_in_force(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = Files(authority.certificate, authority.key, None)
     former = Certificate(files).in_force
     authority.issue()
     later = Certificate(files).in_force
     shown: list[bytes | None] = []
-
-    async def run() -> None:
-        server = Server()
-        await server.start(Script(), "127.0.0.1", 0)
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        server.serve_certificate(former)
-        for listener in listeners:  # as a standby has one for each shard to come
-            await server.listen_by_tls(listener)
-        server.serve_certificate(later)
-        for listener in listeners:
-            _, writer = await asyncio.open_connection(
-                *listener.getsockname(), ssl=authority.context, server_hostname="localhost"
-            )
-            shown.append(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-            writer.close()
-            await writer.wait_closed()
-        await server.close()
-
-    asyncio.run(run())
+    server = Server()
+    await server.start(Script(), "127.0.0.1", 0)
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    server.serve_certificate(former)
+    for listener in listeners:  # as a standby has one for each shard to come
+        await server.listen_by_tls(listener)
+    server.serve_certificate(later)
+    for listener in listeners:
+        _, writer = await asyncio.open_connection(
+            *listener.getsockname(), ssl=authority.context, server_hostname="localhost"
+        )
+        shown.append(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+        writer.close()
+        await writer.wait_closed()
+    await server.close()
     own, end, _ = authority.certificate.read_text().partition("-----END CERTIFICATE-----")
     assert shown == 2 * [ssl.PEM_cert_to_DER_cert(own + end)]

@@ -204,17 +204,14 @@ def test_records_whose_object_is_whole_again_are_back_for_every_reader_once(worl
     assert world.retry() == []
 
 
-def test_a_reader_that_was_told_of_the_hole_reads_it_when_it_is_back(world: World) -> None:
-    async def go() -> None:
-        with told_reader(world) as told:
-            answer = await told.diff(from_seq=2)
-            assert answer.tombstone == Tombstone(3, 4, "quarantined")
-            world.flip()
-            world.retry()
-            answer = await told.diff(from_seq=2)
-            assert answer.tombstone is None and data_of(answer) == ['"c"', '"d"', '"f"']
-
-    asyncio.run(go())
+async def test_a_reader_that_was_told_of_the_hole_reads_it_when_it_is_back(world: World) -> None:
+    with told_reader(world) as told:
+        answer = await told.diff(from_seq=2)
+        assert answer.tombstone == Tombstone(3, 4, "quarantined")
+        world.flip()
+        world.retry()
+        answer = await told.diff(from_seq=2)
+        assert answer.tombstone is None and data_of(answer) == ['"c"', '"d"', '"f"']
 
 
 class Killed(BaseException):

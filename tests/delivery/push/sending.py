@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,24 +173,31 @@ class Sending:
         )
 
 
+@asynccontextmanager
+async def started_senders(node: Node, folder: Path) -> AsyncIterator[Sending]:
+    """Senders over a node, and a receiver."""
+    receiver = Receiver()
+    endpoint = await receiver.start()
+    with owning(node) as owner:
+        owner.start()
+        owner.subscriptions.look()
+        await owner.rest()
+        them = Sending(owner, receiver, endpoint, folder)
+        yield them
+        receiver.gate.set()
+        them.senders.close()
+        await them.senders.ended()
+        owner.subscriptions.close()
+        await owner.flush.stop()
+    receiver.close()
+
+
 def sending(node: Node, folder: Path, use: Callable[[Sending], Awaitable[None]]) -> None:
-    """Runs a test in a loop of its own."""
+    """Runs a test over senders in a loop of its own."""
 
     async def run() -> None:
-        receiver = Receiver()
-        endpoint = await receiver.start()
-        with owning(node) as owner:
-            owner.start()
-            owner.subscriptions.look()
-            await owner.rest()
-            them = Sending(owner, receiver, endpoint, folder)
+        async with started_senders(node, folder) as them:
             await use(them)
-            receiver.gate.set()
-            them.senders.close()
-            await them.senders.ended()
-            owner.subscriptions.close()
-            await owner.flush.stop()
-        receiver.close()
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ from ledger.delivery.record_filter import RecordFilter
 from ledger.delivery.subscriptions import Subscription
 from shards.clock import wall_ms
 from tests.delivery.node import Node
-from tests.delivery.push.sending import Sending, sending, until_it_rests
+from tests.delivery.push.sending import Sending, started_senders, until_it_rests
 from tests.delivery.subscriptions.owning import record
 from uploader.l0.records import Record
 
@@ -29,10 +29,10 @@ async def until_told(them: Sending, made: Subscription, count: int) -> None:
     await them.until(lambda: len(histories.of(made.subscription_id)) == count, made)
 
 
-def test_each_attempt_of_a_record_is_listed_with_what_came_of_it(
+async def test_each_attempt_of_a_record_is_listed_with_what_came_of_it(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         answers = iter(["500 No", "400 No", "204 OK"])
         them.receiver.answer = lambda headers, _: (
             next(answers) if headers["ce-seq"] == "1" else "204 OK"
@@ -65,13 +65,11 @@ def test_each_attempt_of_a_record_is_listed_with_what_came_of_it(
         with pytest.raises(OwnerRefused, match="is not pushed"):
             await attempts(them, made)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_filtered_push_posts_what_matches_with_the_type_that_it_has(
+async def test_a_filtered_push_posts_what_matches_with_the_type_that_it_has(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"type_from": "tag"}, filter=RecordFilter(where=("paid=true",)))
         texts = ("true", "false") * 10
         them.owner.produce(*(Record(f'{{"paid":{text}}}', key="k", tag="order") for text in texts))
@@ -85,11 +83,9 @@ def test_a_filtered_push_posts_what_matches_with_the_type_that_it_has(
         await them.until_finished(made, 40)
         assert them.receiver.seqs()[10:] == [*range(22, 41, 2)], "its sender goes on"
 
-    sending(node, tmp_path, use)
 
-
-def test_the_post_of_a_batch_is_an_attempt_of_each_record(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_the_post_of_a_batch_is_an_attempt_of_each_record(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"format": "batch", "batch_wait_ms": 0}, reliable=False)
         await them.until(lambda: len(them.senders) == 1, made)
         running = them.owner.subscriptions._running
@@ -103,8 +99,6 @@ def test_the_post_of_a_batch_is_an_attempt_of_each_record(node: Node, tmp_path: 
         found = (await attempts(them, made)).attempts
         assert sorted(each.seq for each in found) == [1, 2, 3, 4, 5]
         assert {each.outcome for each in found} == {"success"}
-
-    sending(node, tmp_path, use)
 
 
 def made_attempt(seq: int, outcome: str = "success", **more: Any) -> PushAttempt:

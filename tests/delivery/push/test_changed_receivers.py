@@ -13,7 +13,7 @@ from shards.boards.endpointholds import EndpointHolds, HoldPlace
 from shards.boards.pushboard import LimiterMode, PushBoard, SenderWords
 from shards.clock import monotonic_ns
 from tests.delivery.node import Node
-from tests.delivery.push.sending import Sending, sending, until_it_rests
+from tests.delivery.push.sending import Sending, started_senders, until_it_rests
 from tests.delivery.subscriptions.owning import record
 
 HOUR_NS = 3_600_000_000_000
@@ -36,10 +36,10 @@ def hold(them: Sending) -> int:
 
 
 @pytest.mark.parametrize("last_words", ["410 Gone", PAUSE, "500 No"])
-def test_what_a_former_endpoint_still_answers_is_not_said_by_the_new_one(
+async def test_what_a_former_endpoint_still_answers_is_not_said_by_the_new_one(
     node: Node, tmp_path: Path, last_words: str
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.gate.clear()
         answers = iter([last_words])  # to the first POST
         them.receiver.answer = lambda *_: next(answers, "204 OK")
@@ -56,11 +56,9 @@ def test_what_a_former_endpoint_still_answers_is_not_said_by_the_new_one(
         assert not them.config.paused
         assert sender.limiter._failed == 0
 
-    sending(node, tmp_path, use)
 
-
-def test_a_changed_endpoint_is_learned_anew(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_changed_endpoint_is_learned_anew(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"rate_max": 50.0})
         slow = LearnedRate(LimiterMode.HEARTBEAT, 3.0, 7.0)
         words = SenderWords(node.segment, 0, made.slot)
@@ -78,13 +76,11 @@ def test_a_changed_endpoint_is_learned_anew(node: Node, tmp_path: Path) -> None:
         await them.until(lambda: next(looks, None) is None, made, 50.0)
         assert [row.state for row in board.senders(made.slot, made.subscription_id)] == [anew]
 
-    sending(node, tmp_path, use)
 
-
-def test_a_sender_begins_with_the_rate_of_the_settings_also_at_another_endpoint(
+async def test_a_sender_begins_with_the_rate_of_the_settings_also_at_another_endpoint(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         push = {"rate_max": 50.0, "rate_start": 40.0}
         made = them.create(push)
         await them.until(lambda: len(them.senders) == 1, made, 50.0)
@@ -94,11 +90,9 @@ def test_a_sender_begins_with_the_rate_of_the_settings_also_at_another_endpoint(
         them.alter({**push, "endpoint": them.endpoint + "/new", "rate_start": 500.0})
         await them.until(lambda: limiter.rate == 50, made, 50.0)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda *_: PAUSE
         made = them.create()
         them.owner.produce(record(1, "a"))
@@ -108,11 +102,11 @@ def test_a_pause_is_told_as_soon_as_it_was_asked_for(node: Node, tmp_path: Path)
         (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
         assert row.held_until_ns == held_ns
 
-    sending(node, tmp_path, use)
 
-
-def test_a_pause_outlives_the_process_that_was_asked_for_it(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_pause_outlives_the_process_that_was_asked_for_it(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         until_ns = hold(them)  # and it dies
         them.owner.produce(record(1, "a"))
@@ -123,13 +117,11 @@ def test_a_pause_outlives_the_process_that_was_asked_for_it(node: Node, tmp_path
         them.alter({"endpoint": them.endpoint + "/new"})
         await them.until_finished(made, 1)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_pause_holds_all_subscriptions_that_send_to_the_endpoint_at_all_shards(
+async def test_a_pause_holds_all_subscriptions_that_send_to_the_endpoint_at_all_shards(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"connections_max": 1})
         them.owner.produce(record(1, "a"))
         await them.until_finished(made, 1)
@@ -146,13 +138,11 @@ def test_a_pause_holds_all_subscriptions_that_send_to_the_endpoint_at_all_shards
         await them.until_finished(made, 2)
         assert EndpointHolds(node.segment).until_ns(place_of(them)) == 0, "for the others too"
 
-    sending(node, tmp_path, use)
 
-
-def test_what_an_endpoint_asks_for_holds_no_other_one_and_ends_when_an_operator_resumes(
+async def test_what_an_endpoint_asks_for_holds_no_other_one_and_ends_when_an_operator_resumes(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         answers = iter([PAUSE])
         them.receiver.answer = lambda *_: next(answers, "204 OK")
         made = them.create()
@@ -167,5 +157,3 @@ def test_what_an_endpoint_asks_for_holds_no_other_one_and_ends_when_an_operator_
         await them.until(lambda: not sender_of(them, made).job.config.paused, made)
         await them.owner.later(10)
         await them.until_finished(made, 1)
-
-    sending(node, tmp_path, use)

@@ -16,7 +16,7 @@ from shards.boards.pushboard import PushBoard
 from shards.boards.rowboard import SubscriptionRow
 from shards.clock import monotonic_ns
 from tests.delivery.node import Node
-from tests.delivery.push.sending import Sending, sending
+from tests.delivery.push.sending import Sending, started_senders
 from tests.delivery.subscriptions.owning import record
 
 
@@ -39,10 +39,10 @@ def granted(board: PushBoard, made: Subscription, rate: float) -> bool:
 
 
 @pytest.mark.parametrize("is_under_way", [False, True])
-def test_what_is_created_again_is_delivered_within_its_limit_whatever_is_under_way(
+async def test_what_is_created_again_is_delivered_within_its_limit_whatever_is_under_way(
     node: Node, tmp_path: Path, is_under_way: bool
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         balance(them)
         if is_under_way:
             them.receiver.gate.clear()
@@ -63,15 +63,13 @@ def test_what_is_created_again_is_delivered_within_its_limit_whatever_is_under_w
             them.alter({"rate_max": rate})
             await them.until(partial(granted, board, made, rate), made)
 
-    sending(node, tmp_path, use)
 
-
-def test_an_offer_that_another_shard_took_away_by_mistake_comes_back(
+async def test_an_offer_that_another_shard_took_away_by_mistake_comes_back(
     node: Node, tmp_path: Path
 ) -> None:
     """The former owner's process withdrew at the moment at which the later one offered."""
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         balance(them)
         made = them.create()
         them.owner.produce(record(1, "a"))
@@ -81,11 +79,11 @@ def test_an_offer_that_another_shard_took_away_by_mistake_comes_back(
         await them.until_finished(made, 2)
         assert PushBoard(node.segment).offer_of(made.slot, made.subscription_id) is not None
 
-    sending(node, tmp_path, use)
 
-
-def test_a_row_that_a_former_owner_wrote_over_is_written_again(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_row_that_a_former_owner_wrote_over_is_written_again(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         them.owner.produce(record(1, "a"))
         await them.until_finished(made, 1)
@@ -100,13 +98,11 @@ def test_a_row_that_a_former_owner_wrote_over_is_written_again(node: Node, tmp_p
         await them.owner.later(2)
         await them.until(lambda: board.read(*place) is not None, made)
 
-    sending(node, tmp_path, use)
 
-
-def test_senders_of_a_deleted_topic_end(node: Node, tmp_path: Path) -> None:
+async def test_senders_of_a_deleted_topic_end(node: Node, tmp_path: Path) -> None:
     """No change of subscriptions tells of them: they are deleted with their topic."""
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         them.owner.produce(record(1, "a"))
         await them.until_finished(made, 1)
@@ -114,5 +110,3 @@ def test_senders_of_a_deleted_topic_end(node: Node, tmp_path: Path) -> None:
         them.owner.subscriptions.topic_changed(deleted)
         them.senders.topic_changed(deleted)
         await them.until(lambda: not len(them.senders) and not them.senders._ending, made)
-
-    sending(node, tmp_path, use)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.delivery.node import Node
-from tests.delivery.push.sending import Sending, sending
+from tests.delivery.push.sending import started_senders
 from uploader.l0.records import Record
 
 
@@ -14,10 +14,10 @@ def of(number: int, node: str, key: str | None = None) -> Record:
     return Record(str(number), key=key, node=node)
 
 
-def test_a_node_has_one_post_under_way_and_headers_tell_of_no_key(
+async def test_a_node_has_one_post_under_way_and_headers_tell_of_no_key(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         receiver = them.receiver
         receiver.gate.clear()
         made = them.create({"connections_max": 8}, key_fallback="node")
@@ -31,11 +31,11 @@ def test_a_node_has_one_post_under_way_and_headers_tell_of_no_key(
         assert told[3:] == [(2, "n", None), (5, "n", None)]
         assert receiver.under_way_max == 3
 
-    sending(node, tmp_path, use)
 
-
-def test_a_batch_has_several_records_of_a_node_in_their_order(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_batch_has_several_records_of_a_node_in_their_order(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda _, body: "400 No" if b'"seq":"7"' in body else "200 OK"
         made = them.create(
             {"format": "batch", "batch_max": 50, "batch_wait_ms": 100, "connections_max": 4},
@@ -53,11 +53,11 @@ def test_a_batch_has_several_records_of_a_node_in_their_order(node: Node, tmp_pa
             assert mine == sorted(mine)
         assert sorted(taken) == [n for n in range(1, 21) if n != 7]
 
-    sending(node, tmp_path, use)
 
-
-def test_a_sender_follows_when_nodes_count_as_keys_no_more(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_sender_follows_when_nodes_count_as_keys_no_more(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         receiver = them.receiver
         receiver.gate.clear()
         made = them.create({"connections_max": 4}, key_fallback="node")
@@ -70,5 +70,3 @@ def test_a_sender_follows_when_nodes_count_as_keys_no_more(node: Node, tmp_path:
         await them.until(lambda: set(receiver.seqs()) == {1, 2, 3, 4}, made)
         receiver.gate.set()
         await them.until_finished(made, 4)
-
-    sending(node, tmp_path, use)

@@ -10,7 +10,7 @@ from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import LimiterMode, PushBoard
 from tests.delivery.node import Node
-from tests.delivery.push.sending import Sending, sending
+from tests.delivery.push.sending import Sending, started_senders
 from tests.delivery.subscriptions.owning import record
 
 
@@ -23,10 +23,10 @@ def limiter(them: Sending, made: Subscription) -> Limiter | None:
     return None if sender is None else sender.limiter
 
 
-def test_what_a_sender_learns_is_in_the_ledger_by_the_next_flush(
+async def test_what_a_sender_learns_is_in_the_ledger_by_the_next_flush(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         them.owner.produce(record(0))
         await them.until(lambda: bool(kept(them, made)), made, rate=500.0)
@@ -34,13 +34,11 @@ def test_what_a_sender_learns_is_in_the_ledger_by_the_next_flush(
         (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
         assert row.state == (0, 100.0, None)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_sender_begins_with_what_its_predecessor_of_another_start_learned(
+async def test_a_sender_begins_with_what_its_predecessor_of_another_start_learned(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         learned = LearnedRate(1, 1 / 60, 12.5)
         node.ledger.write(push_rates.write, {(made.subscription_id, 0): learned})
@@ -49,11 +47,9 @@ def test_a_sender_begins_with_what_its_predecessor_of_another_start_learned(
         assert found is not None
         assert found.state == LearnedRate(LimiterMode.SLOW, 1 / 60, 12.5)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_successor_in_the_same_daemon_goes_by_the_words(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_successor_in_the_same_daemon_goes_by_the_words(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         await them.until(lambda: bool(kept(them, made)), made, rate=500.0)
         former = LearnedRate(2, 1 / 60, 1.0)
@@ -64,5 +60,3 @@ def test_a_successor_in_the_same_daemon_goes_by_the_words(node: Node, tmp_path: 
         await them.until(lambda: limiter(them, made) is not None, made)
         found = limiter(them, made)
         assert found is not None and found.mode is LimiterMode.NORMAL and found.ceiling is None
-
-    sending(node, tmp_path, use)

@@ -22,7 +22,7 @@ from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import LimiterMode, PushBoard, SenderWords
 from tests.delivery.node import Node
-from tests.delivery.push.sending import Sending, sending
+from tests.delivery.push.sending import Sending, started_senders
 from tests.delivery.subscriptions.owning import record
 from tests.signing import secret_of
 
@@ -48,8 +48,8 @@ async def tried(
     return msgspec.json.decode(msgspec.json.encode(shown), type=PushExchange)
 
 
-def test_the_whole_exchange_is_shown(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_the_whole_exchange_is_shown(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda *_: "201 Created\r\nx-seen: yes"
         made = them.create()
         shown = await tried(them, made)
@@ -68,14 +68,12 @@ def test_the_whole_exchange_is_shown(node: Node, tmp_path: Path) -> None:
         ]
         assert ids[0] != ids[1], "a receiver takes the second one for another record"
 
-    sending(node, tmp_path, use)
-
 
 @pytest.mark.parametrize("format_", ["binary", "batch"])
-def test_values_of_own_headers_are_hidden_even_if_the_receiver_repeats_them(
+async def test_values_of_own_headers_are_hidden_even_if_the_receiver_repeats_them(
     node: Node, tmp_path: Path, format_: str
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         secret = secret_of(b"s" * 24)
         secrets_id = them.secrets.save(PushSecrets((secret,), {"x-key": "hunter2"}))
         them.receiver.answer = lambda headers, _: f"400 No {headers['x-key']}\r\nx: {secret}!"
@@ -92,13 +90,11 @@ def test_values_of_own_headers_are_hidden_even_if_the_receiver_repeats_them(
         assert "hunter2" not in told and secret not in told
         assert "(hidden)!" in [each.value for each in shown.answer_headers]
 
-    sending(node, tmp_path, use)
 
-
-def test_a_test_counts_as_an_attempt_and_nothing_of_the_subscription_moves(
+async def test_a_test_counts_as_an_attempt_and_nothing_of_the_subscription_moves(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda *_: "503 No\r\nretry-after: 1"
         made = them.create()
         shown = await tried(them, made)
@@ -108,28 +104,24 @@ def test_a_test_counts_as_an_attempt_and_nothing_of_the_subscription_moves(
         running = them.owner.subscriptions._running[made.subscription_id]
         assert running.window.in_flight == 0 and not running.window.counts.delivered
 
-    sending(node, tmp_path, use)
 
-
-def test_a_receiver_that_is_gone_is_told_and_not_paused_by_a_test(
+async def test_a_receiver_that_is_gone_is_told_and_not_paused_by_a_test(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda *_: "410 Gone"
         shown = await tried(them, them.create())
         assert (shown.status, shown.outcome) == (410, "gone")
         assert them.config.paused is False
 
-    sending(node, tmp_path, use)
-
 
 @pytest.mark.parametrize(
     ("status", "mode"), [("204 OK", LimiterMode.NORMAL), ("500 No", LimiterMode.HEARTBEAT)]
 )
-def test_a_test_that_the_receiver_takes_ends_the_slow_mode_of_all_senders(
+async def test_a_test_that_the_receiver_takes_ends_the_slow_mode_of_all_senders(
     node: Node, tmp_path: Path, status: str, mode: LimiterMode
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"rate_max": 50.0})
         before = SenderWords(node.segment, 0, made.slot)
         before.join(made.subscription_id)
@@ -147,10 +139,8 @@ def test_a_test_that_the_receiver_takes_ends_the_slow_mode_of_all_senders(
             (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
             assert row.state.mode == LimiterMode.NORMAL
 
-    sending(node, tmp_path, use)
 
-
-def test_loading_the_client_is_no_time_of_the_receiver(
+async def test_loading_the_client_is_no_time_of_the_receiver(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = PushClient._load
@@ -161,25 +151,21 @@ def test_loading_the_client_is_no_time_of_the_receiver(
 
     monkeypatch.setattr(PushClient, "_load", slowly)
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         shown = await tried(them, them.create())
         assert shown.outcome == "success" and shown.waited_ms >= 300
 
-    sending(node, tmp_path, use)
 
-
-def test_a_paused_subscription_can_be_tested(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_paused_subscription_can_be_tested(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create(paused=True)
         assert (await tried(them, made)).outcome == "success"
 
-    sending(node, tmp_path, use)
 
-
-def test_after_the_pause_by_a_receiver_that_is_gone_a_test_need_not_wait(
+async def test_after_the_pause_by_a_receiver_that_is_gone_a_test_need_not_wait(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda *_: "410 Gone"
         made = them.create()
         them.owner.produce(record(1))
@@ -189,13 +175,11 @@ def test_after_the_pause_by_a_receiver_that_is_gone_a_test_need_not_wait(
         assert sender.limiter.held_until_ns == 0
         assert (await tried(them, made)).outcome == "gone"
 
-    sending(node, tmp_path, use)
 
-
-def test_a_rate_that_allows_no_test_soon_refuses_it_and_says_when(
+async def test_a_rate_that_allows_no_test_soon_refuses_it_and_says_when(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         await tried(them, made)
         with pytest.raises(OwnerRefused) as refused:
@@ -205,11 +189,11 @@ def test_a_rate_that_allows_no_test_soon_refuses_it_and_says_when(
         assert len(them.receiver.posts) == 1
         assert not them.senders._senders[made.subscription_id].is_testing
 
-    sending(node, tmp_path, use)
 
-
-def test_without_its_secrets_or_a_receiver_there_is_no_test(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_without_its_secrets_or_a_receiver_there_is_no_test(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"signed": True, "secrets_id": "lost"})
         with pytest.raises(OwnerRefused, match="its signing secret") as refused:
             await tried(them, made)
@@ -221,18 +205,14 @@ def test_without_its_secrets_or_a_receiver_there_is_no_test(node: Node, tmp_path
         assert (gone.value.status, gone.value.code) == (409, "not_pushed")
         assert them.receiver.posts == []
 
-    sending(node, tmp_path, use)
 
-
-def test_what_is_sent_looks_as_in_the_format_of_the_subscription(
+async def test_what_is_sent_looks_as_in_the_format_of_the_subscription(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         shown = await tried(them, them.create({"format": "batch"}), key=None)
         (event,) = json.loads(shown.request_body)
         assert event["data"] == {"a": 1} and "key" not in event
-
-    sending(node, tmp_path, use)
 
 
 @given(

@@ -15,7 +15,7 @@ from ledger.delivery.push_rates import LearnedRate
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.pushboard import PushBoard, SenderWords
 from tests.delivery.node import Node, node_in
-from tests.delivery.push.sending import Receiver, Sending, sending, until_it_rests
+from tests.delivery.push.sending import Receiver, Sending, started_senders, until_it_rests
 from tests.delivery.subscriptions.owning import NoSenders, record
 from tests.signing import secret_of
 
@@ -36,10 +36,10 @@ def failing(receiver: Receiver, status: str, *seqs: int, times: int = 1) -> None
     receiver.answer = answer
 
 
-def test_each_record_is_posted_once_and_acknowledged_when_it_was_taken(
+async def test_each_record_is_posted_once_and_acknowledged_when_it_was_taken(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         them.owner.produce(*(record(n, f"k{n % 3}") for n in range(30)))
         await them.until_finished(made, 30)
@@ -50,11 +50,9 @@ def test_each_record_is_posted_once_and_acknowledged_when_it_was_taken(
         assert (headers["content-type"], headers["ce-specversion"]) == ("application/json", "1.0")
         assert json.loads(body) == int(headers["ce-seq"]) - 1
 
-    sending(node, tmp_path, use)
 
-
-def test_what_is_not_answered_is_not_finished(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_what_is_not_answered_is_not_finished(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.gate.clear()
         made = them.create({"connections_max": 4})
         them.owner.produce(*(record(n, f"k{n}") for n in range(10)))
@@ -65,15 +63,13 @@ def test_what_is_not_answered_is_not_finished(node: Node, tmp_path: Path) -> Non
         await them.until_finished(made, 10)
         assert them.receiver.under_way_max == 4
 
-    sending(node, tmp_path, use)
 
-
-def test_a_failure_of_the_receiver_is_tried_again_and_never_counts(
+async def test_a_failure_of_the_receiver_is_tried_again_and_never_counts(
     node: Node, tmp_path: Path
 ) -> None:
     """The policy would drop what failed once."""
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         failing(them.receiver, "500 No", 1, times=3)
         made = them.create(poison="drop", redeliveries_max=0, backoff_ms=(1_000, 2_000))
         them.owner.produce(record(1, "a"), record(2, "a"), record(3, "b"))
@@ -96,8 +92,6 @@ def test_a_failure_of_the_receiver_is_tried_again_and_never_counts(
         assert len(ids) == 1
         assert running[made.subscription_id].window.counts.dropped == 0
 
-    sending(node, tmp_path, use)
-
 
 async def until_only_failing_ones_are_left(them: Sending, made: Subscription) -> None:
     running = them.owner.subscriptions._running
@@ -110,10 +104,10 @@ async def until_only_failing_ones_are_left(them: Sending, made: Subscription) ->
 
 
 @pytest.mark.parametrize("answer", ["500 No", "403 No", "503 No"])
-def test_a_record_that_makes_its_receiver_fail_counts_while_others_are_delivered(
+async def test_a_record_that_makes_its_receiver_fail_counts_while_others_are_delivered(
     node: Node, tmp_path: Path, answer: str
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         failing(them.receiver, answer, 2, times=100)
         made = them.create({"connections_max": 1}, poison="drop", redeliveries_max=1)
         for n in range(20):
@@ -124,13 +118,11 @@ def test_a_record_that_makes_its_receiver_fail_counts_while_others_are_delivered
         assert window.counts.dropped == 1 and window.look_aheads[0].floor == 20
         assert 3 <= them.receiver.seqs().count(2) <= 5, "two that count, and what makes them known"
 
-    sending(node, tmp_path, use)
 
-
-def test_a_record_in_a_batch_that_makes_its_receiver_fail_is_found_by_halves(
+async def test_a_record_in_a_batch_that_makes_its_receiver_fail_is_found_by_halves(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda _, body: "500 No" if b'"seq":"6"' in body else "200 OK"
         push = {"format": "batch", "batch_max": 4, "batch_wait_ms": 10, "connections_max": 1}
         made = them.create(push, poison="drop", redeliveries_max=0)
@@ -141,13 +133,11 @@ def test_a_record_in_a_batch_that_makes_its_receiver_fail_is_found_by_halves(
         window = them.owner.subscriptions._running[made.subscription_id].window
         assert window.counts.dropped == 1 and window.look_aheads[0].floor == 80
 
-    sending(node, tmp_path, use)
 
-
-def test_a_record_that_the_receiver_refuses_counts_for_the_policy(
+async def test_a_record_that_the_receiver_refuses_counts_for_the_policy(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         failing(them.receiver, "422 No", 1, times=10)
         made = them.create(poison="drop", redeliveries_max=1)
         them.owner.produce(record(1, "a"), record(2, "a"))
@@ -159,11 +149,9 @@ def test_a_record_that_the_receiver_refuses_counts_for_the_policy(
         assert them.receiver.seqs() == [1, 1, 2]
         assert running.window.counts.dropped == 1
 
-    sending(node, tmp_path, use)
 
-
-def test_a_record_refused_in_a_batch_is_found_by_halves(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_record_refused_in_a_batch_is_found_by_halves(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda _, body: "400 No" if b'"seq":"5"' in body else "200 OK"
         made = them.create(
             {"format": "batch", "batch_max": 8, "batch_wait_ms": 1_000, "connections_max": 1},
@@ -179,11 +167,11 @@ def test_a_record_refused_in_a_batch_is_found_by_halves(node: Node, tmp_path: Pa
         running = them.owner.subscriptions._running[made.subscription_id]
         assert running.window.counts.dropped == 1 and running.window.counts.acknowledged == 7
 
-    sending(node, tmp_path, use)
 
-
-def test_an_exclusive_subscription_is_in_order_whatever_fails(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_an_exclusive_subscription_is_in_order_whatever_fails(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         failing(them.receiver, "422 No", 3, times=1)
         made = them.create(mode="exclusive")
         them.owner.produce(*(record(n) for n in range(6)))
@@ -196,11 +184,9 @@ def test_an_exclusive_subscription_is_in_order_whatever_fails(node: Node, tmp_pa
         assert them.receiver.seqs() == [1, 2, 3, 3, 4, 5, 6]
         assert them.receiver.under_way_max == 1
 
-    sending(node, tmp_path, use)
 
-
-def test_a_receiver_that_is_gone_pauses_the_subscription(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_receiver_that_is_gone_pauses_the_subscription(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda *_: "410 Gone"
         made = them.create({"connections_max": 1})
         them.owner.produce(record(1, "a"), record(2, "b"))
@@ -215,11 +201,9 @@ def test_a_receiver_that_is_gone_pauses_the_subscription(node: Node, tmp_path: P
         await them.owner.later(100)
         await them.until_finished(made, 2)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_receiver_that_asks_for_a_pause_gets_it(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_a_receiver_that_asks_for_a_pause_gets_it(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         failing(them.receiver, "503 Busy\r\nRetry-After: 3600", 1)
         made = them.create({"connections_max": 1})
         them.owner.produce(record(1, "a"), record(2, "b"))
@@ -234,13 +218,11 @@ def test_a_receiver_that_asks_for_a_pause_gets_it(node: Node, tmp_path: Path) ->
         them.alter({"timeout_ms": 9_999, "endpoint": them.endpoint + "/other"})
         await them.until_finished(made, 2)
 
-    sending(node, tmp_path, use)
 
-
-def test_what_was_delivered_is_not_posted_again_if_the_owner_sends_it_again(
+async def test_what_was_delivered_is_not_posted_again_if_the_owner_sends_it_again(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.gate.clear()
         made = them.create()
         them.owner.produce(record(1, "a"), record(2, "a"))
@@ -253,13 +235,11 @@ def test_what_was_delivered_is_not_posted_again_if_the_owner_sends_it_again(
         await them.until_finished(made, 2)
         assert them.receiver.seqs() == [1, 2]
 
-    sending(node, tmp_path, use)
 
-
-def test_what_is_resent_is_posted_although_its_sender_remembers_to_have_delivered_it(
+async def test_what_is_resent_is_posted_although_its_sender_remembers_to_have_delivered_it(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.gate.clear()
         made = them.create()
         them.owner.produce(record(1, "a"))
@@ -278,11 +258,9 @@ def test_what_is_resent_is_posted_although_its_sender_remembers_to_have_delivere
             await them.until(lambda: not window.resent.is_open((0, 1)), made)
         assert them.receiver.seqs() == [1, 1]
 
-    sending(node, tmp_path, use)
 
-
-def test_after_a_seek_everything_is_posted_again(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_after_a_seek_everything_is_posted_again(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         them.owner.produce(record(1, "a"), record(2, "a"))
         await them.until_finished(made, 2)
@@ -290,14 +268,12 @@ def test_after_a_seek_everything_is_posted_again(node: Node, tmp_path: Path) -> 
         await them.until_finished(made, 2)
         assert them.receiver.seqs() == [1, 2, 1, 2]
 
-    sending(node, tmp_path, use)
-
 
 @pytest.mark.parametrize(("others_bytes", "queued"), [(0, range(100, 200)), (1 << 30, range(70))])
-def test_senders_that_have_queued_too_much_together_take_a_little_each(
+async def test_senders_that_have_queued_too_much_together_take_a_little_each(
     node: Node, tmp_path: Path, others_bytes: int, queued: range
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.queued.note(-1, others_bytes)
         them.receiver.gate.clear()
         made = them.create({"connections_max": 1})
@@ -313,11 +289,11 @@ def test_senders_that_have_queued_too_much_together_take_a_little_each(
         await them.senders.ended()
         assert them.queued.taken == others_bytes
 
-    sending(node, tmp_path, use)
 
-
-def test_nothing_is_posted_without_the_secrets_or_the_prefix(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_nothing_is_posted_without_the_secrets_or_the_prefix(
+    node: Node, tmp_path: Path
+) -> None:
+    async with started_senders(node, tmp_path) as them:
         secrets_id = them.secrets.save(PushSecrets(headers={"authorization": "Bearer x"}))
         made = them.create({"headers": ["authorization"], "secrets_id": "0" * 32})
         them.owner.produce(record(1, "a"))
@@ -333,11 +309,9 @@ def test_nothing_is_posted_without_the_secrets_or_the_prefix(node: Node, tmp_pat
         ((headers, _),) = them.receiver.posts
         assert headers["authorization"] == "Bearer x"
 
-    sending(node, tmp_path, use)
 
-
-def test_who_delivers_a_subscription_may_change(node: Node, tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
+async def test_who_delivers_a_subscription_may_change(node: Node, tmp_path: Path) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create()
         them.owner.produce(record(1, "a"))
         await them.until_finished(made, 1)
@@ -353,31 +327,29 @@ def test_who_delivers_a_subscription_may_change(node: Node, tmp_path: Path) -> N
         await them.until_finished(made, 2)
         assert them.receiver.seqs() == [1, 2]
 
-    sending(node, tmp_path, use)
 
-
-def test_a_sender_that_joins_begins_with_the_part_that_the_others_send(tmp_path: Path) -> None:
-    async def use(them: Sending) -> None:
-        made = them.create({"senders": 2, "rate_max": 100.0})
-        segment = them.owner.node.segment
-        PushBoard(segment).offer(made.slot, made.subscription_id, 100.0, 2)
-        other = SenderWords(segment, 1, made.slot)
-        other.join(made.subscription_id)
-        other.tell(LearnedRate(0, 45.0, None), 1)
-        them.grant(made, 50.0)
-        await them.until(lambda: len(them.senders) == 1, made, 50.0)
-        limiter = them.senders._senders[made.subscription_id].limiter
-        await them.until(lambda: limiter.maximum == 50, made, 50.0)
-        assert limiter.rate == pytest.approx(45)
-
+async def test_a_sender_that_joins_begins_with_the_part_that_the_others_send(
+    tmp_path: Path,
+) -> None:
     with node_in(tmp_path, shards=2, ring_bytes=1 << 16) as node:
-        sending(node, tmp_path, use)
+        async with started_senders(node, tmp_path) as them:
+            made = them.create({"senders": 2, "rate_max": 100.0})
+            segment = them.owner.node.segment
+            PushBoard(segment).offer(made.slot, made.subscription_id, 100.0, 2)
+            other = SenderWords(segment, 1, made.slot)
+            other.join(made.subscription_id)
+            other.tell(LearnedRate(0, 45.0, None), 1)
+            them.grant(made, 50.0)
+            await them.until(lambda: len(them.senders) == 1, made, 50.0)
+            limiter = them.senders._senders[made.subscription_id].limiter
+            await them.until(lambda: limiter.maximum == 50, made, 50.0)
+            assert limiter.rate == pytest.approx(45)
 
 
-def test_what_a_receiver_repeats_of_a_request_is_shown_without_its_secrets(
+async def test_what_a_receiver_repeats_of_a_request_is_shown_without_its_secrets(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         token = "Bearer that-only-the-receiver-knows"
         secrets_id = them.secrets.save(PushSecrets(headers={"authorization": token}))
         push = {"headers": ["authorization"], "secrets_id": secrets_id}
@@ -395,15 +367,13 @@ def test_what_a_receiver_repeats_of_a_request_is_shown_without_its_secrets(
         (blocked,) = running[made.subscription_id].window.blocked.stuck.values()
         assert "answered 400" in blocked.why and "who is (hidden)?" in blocked.why
 
-    sending(node, tmp_path, use)
 
-
-def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
+async def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("delivery.push.senders.LACKS_NS", 1)
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         secrets_id = "0" * 32
         made = them.create({"signed": True, "secrets_id": secrets_id})
         them.owner.produce(record(1, "k"))
@@ -420,14 +390,12 @@ def test_nothing_is_sent_while_secrets_are_missing_and_the_owner_says_so(
         await them.until_finished(made, 1)
         assert not held and "webhook-signature" in them.receiver.posts[0][0]
 
-    sending(node, tmp_path, use)
-
 
 @pytest.mark.parametrize("status", ["503 No", "422 No"])
-def test_what_an_unreliable_subscription_cannot_deliver_is_dropped_and_counted(
+async def test_what_an_unreliable_subscription_cannot_deliver_is_dropped_and_counted(
     node: Node, tmp_path: Path, status: str
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         failing(them.receiver, status, 2, times=10)
         made = them.create(reliable=False, start="latest")
         running = them.owner.subscriptions._running
@@ -442,13 +410,11 @@ def test_what_an_unreliable_subscription_cannot_deliver_is_dropped_and_counted(
         assert them.receiver.seqs() == [1, 2, 3]
         assert running[made.subscription_id].window.counts.refused == 0
 
-    sending(node, tmp_path, use)
 
-
-def test_under_pressure_batches_grow_and_then_the_rate_is_halved(
+async def test_under_pressure_batches_grow_and_then_the_rate_is_halved(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create({"format": "batch", "batch_wait_ms": 60_000})
         senders = them.senders._senders
         await them.until(lambda: made.subscription_id in senders, made, 50.0)
@@ -465,8 +431,6 @@ def test_under_pressure_batches_grow_and_then_the_rate_is_halved(
         sender.look()
         assert sender.limiter.maximum == 50.0 and not sender.queue.is_coalescing
 
-    sending(node, tmp_path, use)
-
 
 class MoreWanted(NoSenders):
     """Senders that would be more if there were more."""
@@ -475,10 +439,12 @@ class MoreWanted(NoSenders):
         return True
 
 
-def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_path: Path) -> None:
+async def test_lag_asks_for_more_senders_only_while_they_would_help(
+    node: Node, tmp_path: Path
+) -> None:
     """D19."""
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.gate.clear()
         made = them.create({"connections_max": 2})
         them.owner.produce(*(record(n, f"k{n}") for n in range(5)))
@@ -492,13 +458,11 @@ def test_lag_asks_for_more_senders_only_while_they_would_help(node: Node, tmp_pa
         await them.until(lambda: running.window.is_failing and running.lag == 1, made)
         assert drainable_lag(running) == 0, "the receiver fails"
 
-    sending(node, tmp_path, use)
 
-
-def test_a_stream_that_ends_while_it_is_opened_is_opened_again(
+async def test_a_stream_that_ends_while_it_is_opened_is_opened_again(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         owner = them.owner.subscriptions
         opens = owner.open
 
@@ -511,13 +475,11 @@ def test_a_stream_that_ends_while_it_is_opened_is_opened_again(
         them.owner.produce(record(0, "k"))
         await them.until_finished(made, 1)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_batch_may_have_more_records_than_an_owner_writes_together(
+async def test_a_batch_may_have_more_records_than_an_owner_writes_together(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         made = them.create(
             {"format": "batch", "batch_max": 600, "batch_wait_ms": 20}, consumer_max=1_000
         )
@@ -529,13 +491,11 @@ def test_a_batch_may_have_more_records_than_an_owner_writes_together(
         assert [seq for each in posts for seq in each] == list(range(1, 1_501))
         assert max(map(len, posts)) == 600
 
-    sending(node, tmp_path, use)
 
-
-def test_a_batch_takes_one_permit_of_the_rate_however_many_records_it_has(
+async def test_a_batch_takes_one_permit_of_the_rate_however_many_records_it_has(
     node: Node, tmp_path: Path
 ) -> None:
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         push = {"format": "batch", "batch_max": 20, "batch_wait_ms": 1, "connections_max": 2}
         made = them.create(push)
         words = SenderWords(node.segment, 0, made.slot)
@@ -556,13 +516,13 @@ def test_a_batch_takes_one_permit_of_the_rate_however_many_records_it_has(
         (row,) = PushBoard(node.segment).senders(made.slot, made.subscription_id)
         assert (row.attempts, row.records) == (posts, 200)
 
-    sending(node, tmp_path, use)
 
-
-def test_a_batch_has_several_records_of_a_key_in_their_order(node: Node, tmp_path: Path) -> None:
+async def test_a_batch_has_several_records_of_a_key_in_their_order(
+    node: Node, tmp_path: Path
+) -> None:
     """Without acknowledgments between them: the batch is as large as there are records."""
 
-    async def use(them: Sending) -> None:
+    async with started_senders(node, tmp_path) as them:
         them.receiver.answer = lambda _, body: "400 No" if b'"seq":"7"' in body else "200 OK"
         made = them.create(
             {"format": "batch", "batch_max": 50, "batch_wait_ms": 100, "connections_max": 4},
@@ -578,5 +538,3 @@ def test_a_batch_has_several_records_of_a_key_in_their_order(node: Node, tmp_pat
             mine = [seq for seq in taken if seq % 2 == key]
             assert mine == sorted(mine)
         assert sorted(taken) == [n for n in range(1, 21) if n != 7]
-
-    sending(node, tmp_path, use)

@@ -86,10 +86,10 @@ def data(items: list[Item | None]) -> list[object]:
     return [None if item is None else int(str(item[2].data)) for item in items]
 
 
-def test_a_new_record_comes_from_the_rings_and_an_old_one_from_the_store(node: Node) -> None:
+async def test_a_new_record_comes_from_the_rings_and_an_old_one_from_the_store(node: Node) -> None:
     commit(node, 1, 300)
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         told.partitions.follow(node.key())
         blocks = Blocks(told.partitions)
         assert kept(blocks, node.key(), 1, 10) == []
@@ -105,15 +105,13 @@ def test_a_new_record_comes_from_the_rings_and_an_old_one_from_the_store(node: N
         assert kept(fresh, node.key(), 350, 10) == list(range(350, 360))
         assert data(await records(fresh, node.key(), 255, 400, 400)) == list(range(255, 401))
 
-    run(node, use)
 
-
-def test_what_is_gone_is_known_as_gone(node: Node) -> None:
+async def test_what_is_gone_is_known_as_gone(node: Node) -> None:
     commit(node, 1, 2)
     node.ledger.write(recovery.prepare, Mark(), [], {node.key(): 3}, 0, 1)
     commit(node, 6, 7)
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         blocks = Blocks(told.partitions)
         assert data(await records(blocks, node.key(), 1, 7, 7)) == [1, 2, None, None, None, 6, 7]
         loaded = await Blocks(told.partitions).load(node.key(), 3, LOAD_RECORDS, 7)
@@ -121,10 +119,8 @@ def test_what_is_gone_is_known_as_gone(node: Node) -> None:
         assert (loaded.tombstone.gap_from, loaded.tombstone.gap_to) == (3, 5)
         assert loaded.following == 6
 
-    run(node, use)
 
-
-def test_records_in_quarantine_are_not_taken_for_gone(
+async def test_records_in_quarantine_are_not_taken_for_gone(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(node, 1, 2)
@@ -132,20 +128,18 @@ def test_records_in_quarantine_are_not_taken_for_gone(
     commit(node, 6, 7)
     monkeypatch.setattr("delivery.reading.blocks.QUARANTINED", "recovery")
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         blocks = Blocks(told.partitions)
         loaded: Loaded = await blocks.load(node.key(), 3, LOAD_RECORDS, 7)
         assert loaded.tombstone is not None and loaded.tombstone.reason == "recovery"
         assert blocks.known(node.key(), 3, 1) == ((), 0)
 
-    run(node, use)
 
-
-def test_the_least_recently_used_block_goes_first(node: Node) -> None:
+async def test_the_least_recently_used_block_goes_first(node: Node) -> None:
     commit(node, 1, 1000)
     commit(node, 1001, 2000)
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         limit = 2 * BLOCK_BYTES_MAX
         blocks = Blocks(told.partitions, limit)
         assert data(await records(blocks, node.key(), 1, 2000, 2000)) == list(range(1, 2001))
@@ -153,15 +147,13 @@ def test_the_least_recently_used_block_goes_first(node: Node) -> None:
         assert kept(blocks, node.key(), 2000, 1) == [2000]
         assert kept(blocks, node.key(), 1, 1) == []
 
-    run(node, use)
 
-
-def test_a_gap_of_a_billion_offsets_is_one_block(node: Node) -> None:
+async def test_a_gap_of_a_billion_offsets_is_one_block(node: Node) -> None:
     commit(node, 1, 2)
     node.ledger.write(recovery.prepare, Mark(), [], {node.key(): 1_000_000_000}, 0, 1)
     commit(node, 1_000_000_003, 1_000_000_004)
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         blocks = Blocks(told.partitions)
         head = 1_000_000_004
         assert data(await records(blocks, node.key(), 1, 2, head)) == [1, 2]
@@ -173,8 +165,6 @@ def test_a_gap_of_a_billion_offsets_is_one_block(node: Node) -> None:
         assert kept(blocks, node.key(), 1_000_000_003, 10) == [1_000_000_003, 1_000_000_004]
         assert blocks.bytes < 5 * BLOCK_BYTES
         blocks.check_invariants()
-
-    run(node, use)
 
 
 @pytest.mark.parametrize("text", ["x", "x\N{SNOWMAN}", "x\N{GRINNING FACE}"])
@@ -231,10 +221,10 @@ def test_small_records_are_counted_as_they_are(tmp_path: Path) -> None:
         run(made, use)
 
 
-def test_blocks_of_few_records_are_counted_as_they_are(node: Node) -> None:
+async def test_blocks_of_few_records_are_counted_as_they_are(node: Node) -> None:
     commit(node, 1, 200)
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         await told.partitions.head(node.key())
         tracemalloc.start()
         try:
@@ -249,17 +239,15 @@ def test_blocks_of_few_records_are_counted_as_they_are(node: Node) -> None:
         assert 0.9 * taken <= blocks.bytes <= 2 * taken
         blocks.check_invariants()
 
-    run(node, use)
 
-
-def test_blocks_give_what_was_stored_whatever_was_read_before(node: Node) -> None:
+async def test_blocks_give_what_was_stored_whatever_was_read_before(node: Node) -> None:
     """In random orders, with little room."""
     commit(node, 1, 400)
     node.ledger.write(recovery.prepare, Mark(), [], {node.key(): 300}, 0, 1)
     commit(node, 701, 1000)
     rng = random.Random(21)
 
-    async def use(told: Told) -> None:
+    with told_reader(node) as told:
         blocks = Blocks(told.partitions, 30_000)
         for _ in range(600):
             offset = rng.randrange(1, 1001)
@@ -274,8 +262,6 @@ def test_blocks_give_what_was_stored_whatever_was_read_before(node: Node) -> Non
                 there = [int(str(record.data)) for record in known.records]
                 assert there == [*range(offset, offset + len(there))]
             blocks.check_invariants()
-
-    run(node, use)
 
 
 def test_loads_take_what_the_bound_says(tmp_path: Path) -> None:

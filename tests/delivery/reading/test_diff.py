@@ -222,12 +222,11 @@ def test_a_reader_that_reaches_the_log_sees_what_it_was_not_told_of(
         assert data_of(asyncio.run(told.diff())) == (["1"] if reaches else [])
 
 
-def test_a_filter_reads_a_bounded_number_of_records(
+async def test_a_filter_reads_a_bounded_number_of_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "SCANNED_MAX", 5)
-
-    async def go() -> None:
+    with node_in(tmp_path) as node, told_reader(node) as told:
         node.produce(0, {0: [*rec(*"1234567"), Record("8", tag="x")]})
         node.commit()
         told.tell()
@@ -236,25 +235,18 @@ def test_a_filter_reads_a_bounded_number_of_records(
         answer = await told.diff(tag="x", from_seq=5)
         assert (data_of(answer), answer.caught_up) == (["8"], True)
 
-    with node_in(tmp_path) as node, told_reader(node) as told:
-        asyncio.run(go())
 
-
-def test_a_search_for_a_time_runs_to_its_end(
+async def test_a_search_for_a_time_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "SCANNED_MAX", 5)
-
-    async def go() -> None:
+    with node_in(tmp_path) as node, told_reader(node) as told:
         records = [Record(str(n), 10) for n in range(12)] + [Record("late", 20)]
         node.produce(0, {0: records})
         node.commit()
         told.tell()
         answer = await told.diff(from_ts=15)
         assert (data_of(answer), answer.next_from_seq) == (["late"], 13)
-
-    with node_in(tmp_path) as node, told_reader(node) as told:
-        asyncio.run(go())
 
 
 class TestWaiters:
@@ -305,7 +297,7 @@ class TestWaiters:
         asyncio.run(asyncio.wait_for(go(), 20))
 
 
-def test_others_have_their_turn_while_a_page_looks_for_records(tmp_path: Path) -> None:
+async def test_others_have_their_turn_while_a_page_looks_for_records(tmp_path: Path) -> None:
     turns, seen = 0, Counter[int]()
 
     def passes(_: Record) -> bool:
@@ -318,18 +310,15 @@ def test_others_have_their_turn_while_a_page_looks_for_records(tmp_path: Path) -
             turns += 1
             await asyncio.sleep(0)
 
-    async def look(node: Node, told: Told) -> None:
+    count = 3 * TURN_RECORDS
+    with node_in(tmp_path, ring_bytes=1 << 20) as node, told_reader(node) as told:
+        node.produce(0, {0: [Record("x") for _ in range(count)]})
+        node.commit()
+        told.tell()
         meanwhile = asyncio.ensure_future(others())
         page = await told.partitions.page(
             node.key(), 0, count, limit=10, bytes_max=1 << 20, passes=passes
         )
         meanwhile.cancel()
         assert (page.items, page.reached) == ([], count)
-
-    count = 3 * TURN_RECORDS
-    with node_in(tmp_path, ring_bytes=1 << 20) as node, told_reader(node) as told:
-        node.produce(0, {0: [Record("x") for _ in range(count)]})
-        node.commit()
-        told.tell()
-        asyncio.run(look(node, told))
     assert seen.total() == count and max(seen.values()) == TURN_RECORDS

@@ -115,23 +115,21 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(monkeypatch)
 
 
-def test_footers_and_row_groups_are_fetched_once_and_then_kept(
+async def test_footers_and_row_groups_are_fetched_once_and_then_kept(
     tmp_path: Path, store: Store
 ) -> None:
-    async def go() -> None:
+    with lake_of(tmp_path) as lake:
         for _ in range(3):
             assert await lake.read(8, 25) == list(range(8, 26))
-
-    with lake_of(tmp_path) as lake:
-        asyncio.run(go())
         assert store.footers == [lake.ranges[0].path]
         assert store.groups == [0, 1, 2]
         assert len(lake.counted) == 4 and sum(lake.counted) < 2 * lake.ranges[0].size_bytes
         assert lake.reader._rows.kept.size > 3 * 10 * 100
 
 
-def test_readers_of_one_row_group_wait_for_one_fetch(tmp_path: Path, store: Store) -> None:
-    async def go() -> None:
+async def test_readers_of_one_row_group_wait_for_one_fetch(tmp_path: Path, store: Store) -> None:
+    may_go = threading.Event()
+    with lake_of(tmp_path) as lake:
         await lake.read(1, 1)
         store.asked.clear()
         store.before = lambda: may_go.wait(60)
@@ -143,13 +141,10 @@ def test_readers_of_one_row_group_wait_for_one_fetch(tmp_path: Path, store: Stor
         assert await asyncio.gather(*tasks) == [[11, 12]] * 8
         assert store.groups == [0, 1]
 
+
+async def test_a_bounded_number_is_fetched_at_a_time(tmp_path: Path, store: Store) -> None:
     may_go = threading.Event()
     with lake_of(tmp_path) as lake:
-        asyncio.run(go())
-
-
-def test_a_bounded_number_is_fetched_at_a_time(tmp_path: Path, store: Store) -> None:
-    async def go() -> None:
         await lake.read(1, 1)
         store.before = lambda: may_go.wait(60)
         store.asked.clear()
@@ -161,21 +156,14 @@ def test_a_bounded_number_is_fetched_at_a_time(tmp_path: Path, store: Store) -> 
         assert await asyncio.gather(*tasks) == [[11], [21], [31]]
         assert store.under_way_max <= lake_reader.FETCHES_AT_ONCE
 
-    may_go = threading.Event()
+
+async def test_two_are_fetched_at_the_same_time(tmp_path: Path, store: Store) -> None:
+    together = threading.Barrier(2, timeout=60)
     with lake_of(tmp_path) as lake:
-        asyncio.run(go())
-
-
-def test_two_are_fetched_at_the_same_time(tmp_path: Path, store: Store) -> None:
-    async def go() -> None:
         await lake.read(1, 1)
         store.before = lambda: together.wait()
         await asyncio.gather(lake.read(11, 11), lake.read(21, 21))
         assert store.under_way_max == 2
-
-    together = threading.Barrier(2, timeout=60)
-    with lake_of(tmp_path) as lake:
-        asyncio.run(go())
 
 
 def test_the_least_recently_read_row_groups_are_dropped(tmp_path: Path, store: Store) -> None:
@@ -208,7 +196,7 @@ def test_a_row_group_larger_than_the_bound_is_read_and_not_kept(
         assert lake.reader._rows.kept.size == 0
 
 
-def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
+async def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BLOCK_BYTES", 300)  # two records or three
@@ -220,8 +208,7 @@ def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
         return block(self, number)
 
     monkeypatch.setattr(BlockRows, "block", counted)
-
-    async def go() -> None:
+    with lake_of(tmp_path) as lake:
         for _ in range(3):
             assert await lake.read(1, 1) == [1]
         assert decoded == [0]
@@ -231,9 +218,6 @@ def test_blocks_are_decoded_once_and_kept_apart_from_their_row_group(
         count = len(decoded)
         assert await lake.read(5, 6) == [5, 6]
         assert store.groups == [0, 0] and len(decoded) == count, "the index only"
-
-    with lake_of(tmp_path) as lake:
-        asyncio.run(go())
 
 
 def test_partitions_of_one_file_with_the_same_offsets_are_kept_apart(tmp_path: Path) -> None:
@@ -261,17 +245,14 @@ def test_partitions_of_one_file_with_the_same_offsets_are_kept_apart(tmp_path: P
         )
 
 
-def test_the_least_recently_read_blocks_are_dropped(
+async def test_the_least_recently_read_blocks_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def go() -> None:
+    with lake_of(tmp_path, blocks_bytes_max=3_000) as lake:  # a block of 10 records has 1,100
         for first in (1, 11, 21, 31):
             await lake.read(first, first)
             assert 0 < lake.reader._blocks.kept.size <= 3_000
         assert len(lake.reader._blocks.kept) == 2
-
-    with lake_of(tmp_path, blocks_bytes_max=3_000) as lake:  # a block of 10 records has 1,100
-        asyncio.run(go())
 
 
 def test_a_read_is_repeated_while_the_store_fails(tmp_path: Path, store: Store) -> None:
@@ -311,8 +292,10 @@ def test_a_read_of_a_missing_file_is_not_repeated(tmp_path: Path, store: Store) 
         assert len(store.footers) == 1
 
 
-def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path, store: Store) -> None:
-    async def go() -> None:
+async def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path, store: Store) -> None:
+    may_go = threading.Event()
+    with lake_of(tmp_path) as lake:
+        store.before = lambda: may_go.wait(60)
         first = asyncio.create_task(lake.read(1, 1))
         second = asyncio.create_task(lake.read(2, 2))
         await asyncio.to_thread(store.asked.wait, 60)
@@ -322,8 +305,3 @@ def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path, store: Sto
         may_go.set()
         assert await second == [2]
         assert lake.reader._footers._loading == {}
-
-    may_go = threading.Event()
-    with lake_of(tmp_path) as lake:
-        store.before = lambda: may_go.wait(60)
-        asyncio.run(go())

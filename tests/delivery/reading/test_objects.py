@@ -39,23 +39,22 @@ async def read(reader: L0Reader, extent: Extent) -> list[object]:
     return [record.data for _, _, record in found]
 
 
-def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
-    async def go(reader: L0Reader) -> None:
+async def test_an_extent_is_fetched_once_and_then_kept(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, counted):
+        extents = fill(node, 3)
         for _ in range(3):
             for number, extent in enumerate(extents):
                 assert await read(reader, extent) == [f'"{number:0400}"']
-
-    with node_in(tmp_path) as node, l0_reader(node) as (reader, counted):
-        extents = fill(node, 3)
-        asyncio.run(go(reader))
         assert node.store.gets == [(e.locator, e.byte_start) for e in extents]
         assert counted == [e.byte_length for e in extents]
 
 
-def test_readers_of_one_extent_wait_for_one_fetch(tmp_path: Path) -> None:
+async def test_readers_of_one_extent_wait_for_one_fetch(tmp_path: Path) -> None:
     """All begin while the store holds the first fetch back."""
-
-    async def go(reader: L0Reader) -> None:
+    may_go = threading.Event()
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
+        extents = fill(node, 1, partitions=3)
+        node.store.before = lambda: may_go.wait(60)
         tasks = [asyncio.create_task(read(reader, extent)) for extent in extents * 4]
         await asyncio.to_thread(node.store.asked.wait, 60)
         for _ in range(100):  # another fetch would have begun by now
@@ -65,56 +64,41 @@ def test_readers_of_one_extent_wait_for_one_fetch(tmp_path: Path) -> None:
             assert found == [f'"{0:0400}"']
         assert len(node.store.gets) == 3, "one for each extent"
 
-    may_go = threading.Event()
-    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
-        extents = fill(node, 1, partitions=3)
-        node.store.before = lambda: may_go.wait(60)
-        asyncio.run(go(reader))
 
-
-def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
-    async def go(reader: L0Reader) -> None:
-        await asyncio.gather(*(read(reader, extent) for extent in extents))
-
+async def test_different_objects_are_fetched_at_the_same_time(tmp_path: Path) -> None:
     together = threading.Barrier(3, timeout=60)
     with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
         extents = fill(node, 3)
         node.store.before = together.wait
-        asyncio.run(go(reader))
+        await asyncio.gather(*(read(reader, extent) for extent in extents))
         assert node.store.under_way_max == 1
 
 
-def test_the_cache_drops_the_least_recently_read_extent(tmp_path: Path) -> None:
-    async def go(reader: L0Reader) -> None:
-        a, b, c = extents
-        for extent in (a, b, a, c):  # c takes the place of b
-            await read(reader, extent)
-        assert len(node.store.gets) == 3
-        for extent in (a, c):
-            await read(reader, extent)
-        assert len(node.store.gets) == 3
-        await read(reader, b)
-        assert len(node.store.gets) == 4
-
+async def test_the_cache_drops_the_least_recently_read_extent(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         extents = fill(node, 3)
         room = 2 * extents[0].byte_length
         with l0_reader(node, cache_bytes_max=room) as (reader, _):
-            asyncio.run(go(reader))
+            a, b, c = extents
+            for extent in (a, b, a, c):  # c takes the place of b
+                await read(reader, extent)
+            assert len(node.store.gets) == 3
+            for extent in (a, c):
+                await read(reader, extent)
+            assert len(node.store.gets) == 3
+            await read(reader, b)
+            assert len(node.store.gets) == 4
             assert reader._cache.kept.size == room
 
 
-def test_an_extent_larger_than_the_cache_is_read_and_not_kept(tmp_path: Path) -> None:
-    async def go(reader: L0Reader) -> None:
-        for _ in range(2):
-            await read(reader, extents[0])
-            assert reader._cache.kept.size == 0
-
+async def test_an_extent_larger_than_the_cache_is_read_and_not_kept(tmp_path: Path) -> None:
     with node_in(tmp_path) as node:
         extents = fill(node, 1)
         room = extents[0].byte_length - 1
         with l0_reader(node, cache_bytes_max=room) as (reader, _):
-            asyncio.run(go(reader))
+            for _ in range(2):
+                await read(reader, extents[0])
+                assert reader._cache.kept.size == 0
             assert len(node.store.gets) == 2
 
 
@@ -128,19 +112,16 @@ def damage(directory: Path, text: bytes) -> None:
     file.write_bytes(stored)
 
 
-def test_a_changed_byte_in_the_store_is_noticed_and_named(tmp_path: Path) -> None:
-    async def go(reader: L0Reader) -> None:
+async def test_a_changed_byte_in_the_store_is_noticed_and_named(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
+        extents = fill(node, 2)
+        damage(tmp_path / "store", f'"{1:0400}"'.encode())
         for _ in range(2):  # nothing damaged is kept
             with pytest.raises(L0Error) as caught:
                 await read(reader, extents[1])
             assert caught.value.key == extents[1].locator
             assert caught.value.byte == extents[1].byte_start
         assert await read(reader, extents[0]) == [f'"{0:0400}"']
-
-    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
-        extents = fill(node, 2)
-        damage(tmp_path / "store", f'"{1:0400}"'.encode())
-        asyncio.run(go(reader))
 
 
 def test_a_read_is_repeated_while_the_store_fails(tmp_path: Path) -> None:
@@ -182,10 +163,12 @@ def test_a_final_error_is_not_retried(tmp_path: Path) -> None:
         assert len(node.store.gets) == 1
 
 
-def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path) -> None:
+async def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path) -> None:
     """The one whose fetch it is goes away; another takes over, and nobody waits for good."""
-
-    async def go(reader: L0Reader) -> None:
+    may_go = threading.Event()
+    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
+        extents = fill(node, 1)
+        node.store.before = lambda: may_go.wait(60)
         first = asyncio.create_task(read(reader, extents[0]))
         second = asyncio.create_task(read(reader, extents[0]))
         await asyncio.to_thread(node.store.asked.wait, 60)
@@ -194,12 +177,6 @@ def test_a_cancelled_reader_does_not_block_the_others(tmp_path: Path) -> None:
             await first
         may_go.set()
         assert await second == [f'"{0:0400}"']
-
-    may_go = threading.Event()
-    with node_in(tmp_path) as node, l0_reader(node) as (reader, _):
-        extents = fill(node, 1)
-        node.store.before = lambda: may_go.wait(60)
-        asyncio.run(go(reader))
 
 
 def test_bytes_spoiled_by_one_connection_are_read_again_on_another(

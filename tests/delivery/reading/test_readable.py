@@ -118,43 +118,37 @@ def evict(node: Node, told: Told | None = None) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("ring", [False, True])
-def test_a_cap_is_named_to_readers_that_it_overtook(
+async def test_a_cap_is_named_to_readers_that_it_overtook(
     node: Node, compacted: bool, ring: bool
 ) -> None:
-    async def go() -> None:
-        with told_reader(node) as told:
-            if ring:
-                told.tell()  # the rings still hold all of it
-            answer = await told.diff(from_seq=0, limit=3)
-            assert (seqs(answer), answer.earliest_seq, answer.tombstone) == ([1, 2, 3], 1, None)
-            node.topic = node.ledger.write(topics.alter, "t", CAP_5)
-            if compacted:
-                compact(node)
-            evict(node, told)
-            collect(node)
-            answer = await told.diff(from_seq=answer.next_from_seq)
-            assert answer.tombstone == Tombstone(4, 5, "cap")
-            assert (seqs(answer), answer.earliest_seq, answer.lag) == ([6, 7, 8, 9, 10], 6, 0)
-            answer = await told.diff(from_seq=5, limit=1)
-            assert (seqs(answer), answer.tombstone, answer.lag) == ([6], None, 4)
-
     for number in range(5):
         commit(node, str(number), "x")
-    asyncio.run(go())
+    with told_reader(node) as told:
+        if ring:
+            told.tell()  # the rings still hold all of it
+        answer = await told.diff(from_seq=0, limit=3)
+        assert (seqs(answer), answer.earliest_seq, answer.tombstone) == ([1, 2, 3], 1, None)
+        node.topic = node.ledger.write(topics.alter, "t", CAP_5)
+        if compacted:
+            compact(node)
+        evict(node, told)
+        collect(node)
+        answer = await told.diff(from_seq=answer.next_from_seq)
+        assert answer.tombstone == Tombstone(4, 5, "cap")
+        assert (seqs(answer), answer.earliest_seq, answer.lag) == ([6, 7, 8, 9, 10], 6, 0)
+        answer = await told.diff(from_seq=5, limit=1)
+        assert (seqs(answer), answer.tombstone, answer.lag) == ([6], None, 4)
 
 
-def test_a_trim_moves_the_reader_without_a_tombstone(node: Node) -> None:
-    async def go() -> None:
-        with told_reader(node) as told:
-            await told.diff()
-            retention.trim(node.ledger, "t", 0, 6)
-            told.version += 1
-            answer = await told.diff(from_seq=2)
-            assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
-            assert answer.tombstone is None
-
+async def test_a_trim_moves_the_reader_without_a_tombstone(node: Node) -> None:
     commit(node, *"1234567890")
-    asyncio.run(go())
+    with told_reader(node) as told:
+        await told.diff()
+        retention.trim(node.ledger, "t", 0, 6)
+        told.version += 1
+        answer = await told.diff(from_seq=2)
+        assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
+        assert answer.tombstone is None
 
 
 def test_new_readers_after_a_restart_get_the_same_tombstones(node: Node) -> None:
@@ -168,144 +162,122 @@ def test_new_readers_after_a_restart_get_the_same_tombstones(node: Node) -> None
             assert (answer.tombstone, seqs(answer)) == (told_of, [8, 9, 10])
 
 
-def test_a_partition_may_be_evicted_completely(node: Node) -> None:
-    async def go() -> None:
-        with told_reader(node) as told:
-            answer = await told.diff()
-            assert answer.tombstone is None and answer.records == []
-            assert (answer.next_from_seq, answer.head_seq, answer.earliest_seq) == (3, 3, 4)
-            assert answer.caught_up and answer.lag == 0
-            answer = await told.diff(from_ts=0)
-            assert (answer.next_from_seq, answer.records) == (3, [])
-
+async def test_a_partition_may_be_evicted_completely(node: Node) -> None:
     commit(node, *"123")
     retention.trim(node.ledger, "t", 0, 4)
-    asyncio.run(go())
+    with told_reader(node) as told:
+        answer = await told.diff()
+        assert answer.tombstone is None and answer.records == []
+        assert (answer.next_from_seq, answer.head_seq, answer.earliest_seq) == (3, 3, 4)
+        assert answer.caught_up and answer.lag == 0
+        answer = await told.diff(from_ts=0)
+        assert (answer.next_from_seq, answer.records) == (3, [])
 
 
-def test_a_late_word_is_corrected_when_the_store_is_read(node: Node) -> None:
+async def test_a_late_word_is_corrected_when_the_store_is_read(node: Node) -> None:
     """The reader was not told, and the rings are gone: the ledger knows better."""
-
-    async def go() -> None:
-        with told_reader(node) as told:
-            assert seqs(await told.diff(limit=2)) == [1, 2]
-            node.topic = node.ledger.write(topics.alter, "t", CAP_5)
-            evict(node)
-            answer = await told.diff(from_seq=2)
-            assert answer.tombstone == Tombstone(3, 5, "cap")
-            assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
-            answer = await told.diff(from_ts=0, limit=2)
-            assert seqs(answer) == [6, 7]
-
     for number in range(5):
         commit(node, str(number), "x")
-    asyncio.run(go())
+    with told_reader(node) as told:
+        assert seqs(await told.diff(limit=2)) == [1, 2]
+        node.topic = node.ledger.write(topics.alter, "t", CAP_5)
+        evict(node)
+        answer = await told.diff(from_seq=2)
+        assert answer.tombstone == Tombstone(3, 5, "cap")
+        assert (seqs(answer), answer.earliest_seq) == ([6, 7, 8, 9, 10], 6)
+        answer = await told.diff(from_ts=0, limit=2)
+        assert seqs(answer) == [6, 7]
 
 
-def test_an_eviction_between_two_reads_ends_the_answer(
+async def test_an_eviction_between_two_reads_ends_the_answer(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was found before it is given; the next answer tells of it."""
     monkeypatch.setattr("delivery.reading.stored.EXTENTS_AT_ONCE", 2)
-
-    async def go() -> None:
-        with told_reader(node) as told:
-            node.topic = node.ledger.write(topics.alter, "t", CAP_5)
-            node.store.before = lambda: evict(node) if len(node.store.gets) == 2 else None
-            answer = await told.diff()
-            assert (seqs(answer), answer.tombstone) == ([1, 2, 3, 4], None)
-            answer = await told.diff(from_seq=4)
-            assert answer.tombstone == Tombstone(5, 5, "cap")
-            assert seqs(answer) == [6, 7, 8, 9, 10]
-
     for number in range(5):
         commit(node, str(number), "x")
-    asyncio.run(go())
+    with told_reader(node) as told:
+        node.topic = node.ledger.write(topics.alter, "t", CAP_5)
+        node.store.before = lambda: evict(node) if len(node.store.gets) == 2 else None
+        answer = await told.diff()
+        assert (seqs(answer), answer.tombstone) == ([1, 2, 3, 4], None)
+        answer = await told.diff(from_seq=4)
+        assert answer.tombstone == Tombstone(5, 5, "cap")
+        assert seqs(answer) == [6, 7, 8, 9, 10]
 
 
-def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
-    async def go() -> None:
-        with told_reader(node) as told:
-            told.tell()
-            await told.diff()
-            questions = 0
-            ledger = told.reader._ledger
-            ask = ledger.read
-
-            async def counted(question: Any, *args: Any) -> object:
-                nonlocal questions
-                questions += 1
-                return await ask(question, *args)
-
-            monkey = pytest.MonkeyPatch()
-            monkey.setattr(ledger, "read", counted)
-            for _ in range(3):
-                assert seqs(await told.diff(from_seq=1)) == [2, 3]
-            assert questions == 0
-            told.version += 1
-            for _ in range(3):
-                await told.diff(from_seq=1)
-            assert questions == 1, "once for each change"
-            monkey.undo()
-
+async def test_the_tail_is_read_without_the_ledger(node: Node) -> None:
     commit(node, *"123")
-    asyncio.run(go())
+    with told_reader(node) as told:
+        told.tell()
+        await told.diff()
+        questions = 0
+        ledger = told.reader._ledger
+        ask = ledger.read
+
+        async def counted(question: Any, *args: Any) -> object:
+            nonlocal questions
+            questions += 1
+            return await ask(question, *args)
+
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(ledger, "read", counted)
+        for _ in range(3):
+            assert seqs(await told.diff(from_seq=1)) == [2, 3]
+        assert questions == 0
+        told.version += 1
+        for _ in range(3):
+            await told.diff(from_seq=1)
+        assert questions == 1, "once for each change"
+        monkey.undo()
 
 
-def test_a_reader_that_has_waited_at_the_head_does_not_ask_what_was_evicted(node: Node) -> None:
-    async def go() -> None:
-        with told_reader(node) as told, ledger_thread(node) as ledger:
-            await told.diff(from_seq=3)
-            waits, wait = asyncio.Event(), told.reader.waiters.wait
-
-            async def waiting_at_the_head(key: Key, timeout_s: float) -> None:
-                waits.set()
-                await wait(key, timeout_s)
-
-            told.reader.waiters.wait = waiting_at_the_head  # type: ignore[method-assign]
-            waiting = asyncio.create_task(told.diff(from_seq=3, wait_ms=60_000))
-            await waits.wait()
-            commit(node, *"45")
-            retention.trim(node.ledger, "t", 0, 5)
-            told.version += 1
-            monkey = pytest.MonkeyPatch()
-            monkey.setattr(ledger.ledger, "read", lambda *_: pytest.fail("the ledger is asked"))
-            told.tell()
-            assert seqs(await waiting) == [4, 5]
-            monkey.undo()
-            assert seqs(await told.diff(from_seq=3)) == [5], "the next reader does"
-
+async def test_a_reader_that_has_waited_at_the_head_does_not_ask_what_was_evicted(
+    node: Node,
+) -> None:
     commit(node, *"123")
-    asyncio.run(go())
+    with told_reader(node) as told, ledger_thread(node) as ledger:
+        await told.diff(from_seq=3)
+        waits, wait = asyncio.Event(), told.reader.waiters.wait
+
+        async def waiting_at_the_head(key: Key, timeout_s: float) -> None:
+            waits.set()
+            await wait(key, timeout_s)
+
+        told.reader.waiters.wait = waiting_at_the_head  # type: ignore[method-assign]
+        waiting = asyncio.create_task(told.diff(from_seq=3, wait_ms=60_000))
+        await waits.wait()
+        commit(node, *"45")
+        retention.trim(node.ledger, "t", 0, 5)
+        told.version += 1
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(ledger.ledger, "read", lambda *_: pytest.fail("the ledger is asked"))
+        told.tell()
+        assert seqs(await waiting) == [4, 5]
+        monkey.undo()
+        assert seqs(await told.diff(from_seq=3)) == [5], "the next reader does"
 
 
-def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
+async def test_readable_ranges_are_kept_for_a_bounded_number_of_partitions(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readable, "KEPT_MAX", 2)
 
-    async def go() -> None:
-        with ledger_thread(node) as ledger:
-            ranges = ReadableRanges(ledger, lambda _: 0)
-            for partition in (0, 1, 2):
-                assert await ranges.of(node.key(partition)) == ReadableRange()
-            assert [ranges.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]
-
-    asyncio.run(go())
+    with ledger_thread(node) as ledger:
+        ranges = ReadableRanges(ledger, lambda _: 0)
+        for partition in (0, 1, 2):
+            assert await ranges.of(node.key(partition)) == ReadableRange()
+        assert [ranges.known(node.key(p)) is None for p in (0, 1, 2)] == [True, False, False]
 
 
-def test_an_eviction_known_before_its_commits_moves_the_head(node: Node) -> None:
+async def test_an_eviction_known_before_its_commits_moves_the_head(node: Node) -> None:
     """The log's news of commits come later than the ledger's of what was trimmed of them."""
-
-    async def go() -> None:
-        with told_reader(node) as told:
-            await told.diff()
-            commit(node, *"45")
-            retention.trim(node.ledger, "t", 0, 6)
-            told.version += 1
-            answer = await told.diff(from_seq=3)
-            assert (answer.next_from_seq, answer.head_seq) == (5, 5)
-            assert answer.caught_up and answer.lag == 0
-
     commit(node, *"123")
-    asyncio.run(go())
+    with told_reader(node) as told:
+        await told.diff()
+        commit(node, *"45")
+        retention.trim(node.ledger, "t", 0, 6)
+        told.version += 1
+        answer = await told.diff(from_seq=3)
+        assert (answer.next_from_seq, answer.head_seq) == (5, 5)
+        assert answer.caught_up and answer.lag == 0

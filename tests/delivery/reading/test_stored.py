@@ -154,8 +154,10 @@ def test_an_object_deleted_during_a_read_is_read_from_the_lake(tmp_path: Path, w
         assert answer.caught_up and answer.tombstone is None
 
 
-def test_a_file_deleted_during_a_read_is_read_where_its_rows_are_now(tmp_path: Path) -> None:
-    async def go() -> None:
+async def test_a_file_deleted_during_a_read_is_read_where_its_rows_are_now(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node, told_reader(node) as told:
+        fill(node, 6)
+        compact(node)
         found = [await told.diff(limit=3)]
         rewrite(node)  # what was looked up is gone; footers and row groups are kept
         told.partitions._stored._lake._rows.kept.clear()
@@ -164,18 +166,15 @@ def test_a_file_deleted_during_a_read_is_read_where_its_rows_are_now(tmp_path: P
             found.append(await told.diff(from_seq=found[-1].next_from_seq, limit=3))
         assert [text for answer in found for text in data_of(answer)] == numbers(12)
 
-    with node_in(tmp_path) as node, told_reader(node) as told:
-        fill(node, 6)
-        compact(node)
-        asyncio.run(go())
 
-
-def test_files_that_are_replaced_repeatedly_are_followed(
+async def test_files_that_are_replaced_repeatedly_are_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every fetch of a row group finds the files rewritten under it, a few times in a row."""
-
-    async def go() -> None:
+    left = iter([1, 1, 1])
+    with node_in(tmp_path) as node, told_reader(node) as told:
+        fill(node, 6)
+        compact(node)
         lake = told.partitions._stored._lake
         chunks = lake.chunks
 
@@ -187,12 +186,6 @@ def test_files_that_are_replaced_repeatedly_are_followed(
 
         monkeypatch.setattr(lake, "chunks", chunks_after_rewriting)
         assert data_of(await told.diff()) == numbers(12)
-
-    left = iter([1, 1, 1])
-    with node_in(tmp_path) as node, told_reader(node) as told:
-        fill(node, 6)
-        compact(node)
-        asyncio.run(go())
 
 
 def test_a_file_that_stays_missing_is_named_after_a_few_attempts(
@@ -222,18 +215,15 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 # Extents that are still in the cache
 
 
-def test_cached_extents_are_used_after_a_compaction(tmp_path: Path) -> None:
-    async def go() -> None:
+async def test_cached_extents_are_used_after_a_compaction(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node, told_reader(node) as told:
+        fill(node, 6)
         before = await told.diff()
         compact(node)
         assert await told.diff() == before
         assert told.partitions._stored._lake._footers.kept.size == 0
         collect(node)
         assert await told.diff() == before, "all but the last extent's row is gone"
-
-    with node_in(tmp_path) as node, told_reader(node) as told:
-        fill(node, 6)
-        asyncio.run(go())
 
 
 # Quarantine
@@ -268,14 +258,11 @@ def test_a_hole_is_named_once_and_all_records_around_it_are_read(
             asyncio.run(go())
 
 
-def test_a_time_is_searched_for_across_holes(tmp_path: Path) -> None:
-    async def go() -> None:
+async def test_a_time_is_searched_for_across_holes(tmp_path: Path) -> None:
+    with node_in(tmp_path) as node:
+        fill(node, 3)
+        compact(node, damaged={1})
         with told_reader(node) as told:
             answer = await told.diff(from_ts=ARRIVAL_MS + 1, limit=1)
             assert [record.seq for record in answer.records] == [4]
             assert answer.tombstone is None
-
-    with node_in(tmp_path) as node:
-        fill(node, 3)
-        compact(node, damaged={1})
-        asyncio.run(go())

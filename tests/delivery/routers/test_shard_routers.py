@@ -216,8 +216,10 @@ def produce(world: World, *data: str, partition: int = 0, tag: str | None = None
     world.node.produce(1, {partition: [Record(each, None, None, tag) for each in data]})
 
 
-def test_copies_come_from_the_rings_and_move_the_cursor_in_their_commit(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_copies_come_from_the_rings_and_move_the_cursor_in_their_commit(
+    tmp_path: Path,
+) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         world.add()
         await world.until(lambda: len(world.shards[0][0]))
@@ -233,13 +235,11 @@ def test_copies_come_from_the_rings_and_move_the_cursor_in_their_commit(tmp_path
         assert not world.node.store.gets, "the rings held everything"
         await world.until(lambda: world.status().copied == 6)
 
-    run(tmp_path, body)
 
-
-def test_routers_that_are_paused_leave_their_cursors_and_settle_what_is_on_its_way(
+async def test_routers_that_are_paused_leave_their_cursors_and_settle_what_is_on_its_way(
     tmp_path: Path,
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         outbox = world.add()
         made = world.shards[0][0]
@@ -261,11 +261,11 @@ def test_routers_that_are_paused_leave_their_cursors_and_settle_what_is_on_its_w
         assert len(world.copies()) == 51
         await world.until(lambda: world.status().state == "running")
 
-    run(tmp_path, body)
 
-
-def test_a_page_that_was_being_read_is_not_taken_while_routers_are_paused(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_page_that_was_being_read_is_not_taken_while_routers_are_paused(
+    tmp_path: Path,
+) -> None:
+    async with world_in(tmp_path) as world:
         for n in range(5):
             produce(world, *(f"{n}.{m}" for m in range(4)))
             world.node.commit()
@@ -280,15 +280,13 @@ def test_a_page_that_was_being_read_is_not_taken_while_routers_are_paused(tmp_pa
         await world.until(world.done)
         assert len(world.copies()) == 13
 
-    run(tmp_path, body)
-
 
 def lanes_of(made: Routers) -> list[Lane]:
     return [lane for running in made._running.values() for lane in running.plan.lanes]
 
 
-def test_what_the_rings_do_not_hold_comes_from_the_store(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_what_the_rings_do_not_hold_comes_from_the_store(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         for n in range(5):
             produce(world, *(f"{n}.{m}" for m in range(4)))
             world.node.commit()
@@ -298,13 +296,11 @@ def test_what_the_rings_do_not_hold_comes_from_the_store(tmp_path: Path) -> None
         assert world.copies() == sorted(f"{n // 4}.{n % 4}" for n in range(7, 20))
         assert world.node.store.gets
 
-    run(tmp_path, body)
 
-
-def test_others_may_be_served_while_a_page_of_the_store_is_appended(tmp_path: Path) -> None:
+async def test_others_may_be_served_while_a_page_of_the_store_is_appended(tmp_path: Path) -> None:
     """What is committed meanwhile is delivered immediately, also by the router itself."""
 
-    async def body(world: World) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         outbox = world.add()
         await world.until(lambda: len(world.shards[0][0]))
@@ -326,11 +322,11 @@ def test_others_may_be_served_while_a_page_of_the_store_is_appended(tmp_path: Pa
         assert not outbox.meanwhile
         assert world.copies() == ["and more", "meanwhile", "other", "stored"]
 
-    run(tmp_path, body)
 
-
-def test_two_owners_in_different_rings_copy_everything_once_between_them(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_two_owners_in_different_rings_copy_everything_once_between_them(
+    tmp_path: Path,
+) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         world.add(0)
         world.add(1)
@@ -345,11 +341,9 @@ def test_two_owners_in_different_rings_copy_everything_once_between_them(tmp_pat
         assert len(world.copies()) == 40
         assert sum(outbox.appended for _, outbox, _ in world.shards) > 20, "they never met"
 
-    run(tmp_path, body)
 
-
-def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         world.create("earliest", RecordFilter(tag="yes"))
         outbox = world.add()
         produce(world, "a", "b", tag="no")
@@ -382,11 +376,9 @@ def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_path: Pat
         await world.until(world.done)
         assert world.copies() == ["c", "h"]
 
-    run(tmp_path, body)
 
-
-def test_without_room_in_the_ring_a_router_waits_and_then_goes_on(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_without_room_in_the_ring_a_router_waits_and_then_goes_on(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         outbox = world.add()
         outbox.room = 0
@@ -400,11 +392,9 @@ def test_without_room_in_the_ring_a_router_waits_and_then_goes_on(tmp_path: Path
         await world.until(world.done)
         assert world.copies() == ["a", "b"]
 
-    run(tmp_path, body)
 
-
-def test_a_destination_that_takes_less_gets_smaller_frames(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_destination_that_takes_less_gets_smaller_frames(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         outbox = world.add()
         outbox.full = True
@@ -413,8 +403,6 @@ def test_a_destination_that_takes_less_gets_smaller_frames(tmp_path: Path) -> No
         await world.until(world.done)
         assert world.copies() == [f"{n}" for n in range(9)]
         assert outbox.appended >= 5
-
-    run(tmp_path, body)
 
 
 def quarantined(tx: WriteTx, topic_id: int) -> None:
@@ -425,8 +413,8 @@ def quarantined(tx: WriteTx, topic_id: int) -> None:
     )
 
 
-def test_offsets_in_quarantine_hold_a_router_until_they_are_back(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_offsets_in_quarantine_hold_a_router_until_they_are_back(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         for n in range(3):
             produce(world, f"{n}a", f"{n}b")
             world.node.commit()
@@ -442,11 +430,10 @@ def test_offsets_in_quarantine_hold_a_router_until_they_are_back(tmp_path: Path)
         await world.until(world.done)
         assert world.copies() == ["1a", "1b", "2a", "2b"]
 
-    run(tmp_path, body)
 
+async def test_a_source_that_cannot_be_read_holds_a_router_and_says_why(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
 
-def test_a_source_that_cannot_be_read_holds_a_router_and_says_why(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
         def fail() -> None:
             raise StoreError("the bucket is gone", retryable=False)
 
@@ -464,11 +451,9 @@ def test_a_source_that_cannot_be_read_holds_a_router_and_says_why(tmp_path: Path
         await world.until(world.done)
         assert world.copies() == ["a"]
 
-    run(tmp_path, body)
 
-
-def test_a_deleted_router_copies_nothing_more_and_its_frames_are_void(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_deleted_router_copies_nothing_more_and_its_frames_are_void(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         outbox = world.add()
         produce(world, "a")
@@ -482,11 +467,9 @@ def test_a_deleted_router_copies_nothing_more_and_its_frames_are_void(tmp_path: 
         assert not outbox.on_their_way
         world.shards[0][2].followed.check_invariants()
 
-    run(tmp_path, body)
 
-
-def test_a_change_of_a_topic_reaches_its_routers_only(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_change_of_a_topic_reaches_its_routers_only(tmp_path: Path) -> None:
+    async with world_in(tmp_path) as world:
         world.create()
         world.add()
         made = world.shards[0][0]
@@ -505,13 +488,11 @@ def test_a_change_of_a_topic_reaches_its_routers_only(tmp_path: Path) -> None:
         await world.until(lambda: next(iter(made._running.values())).plan.stopped)
         assert world.status().state == "stopped"
 
-    run(tmp_path, body)
 
-
-def test_a_start_with_many_partitions_begins_few_tasks(
+async def test_a_start_with_many_partitions_begins_few_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in(tmp_path) as world:
         monkeypatch.setattr(shard_routers, "TASKS_MAX", 2)
         for n in range(6):
             produce(world, f"{n}a", f"{n}b", partition=n % 3)
@@ -529,13 +510,11 @@ def test_a_start_with_many_partitions_begins_few_tasks(
         assert len(world.copies()) == 12
         assert most <= 3  # with the one that asks for settings
 
-    run(tmp_path, body)
 
-
-def test_a_router_without_room_for_its_partitions_goes_on_when_there_is(
+async def test_a_router_without_room_for_its_partitions_goes_on_when_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in(tmp_path) as world:
         produce(world, "a")
         world.commit()
         world.create()
@@ -550,11 +529,11 @@ def test_a_router_without_room_for_its_partitions_goes_on_when_there_is(
         await world.until(world.done)
         assert (world.status().state, world.copies()) == ("running", ["a"])
 
-    run(tmp_path, body)
 
-
-def test_a_router_says_how_far_behind_it_is_and_at_which_record_it_stands(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_router_says_how_far_behind_it_is_and_at_which_record_it_stands(
+    tmp_path: Path,
+) -> None:
+    async with world_in(tmp_path) as world:
         second_ns = 10**9
         world.now_ns = second_ns
         world.create()
@@ -581,5 +560,3 @@ def test_a_router_says_how_far_behind_it_is_and_at_which_record_it_stands(tmp_pa
         world.node.ledger.write(routers.delete, "r", 9)
         world.changes += 1
         await world.until(lambda: not router_board(world.node.segment).rows())
-
-    run(tmp_path, body)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from typing import Any, cast
 
 import msgspec
@@ -258,16 +258,23 @@ def owning(node: Node) -> Iterator[Owner]:
         yield owner
 
 
+@asynccontextmanager
+async def started_owner(node: Node) -> AsyncIterator[Owner]:
+    """An owner that has looked at the subscriptions, and finds what the one before it left."""
+    with owning(node) as owner:
+        owner.start()
+        owner.subscriptions.look()
+        await owner.rest()
+        yield owner
+        await owner.stop()
+
+
 def run(node: Node, *uses: Callable[[Owner], Awaitable[None]]) -> None:
-    """Each is given another owner, which finds what the one before it left."""
+    """Each is given another owner."""
 
     async def with_owners() -> None:
         for use in uses:
-            with owning(node) as owner:
-                owner.start()
-                owner.subscriptions.look()
-                await owner.rest()
+            async with started_owner(node) as owner:
                 await use(owner)
-                await owner.stop()
 
     asyncio.run(with_owners())

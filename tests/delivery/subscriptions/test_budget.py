@@ -27,7 +27,7 @@ from delivery.subscriptions.window.failures import BLOCKED_BYTES
 from delivery.subscriptions.window.members import MEMBER_BYTES
 from ledger.delivery import subscriptions
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
+from tests.delivery.subscriptions.owning import data, messages, record, started_owner
 from tests.delivery.watch.watching import Client
 
 
@@ -60,8 +60,8 @@ def test_a_subscription_that_ends_gives_back_what_it_took() -> None:
     assert budget.taken == 0 and not budget.is_full
 
 
-def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -> None:
+    async with started_owner(node) as owner:
         made, other = owner.create(), owner.create("other")
         owner.subscriptions.budgets.look_ahead.bytes_max = 0
         for _ in range(30):
@@ -76,20 +76,18 @@ def test_a_hot_key_that_fills_the_memory_is_named_and_others_go_on(node: Node) -
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["held"], state["lag"]) == ("", state["in_flight"] + state["waiting"])
 
-    run(node, use)
-
 
 OTHERS = 1 << 20  # an id that no subscription has
 
 
 @pytest.mark.parametrize(("length", "turns", "each"), [(8, 8, 60), (1_024, 12, 6)])
 @pytest.mark.parametrize("fails", [False, True], ids=["waits", "fails"])
-def test_what_each_has_whatever_others_take_is_what_is_printed(
+async def test_what_each_has_whatever_others_take_is_what_is_printed(
     node: Node, length: int, turns: int, each: int, fails: bool
 ) -> None:
     """Keys of four bytes a character; each message of another one."""
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         budgets = owner.subscriptions.budgets
         budgets.look_ahead.note(OTHERS, 1 << 40)
         budgets.sent.note(OTHERS, 1 << 40)
@@ -110,11 +108,9 @@ def test_what_each_has_whatever_others_take_is_what_is_printed(
         assert fails or all(messages(client) for client in clients)
         assert (await owner.ask(Describe(made.subscription_id)))["held"]
 
-    run(node, use)
 
-
-def test_long_keys_of_blocked_messages_take_no_more_than_is_there(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_long_keys_of_blocked_messages_take_no_more_than_is_there(node: Node) -> None:
+    async with started_owner(node) as owner:
         owner.subscriptions.budgets.look_ahead.bytes_max = 300_000 - BESIDES_BYTES_MAX
         made = owner.create(redeliveries_max=0)
         client = await owner.consume(made, "c")
@@ -128,11 +124,9 @@ def test_long_keys_of_blocked_messages_take_no_more_than_is_there(node: Node) ->
         assert "nothing more is read ahead" in state["held"]
         assert 200 < state["blocked_keys"] < 300, "besides them it had a little"
 
-    run(node, use)
 
-
-def test_what_is_sent_and_blocked_is_limited_and_others_go_on(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_is_sent_and_blocked_is_limited_and_others_go_on(node: Node) -> None:
+    async with started_owner(node) as owner:
         budgets = owner.subscriptions.budgets
         budgets.sent.bytes_max = 200 * BLOCKED_BYTES
         made, other = owner.create(redeliveries_max=0), owner.create("other")
@@ -148,11 +142,9 @@ def test_what_is_sent_and_blocked_is_limited_and_others_go_on(node: Node) -> Non
         await owner.later(1)
         assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
 
-    run(node, use)
 
-
-def test_a_long_reason_is_cut_when_memory_is_used_up(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_long_reason_is_cut_when_memory_is_used_up(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0)
         owner.produce(record(1, "a"), record(2, "b"))
         client = await owner.consume(made, "c")
@@ -164,11 +156,11 @@ def test_a_long_reason_is_cut_when_memory_is_used_up(node: Node) -> None:
         state = await owner.ask(Describe(made.subscription_id))
         assert [len(each["reason"]) for each in state["blocked"]] == [255, 40]
 
-    run(node, use)
 
-
-def test_what_waits_for_consumers_of_an_unreliable_subscription_is_limited(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_waits_for_consumers_of_an_unreliable_subscription_is_limited(
+    node: Node,
+) -> None:
+    async with started_owner(node) as owner:
         owner.subscriptions.budgets.look_ahead.bytes_max = 0
         made = owner.create(reliable=False, consumer_max=1_000_000, start="latest")
         await owner.consume(made, "slow", client=Client(stuck=True))
@@ -180,13 +172,11 @@ def test_what_waits_for_consumers_of_an_unreliable_subscription_is_limited(node:
         state = await owner.ask(Describe(made.subscription_id))
         assert state["dropped"] > 200
 
-    run(node, use)
 
-
-def test_consumers_and_their_filters_take_nothing_from_what_others_read_ahead(
+async def test_consumers_and_their_filters_take_nothing_from_what_others_read_ahead(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         owner.subscriptions.budgets.look_ahead.bytes_max = 1 << 20
         filtered, other = owner.create(), owner.create("other")
         for number in range(4):  # 4 x 4 MB
@@ -199,11 +189,9 @@ def test_consumers_and_their_filters_take_nothing_from_what_others_read_ahead(
         state = await owner.ask(Describe(other.subscription_id))
         assert (state["held"], state["in_flight"] + state["waiting"]) == ("", 600)
 
-    run(node, use)
 
-
-def test_a_little_for_each_is_enough_for_many_consumers(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_little_for_each_is_enough_for_many_consumers(node: Node) -> None:
+    async with started_owner(node) as owner:
         owner.subscriptions.budgets.look_ahead.bytes_max = 0  # others take it all
         made = owner.create()
         clients = [await owner.consume(made, f"c{number}") for number in range(6)]
@@ -221,11 +209,9 @@ def test_a_little_for_each_is_enough_for_many_consumers(node: Node) -> None:
         sent = [len(messages(client)) for client in clients]
         assert sent == [LITTLE_SENT // 6] * 6
 
-    run(node, use)
 
-
-def test_who_stands_by_takes_no_part_of_the_little_that_may_be_sent(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_who_stands_by_takes_no_part_of_the_little_that_may_be_sent(node: Node) -> None:
+    async with started_owner(node) as owner:
         owner.subscriptions.budgets.sent.bytes_max = 0
         made = owner.create(mode="exclusive")
         clients = [await owner.consume(made, f"c{number}") for number in range(3)]
@@ -235,11 +221,9 @@ def test_who_stands_by_takes_no_part_of_the_little_that_may_be_sent(node: Node) 
         assert [len(messages(client)) for client in clients] == [LITTLE_SENT, 0, 0]
         assert "nothing more is sent" in (await owner.ask(Describe(made.subscription_id)))["held"]
 
-    run(node, use)
 
-
-def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None:
+    async with started_owner(node) as owner:
         made, other = owner.create(), owner.create("other")
         owner.subscriptions.budgets.members.bytes_max = 2 * MEMBER_BYTES
         await owner.consume(made, "a")
@@ -256,14 +240,14 @@ def test_consumers_of_all_subscriptions_together_are_limited(node: Node) -> None
         await owner.later(0.1)
         assert owner.subscriptions.budgets.members.taken == 0
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("name", ["\u00e9", "\u044f", "\U0001f600"])
-def test_a_text_that_was_encoded_meanwhile_gives_back_what_it_took(node: Node, name: str) -> None:
+async def test_a_text_that_was_encoded_meanwhile_gives_back_what_it_took(
+    node: Node, name: str
+) -> None:
     """A key or a reason that is not of ASCII keeps its UTF-8 when it is encoded."""
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         budgets, made = owner.subscriptions.budgets, owner.create(redeliveries_max=0)
         client = await owner.consume(made, "c")
         for turn in range(3):
@@ -278,5 +262,3 @@ def test_a_text_that_was_encoded_meanwhile_gives_back_what_it_took(node: Node, n
                 await owner.ask(SkipKey(made.subscription_id, each["key"]))
         await owner.later(1)
         assert (budgets.look_ahead.taken, budgets.sent.taken) == (0, 0)
-
-    run(node, use)

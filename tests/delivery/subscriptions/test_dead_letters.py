@@ -17,7 +17,7 @@ from ledger.space import retention
 from ledger.types import Topic, TopicConfig
 from shards.boards.rowboard import RowPhase
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, started_owner
 from tests.delivery.watch.watching import Client
 from uploader.l0.records import Record
 
@@ -66,10 +66,10 @@ def alter(owner: Owner, **changes: Any) -> None:
     owner.changes += 1
 
 
-def test_a_message_that_is_retried_while_its_letter_waits_is_not_moved_away(
+async def test_a_message_that_is_retried_while_its_letter_waits_is_not_moved_away(
     node: Node, dest: Topic
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"))
         await owner.ask(RetryKey(made.subscription_id, "k"))
@@ -82,13 +82,11 @@ def test_a_message_that_is_retried_while_its_letter_waits_is_not_moved_away(
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["dead_lettered"], state["lag"]) == (0, 0)
 
-    run(node, use)
 
-
-def test_a_letter_that_waits_at_a_seek_settles_nothing_of_what_follows(
+async def test_a_letter_that_waits_at_a_seek_settles_nothing_of_what_follows(
     node: Node, dest: Topic
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         await owner.ask(Seek(made.subscription_id, {0: 0}))
@@ -99,11 +97,11 @@ def test_a_letter_that_waits_at_a_seek_settles_nothing_of_what_follows(
         await owner.ack(made, "c", messages(client)[-1])
         assert data(client) == [1, 1, 2]
 
-    run(node, use)
 
-
-def test_a_copy_that_is_void_because_of_a_seek_is_not_sent_again(node: Node, dest: Topic) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_copy_that_is_void_because_of_a_seek_is_not_sent_again(
+    node: Node, dest: Topic
+) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner, record(1, "k"))
         assert owner.outbox.appended == 1
         await owner.ask(Seek(made.subscription_id, {0: 0}))
@@ -115,11 +113,9 @@ def test_a_copy_that_is_void_because_of_a_seek_is_not_sent_again(node: Node, des
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["in_flight"], state["dead_lettered"]) == (1, 1, 0)
 
-    run(node, use)
 
-
-def test_a_letter_whose_record_was_evicted_waits_no_more(node: Node, dest: Topic) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_letter_whose_record_was_evicted_waits_no_more(node: Node, dest: Topic) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         assert (await owner.ask(Describe(made.subscription_id)))["blocked_keys"] == 1
@@ -137,15 +133,13 @@ def test_a_letter_whose_record_was_evicted_waits_no_more(node: Node, dest: Topic
         await committed(owner)
         assert copies(node, dest) == []
 
-    run(node, use)
 
-
-def test_a_full_partition_of_the_destination_holds_its_own_letters_only(
+async def test_a_full_partition_of_the_destination_holds_its_own_letters_only(
     node: Node, dest: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "UNSENT_MAX", 3)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         owner.outbox.full_partitions = {1}
         made, _ = await failed(owner, *(record(n, f"k{n}") for n in range(40)))
         for _ in range(40):
@@ -160,11 +154,9 @@ def test_a_full_partition_of_the_destination_holds_its_own_letters_only(
             await committed(owner)
         assert sorted(map(int, copies(node, dest))) == list(range(40))
 
-    run(node, use)
 
-
-def test_a_letter_to_a_deleted_topic_is_not_moved(node: Node, dest: Topic) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_letter_to_a_deleted_topic_is_not_moved(node: Node, dest: Topic) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         assert owner.outbox.appended == 1
         owner.subscriptions.topic_changed(node.ledger.write(topics.delete, "dead", 2, force=True))
@@ -178,13 +170,11 @@ def test_a_letter_to_a_deleted_topic_is_not_moved(node: Node, dest: Topic) -> No
         await owner.later(0.1)
         assert data(client) == [1, 1], "and nothing of it is lost"
 
-    run(node, use)
 
-
-def test_letters_wait_for_a_deleted_topic_until_one_of_its_name_is_created(
+async def test_letters_wait_for_a_deleted_topic_until_one_of_its_name_is_created(
     node: Node, dest: Topic
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         deleted = node.ledger.write(topics.delete, "dead", 2, force=True)
@@ -202,13 +192,11 @@ def test_letters_wait_for_a_deleted_topic_until_one_of_its_name_is_created(
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["dead_lettered"], state["blocked_letters"], state["held"]) == (1, "", "")
 
-    run(node, use)
 
-
-def test_a_subscription_is_held_by_dead_letters_only_if_nothing_else_can_be_delivered(
+async def test_a_subscription_is_held_by_dead_letters_only_if_nothing_else_can_be_delivered(
     node: Node, dest: Topic
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"))
 
@@ -230,11 +218,9 @@ def test_a_subscription_is_held_by_dead_letters_only_if_nothing_else_can_be_deli
         await committed(owner)
         assert await seen() == ("", "", running, "")
 
-    run(node, use)
 
-
-def test_a_letter_to_a_full_topic_is_not_moved(node: Node, dest: Topic) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_letter_to_a_full_topic_is_not_moved(node: Node, dest: Topic) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         for _ in range(3):
@@ -246,8 +232,6 @@ def test_a_letter_to_a_full_topic_is_not_moved(node: Node, dest: Topic) -> None:
         await owner.rest()
         assert data(client) == [1, 2]
 
-    run(node, use)
-
 
 @pytest.mark.parametrize(
     ("policy", "sent", "dropped"),
@@ -256,10 +240,10 @@ def test_a_letter_to_a_full_topic_is_not_moved(node: Node, dest: Topic) -> None:
         ({"redeliveries_max": 9}, [1, 1], 0),
     ],
 )
-def test_a_policy_applies_to_letters_that_wait(
+async def test_a_policy_applies_to_letters_that_wait(
     node: Node, dest: Topic, policy: dict[str, Any], sent: list[int], dropped: int
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         full(owner)
         made, client = await failed(owner, record(1, "k"), record(2, "k"))
         alter(owner, **policy)
@@ -270,13 +254,11 @@ def test_a_policy_applies_to_letters_that_wait(
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["dropped"], state["held"]) == (dropped, "")
 
-    run(node, use)
 
-
-def test_while_a_copy_is_on_its_way_its_message_is_neither_retried_nor_skipped(
+async def test_while_a_copy_is_on_its_way_its_message_is_neither_retried_nor_skipped(
     node: Node, dest: Topic
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner, record(1, "k"))
         for asked in (RetryKey(made.subscription_id, "k"), SkipKey(made.subscription_id, "k")):
             with pytest.raises(OwnerRefused, match="on its way to dead") as refused:
@@ -286,14 +268,12 @@ def test_while_a_copy_is_on_its_way_its_message_is_neither_retried_nor_skipped(
         assert (copies(node, dest), data(client)) == (["1"], [1])
         assert (await owner.ask(Describe(made.subscription_id)))["dropped"] == 0
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_message_that_is_resent_and_fails_again_leaves_another_letter(
+async def test_a_message_that_is_resent_and_fails_again_leaves_another_letter(
     node: Node, dest: Topic, is_gone: bool
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner, record(1, "k"))
         await committed(owner)
         assert copies(node, dest) == ["1"]
@@ -310,5 +290,3 @@ def test_a_message_that_is_resent_and_fails_again_leaves_another_letter(
         else:
             assert answer["finished"] and copies(node, dest) == ["1", "1"]
             assert (await owner.ask(Describe(made.subscription_id)))["dead_lettered"] == 2
-
-    run(node, use)

@@ -25,16 +25,15 @@ from ledger.types import Topic, TopicConfig
 from shards import layout as at
 from shards.boards.rowboard import RowPhase
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, started_owner
 from uploader.l0.records import Record
 
 
-def test_a_successor_delivers_nothing_that_was_acknowledged(node: Node) -> None:
+async def test_a_successor_delivers_nothing_that_was_acknowledged(node: Node) -> None:
     made: Any = None
     epoch = 0
 
-    async def first(owner: Owner) -> None:
-        nonlocal made, epoch
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(*(record(n) for n in range(10)))
         client = await owner.consume(made, "c")
@@ -42,33 +41,26 @@ def test_a_successor_delivers_nothing_that_was_acknowledged(node: Node) -> None:
         answered = (each for each in messages(client) if each["data"] % 2)
         owner.dies()
         await owner.ack(made, "c", *answered)
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         client = await owner.consume(made, "c")
         assert data(client) == [0, 2, 4, 6, 8]
         assert messages(client)[0]["epoch"] > epoch, "no number of a batch is used twice"
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["acknowledged"]) == (5, 0)
 
-    run(node, first, second)
 
-
-def test_a_flush_is_enough_without_the_journal(node: Node) -> None:
+async def test_a_flush_is_enough_without_the_journal(node: Node) -> None:
     made: Any = None
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(*(record(n, "k") for n in range(3)))
         client = await owner.consume(made, "c")
         await owner.ack(made, "c", *messages(client))
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         assert not list(owner.journal.entries())
         client = await owner.consume(made, "c")
         assert data(client) == [1]
-
-    run(node, first, second)
 
 
 def dead_letters(node: Node) -> Topic:
@@ -79,10 +71,10 @@ def copies(node: Node, dest: Topic) -> list[tuple[int, Record]]:
     return node.records[dest.topic_id, 0]
 
 
-def test_a_dead_letter_is_stored_once_and_its_key_goes_on(node: Node) -> None:
+async def test_a_dead_letter_is_stored_once_and_its_key_goes_on(node: Node) -> None:
     dest = dead_letters(node)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(
             poison="dead_letter", dead_letter_topic="dead", redeliveries_max=0, window_max=10
         )
@@ -106,26 +98,22 @@ def test_a_dead_letter_is_stored_once_and_its_key_goes_on(node: Node) -> None:
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["dead_lettered"], state["lag"]) == (1, 1)
 
-    run(node, use)
 
-
-def test_a_copy_that_a_former_owner_published_is_not_stored_again(node: Node) -> None:
+async def test_a_copy_that_a_former_owner_published_is_not_stored_again(node: Node) -> None:
     dest = dead_letters(node)
     made: Any = None
     config: dict[str, Any] = {
         "poison": "dead_letter", "dead_letter_topic": "dead", "redeliveries_max": 0,
     }  # fmt: skip
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create(**config)
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"), record(2, "k"))
         await owner.rest()
         await owner.nack(made, "c", *messages(client))
         assert owner.outbox.appended == 1, "it is in the ring, and not committed"
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         client = await owner.consume(made, "c")
         assert data(client) == [1], "nobody knows yet"
         await owner.nack(made, "c", *messages(client))
@@ -136,11 +124,9 @@ def test_a_copy_that_a_former_owner_published_is_not_stored_again(node: Node) ->
         assert [copy.data for _, copy in copies(node, dest)] == ["1"]
         assert data(client) == [1, 2]
 
-    run(node, first, second)
 
-
-def test_a_blocked_key_waits_for_an_operator(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_blocked_key_waits_for_an_operator(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"), record(2, "k"), record(3, "other"), record(4))
@@ -161,15 +147,13 @@ def test_a_blocked_key_waits_for_an_operator(node: Node) -> None:
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["skipped"], state["dropped"]) == (2, 0), "dropping is the policy's"
 
-    run(node, use)
 
-
-def test_a_list_of_long_keys_that_are_blocked_is_a_short_one(
+async def test_a_list_of_long_keys_that_are_blocked_is_a_short_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "KEY_CHARACTERS_SHOWN", 250)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, f"{n}" * 100) for n in range(1, 6)))
@@ -179,11 +163,9 @@ def test_a_list_of_long_keys_that_are_blocked_is_a_short_one(
             listed = await owner.ask(ListKeys(made.subscription_id, limit))
             assert len(listed["keys"]) == shown
 
-    run(node, use)
 
-
-def test_a_seek_sends_again_and_refuses_what_was_in_flight(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_seek_sends_again_and_refuses_what_was_in_flight(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         owner.produce(*(record(n) for n in range(1, 5)))
@@ -198,16 +180,14 @@ def test_a_seek_sends_again_and_refuses_what_was_in_flight(node: Node) -> None:
         await owner.ack(made, "c", *messages(client)[4:])
         assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
 
-    run(node, use)
-
 
 def alter(owner: Owner, **changes: Any) -> None:
     owner.node.ledger.write(subscriptions.alter, owner.node.topic.name, "s", changes)
     owner.changes += 1
 
 
-def test_another_mode_goes_on_where_the_former_one_was(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_another_mode_goes_on_where_the_former_one_was(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, f"k{n}") for n in range(1, 6)))
@@ -219,11 +199,9 @@ def test_another_mode_goes_on_where_the_former_one_was(node: Node) -> None:
         await owner.ack(made, "c", *messages(client)[5:])
         assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
 
-    run(node, use)
 
-
-def test_a_policy_applies_to_what_is_blocked_already(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_policy_applies_to_what_is_blocked_already(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"), record(2, "k"))
@@ -233,11 +211,9 @@ def test_a_policy_applies_to_what_is_blocked_already(node: Node) -> None:
         await owner.later(0.1)
         assert data(client) == [1, 2]
 
-    run(node, use)
 
-
-def test_a_paused_subscription_sends_nothing(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_paused_subscription_sends_nothing(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         alter(owner, paused=True)
@@ -249,13 +225,11 @@ def test_a_paused_subscription_sends_nothing(node: Node) -> None:
         await owner.later(0.1)
         assert data(client) == [1]
 
-    run(node, use)
 
-
-def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
+async def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(push=PushSettings("http://here/"))
         await owner.ask(Describe(made.subscription_id))
 
@@ -280,11 +254,9 @@ def test_a_receiver_that_wants_no_more_pauses_its_subscription_at_all_shards(
         await owner.later(1.1)
         assert phase() is RowPhase.PAUSED
 
-    run(node, use)
 
-
-def test_new_partitions_wait_until_the_older_ones_are_read(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_new_partitions_wait_until_the_older_ones_are_read(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(*(record(n, f"k{n % 20}") for n in range(300)), tell=False)
         changed = msgspec.structs.replace(node.topic.config, partitions=4)
@@ -303,11 +275,9 @@ def test_new_partitions_wait_until_the_older_ones_are_read(node: Node) -> None:
         of_key = [message["data"] for message in messages(client) if message["key"] == "k0"]
         assert of_key == [*range(0, 300, 20), "new"]
 
-    run(node, use)
 
-
-def test_what_retention_removes_is_told_once(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_retention_removes_is_told_once(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(*(record(n, "k") for n in range(1, 11)))
         owner.evict_all_but(3)
@@ -321,18 +291,15 @@ def test_what_retention_removes_is_told_once(node: Node) -> None:
         assert [event.get("event") for event in client.events] == ["tombstone", None]
         assert data(client) == [8]
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
-def test_what_was_given_up_because_it_was_evicted_is_given_up_by_the_successor(
+async def test_what_was_given_up_because_it_was_evicted_is_given_up_by_the_successor(
     node: Node, mode: str
 ) -> None:
     """Although the rings still hold it: what followed it has been sent."""
     made: Any = None
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create(mode=mode, consumer_max=1, backoff_ms=(60_000, 60_000))
         owner.produce(*(record(n, "k") for n in range(1, 4)))
         client = await owner.consume(made, "c")
@@ -342,19 +309,16 @@ def test_what_was_given_up_because_it_was_evicted_is_given_up_by_the_successor(
         await owner.later(0.1)
         await owner.later(0.1)
         assert data(client) == [1, 2]
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         client = await owner.consume(made, "c")
         assert [event.get("gap_to") for event in client.events] == [1, None]
         assert data(client) == [2]
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["gaps"][0]["gap_to"]) == (2, 1)
 
-    run(node, first, second)
 
-
-def test_a_seek_to_what_was_evicted_sends_none_of_it(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_seek_to_what_was_evicted_sends_none_of_it(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(consumer_max=1)
         owner.produce(*(record(n, "k") for n in range(1, 4)))
         client = await owner.consume(made, "c")
@@ -363,13 +327,11 @@ def test_a_seek_to_what_was_evicted_sends_none_of_it(node: Node) -> None:
         await owner.rest()
         assert data(client) == [1, 2]
 
-    run(node, use)
 
-
-def test_an_acknowledgment_for_a_deleted_subscription_finishes_nothing_of_its_namesake(
+async def test_an_acknowledgment_for_a_deleted_subscription_finishes_nothing_of_its_namesake(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         former = owner.create()
         owner.produce(record(1))
         client = await owner.consume(former, "c")
@@ -387,14 +349,11 @@ def test_an_acknowledgment_for_a_deleted_subscription_finishes_nothing_of_its_na
         assert answer["accepted"] == 0
         assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 2
 
-    run(node, use)
 
-
-def test_what_no_consumer_accepted_is_not_sent_after_what_followed_it(node: Node) -> None:
+async def test_what_no_consumer_accepted_is_not_sent_after_what_followed_it(node: Node) -> None:
     made: Any = None
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create(unmatched="skip")
         await owner.consume(made, "other", "x*")
         owner.dies()
@@ -404,15 +363,12 @@ def test_what_no_consumer_accepted_is_not_sent_after_what_followed_it(node: Node
         owner.produce(record(2, "k"))
         await owner.rest()
         assert data(client) == [2]
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         assert data(await owner.consume(made, "c", "k*")) == [2]
 
-    run(node, first, second)
 
-
-def test_while_the_prefix_may_be_anothers_nothing_is_sent(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_while_the_prefix_may_be_anothers_nothing_is_sent(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         owner.is_owned = False
@@ -423,16 +379,12 @@ def test_while_the_prefix_may_be_anothers_nothing_is_sent(node: Node) -> None:
         await owner.later(0.1)
         assert data(client) == [1]
 
-    run(node, use)
 
-
-def test_a_silent_stream_shows_that_it_is_alive(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_silent_stream_shows_that_it_is_alive(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         await owner.later(14)
         assert client.writes == []
         await owner.later(2)
         assert len(client.writes) == 1 and b'"heartbeat"' in client.writes[0]
-
-    run(node, use)

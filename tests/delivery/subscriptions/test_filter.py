@@ -19,7 +19,7 @@ from ledger.delivery.subscription_rules import Mode
 from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.lives import Lives, Step, steps_of
-from tests.delivery.subscriptions.owning import Owner, data, messages, run
+from tests.delivery.subscriptions.owning import Owner, data, messages, started_owner
 from tests.delivery.subscriptions.test_key_fallback import alter
 from tests.long import examples
 from uploader.l0.records import Record
@@ -44,10 +44,10 @@ def floor(owner: Owner, made: Subscription) -> int:
 
 @pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
 @pytest.mark.parametrize("reliable", [True, False])
-def test_in_each_mode_what_matches_is_delivered_and_all_else_is_finished(
+async def test_in_each_mode_what_matches_is_delivered_and_all_else_is_finished(
     node: Node, mode: Mode, reliable: bool
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode=mode, reliable=reliable, filter=PAID)
         client = await owner.consume(made, "c")
         owner.produce(*(of(n, "paid" if n % 3 == 0 else "new", "kl"[n % 2]) for n in range(30)))
@@ -58,13 +58,11 @@ def test_in_each_mode_what_matches_is_delivered_and_all_else_is_finished(
         assert (state["lag"], state["filtered"], state["delivered"]) == (0, 20, 10)
         assert floor(owner, made) == 30
 
-    run(node, use)
 
-
-def test_what_is_left_out_takes_no_memory_no_journal_and_no_row_and_holds_no_key(
+async def test_what_is_left_out_takes_no_memory_no_journal_and_no_row_and_holds_no_key(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(filter=PAID)
         client = await owner.consume(made, "c")
         owner.produce(of(1, "paid", "k"))
@@ -88,11 +86,9 @@ def test_what_is_left_out_takes_no_memory_no_journal_and_no_row_and_holds_no_key
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["filtered"]) == (0, 20_000)
 
-    run(node, use)
 
-
-def test_without_a_consumer_nothing_is_looked_at_and_all_of_it_is_lag(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_without_a_consumer_nothing_is_looked_at_and_all_of_it_is_lag(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(filter=PAID)
         owner.produce(*(of(n) for n in range(10)))
         await owner.later(1)
@@ -100,14 +96,11 @@ def test_without_a_consumer_nothing_is_looked_at_and_all_of_it_is_lag(node: Node
         await owner.consume(made, "c")
         assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
 
-    run(node, use)
 
-
-def test_a_successor_goes_on_at_the_floor_and_repeats_nothing(node: Node) -> None:
+async def test_a_successor_goes_on_at_the_floor_and_repeats_nothing(node: Node) -> None:
     made: Any = None
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create(filter=PAID)
         client = await owner.consume(made, "c")
         owner.produce(*(of(n, "paid" if n in (4, 8) else "new", f"k{n}") for n in range(1, 11)))
@@ -115,21 +108,18 @@ def test_a_successor_goes_on_at_the_floor_and_repeats_nothing(node: Node) -> Non
         owner.dies()
         await owner.ack(made, "c", messages(client)[1])
         assert floor(owner, made) == 3
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         client = await owner.consume(made, "c")
         assert numbers(client) == [4]
         await owner.take_all(made, client)
         assert floor(owner, made) == 10
 
-    run(node, first, second)
-
 
 @pytest.mark.parametrize("mode", ["key_shared", "shared", "exclusive"])
-def test_another_filter_judges_all_that_is_not_finished_and_nothing_else(
+async def test_another_filter_judges_all_that_is_not_finished_and_nothing_else(
     node: Node, mode: Mode
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode=mode, filter=PAID, redeliveries_max=0)
         client = await owner.consume(made, "c")
         statuses = ["paid", "new", "paid", "paid", "sent", "new"]
@@ -159,11 +149,9 @@ def test_another_filter_judges_all_that_is_not_finished_and_nothing_else(
         await owner.rest()
         assert numbers(client)[-1] == 9
 
-    run(node, use)
 
-
-def test_what_is_with_a_consumer_and_matches_the_next_filter_comes_again(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_is_with_a_consumer_and_matches_the_next_filter_comes_again(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(filter=PAID)
         client = await owner.consume(made, "c")
         owner.produce(of(1, "paid", "k"), of(2, "paid", "k"))
@@ -174,11 +162,9 @@ def test_what_is_with_a_consumer_and_matches_the_next_filter_comes_again(node: N
         await owner.take_all(made, client)
         assert numbers(client) == [1, 1, 2]
 
-    run(node, use)
 
-
-def test_a_message_that_the_filter_leaves_out_can_be_resent(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_message_that_the_filter_leaves_out_can_be_resent(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(filter=PAID)
         client = await owner.consume(made, "c")
         owner.produce(of(1))
@@ -187,13 +173,11 @@ def test_a_message_that_the_filter_leaves_out_can_be_resent(node: Node) -> None:
         await owner.rest()
         assert numbers(client) == [1]
 
-    run(node, use)
 
-
-def test_a_filter_that_takes_long_leaves_the_loop_to_others(node: Node) -> None:
+async def test_a_filter_that_takes_long_leaves_the_loop_to_others(node: Node) -> None:
     """A record is admitted alone, and a turn has few of them."""
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         pattern = "*" + "?a" * 400 + "*"
         made = owner.create(filter=RecordFilter(tag=pattern, key=pattern))
         await owner.consume(made, "c")
@@ -209,8 +193,6 @@ def test_a_filter_that_takes_long_leaves_the_loop_to_others(node: Node) -> None:
             assert not wanted
             lags.append(running.lag)
         assert lags[0] == 24 and 2 <= lags[1] < 10, "a turn ends before all is compared"
-
-    run(node, use)
 
 
 class FilteredLives(Lives):

@@ -13,7 +13,7 @@ from delivery.subscriptions.window.members import HashRing
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, messages, record, started_owner
 
 
 async def polled(owner: Owner, made: Subscription, *filters: str) -> list[Any]:
@@ -34,8 +34,8 @@ async def change_mode(owner: Owner, mode: str) -> None:
     await owner.rest()
 
 
-def test_a_poll_with_other_filters_gets_other_keys(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_poll_with_other_filters_gets_other_keys(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(record(1, "a"), record(2, "b"), record(3, "c"))
         assert await polled(owner, made, "a") == ["a"]
@@ -45,26 +45,22 @@ def test_a_poll_with_other_filters_gets_other_keys(node: Node) -> None:
         # What it had of other keys waits for a consumer that wants it.
         assert sorted(await polled(owner, made)) == ["a", "b", "c"]
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("filters", [("*",), ("z", "**")])
-def test_the_filter_of_everything_takes_messages_without_a_key_too(
+async def test_the_filter_of_everything_takes_messages_without_a_key_too(
     node: Node, filters: tuple[str, ...]
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(record(1, "a"), record(2))
         assert await polled(owner, made, *filters) == ["a", None]
         (consumer,) = (await owner.ask(Describe(made.subscription_id)))["consumers"]
         assert consumer["filters"] == list(filters)
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
-def test_a_mode_without_filters_lets_consumers_with_filters_go(node: Node, mode: str) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_mode_without_filters_lets_consumers_with_filters_go(node: Node, mode: str) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         chooses = await owner.consume(made, "chooses", "a*")
         takes_all = await owner.consume(made, "all")
@@ -78,11 +74,9 @@ def test_a_mode_without_filters_lets_consumers_with_filters_go(node: Node, mode:
         with pytest.raises(OwnerRefused, match="filters choose keys"):
             await polled(owner, made, "a*")
 
-    run(node, use)
 
-
-def test_a_poller_with_filters_is_refused_after_the_mode_has_changed(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_poller_with_filters_is_refused_after_the_mode_has_changed(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(record(1, "a"), record(2, "b"))
         assert await polled(owner, made, "a*") == ["a"]
@@ -92,11 +86,9 @@ def test_a_poller_with_filters_is_refused_after_the_mode_has_changed(node: Node)
         assert (refused.value.status, refused.value.code) == (400, "invalid")
         assert await polled(owner, made) == ["a", "b"]
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("reliable", [True, False])
-def test_a_turn_compares_no_more_keys_with_many_patterns_than_it_may_take(
+async def test_a_turn_compares_no_more_keys_with_many_patterns_than_it_may_take(
     node: Node, monkeypatch: pytest.MonkeyPatch, reliable: bool
 ) -> None:
     compared: set[str] = set()
@@ -116,12 +108,10 @@ def test_a_turn_compares_no_more_keys_with_many_patterns_than_it_may_take(
     monkeypatch.setattr(HashRing, "accepts", counted)
     monkeypatch.setattr(RunningSubscription, "serve", served)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(reliable=reliable)
         client = await owner.consume(made, "c", "k*", *("?y" * 500 for _ in range(60)))
         owner.produce(*(record(n, f"k{n}" + "y" * 1_000) for n in range(12)))
         await owner.later(1)
         assert len(messages(client)) == 12
         assert sum(turns) == 12 and max(turns) == 1, "one key is as much as a turn may take"
-
-    run(node, use)

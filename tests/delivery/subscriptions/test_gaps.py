@@ -12,7 +12,7 @@ from ledger.log import recovery
 from ledger.log.backup import Mark
 from ledger.space import retention
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run, started_owner
 
 GAP = 1_000_000_000
 MODES = ("key_shared", "shared", "exclusive")
@@ -35,11 +35,11 @@ def stored_rows(node: Node, made: Any) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_gap_in_front_of_a_subscription_is_passed_over(node: Node, mode: str) -> None:
+async def test_a_gap_in_front_of_a_subscription_is_passed_over(node: Node, mode: str) -> None:
     skip(node)
     store(node, 1, 2, 3)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode=mode)
         client = await owner.consume(made, "c")
         await owner.take_all(made, client)
@@ -49,8 +49,6 @@ def test_a_gap_in_front_of_a_subscription_is_passed_over(node: Node, mode: str) 
         (gap,) = state["gaps"]
         assert (gap["gap_from"], gap["gap_to"], gap["reason"]) == (1, GAP, "recovery")
         assert state["partitions"][0]["floor"] == GAP + 3
-
-    run(node, use)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -92,12 +90,12 @@ def test_a_gap_after_messages_that_wait_is_passed_over_and_stays_so_at_the_next_
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_trim_past_a_message_in_flight_takes_nothing_for_what_it_removes(
+async def test_a_trim_past_a_message_in_flight_takes_nothing_for_what_it_removes(
     node: Node, mode: str
 ) -> None:
     store(node, 1)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode=mode)
         client = await owner.consume(made, "c")
         skip(node)
@@ -114,15 +112,13 @@ def test_a_trim_past_a_message_in_flight_takes_nothing_for_what_it_removes(
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["partitions"][0]["floor"]) == (0, GAP + 2)
 
-    run(node, use)
 
-
-def test_another_mode_passes_over_the_same_gap(node: Node) -> None:
+async def test_another_mode_passes_over_the_same_gap(node: Node) -> None:
     store(node, 1, 2)
     skip(node)
     store(node, 3)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="shared")
         client = await owner.consume(made, "c")
         await owner.ack(made, "c", *messages(client)[1:])
@@ -134,10 +130,8 @@ def test_another_mode_passes_over_the_same_gap(node: Node) -> None:
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["lag"], state["partitions"][0]["floor"]) == (0, GAP + 3)
 
-    run(node, use)
 
-
-def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
+async def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Any = None
@@ -145,8 +139,7 @@ def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
         node.produce(0, {0: [record(n, f"k{n}") for n in range(at, at + 500)]})
         node.commit(0)
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create(window_max=100_000, consumer_max=100_000)
         client = await owner.consume(made, "c")
         got = 0
@@ -155,8 +148,7 @@ def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
             got += len(new)
             await owner.ack(made, "c", *(each for each in new if each["data"] not in (0, 9_999)))
         assert got == 10_000
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         loaded: list[int] = []
         page = owner.partitions.page
 
@@ -170,5 +162,3 @@ def test_what_a_former_owner_finished_after_a_blocked_message_is_not_read_again(
         await owner.take_all(made, client)
         assert data(client) == [0, 9_999]
         assert sum(loaded) < 5_000, "of 10,000"
-
-    run(node, first, second)

@@ -295,34 +295,31 @@ def test_half_a_journal_stops_deliveries_until_a_flush(segment: Segment) -> None
     assert owner.progress.held_because(tracked) == "" and owner.resumed == 1
 
 
-def test_what_a_full_journal_does_not_hold_is_answered_after_a_flush_that_began_later(
+async def test_what_a_full_journal_does_not_hold_is_answered_after_a_flush_that_began_later(
     segment: Segment,
 ) -> None:
-    async def run() -> None:
-        owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
-        tracked = owner.progress.track(1, known(10, window), window)
-        window.finish(0, *range(1, 500))
-        owner.progress.record(tracked)
-        before = owner.progress.collect()
-        window.finish(0, *range(500, 1_200))
-        hurried = owner.hurried
-        waits = owner.progress.record(tracked)
-        assert waits is not None and owner.hurried > hurried
-        task = asyncio.ensure_future(waits)
-        assert owner.progress.record(tracked) is not None, "a repeated acknowledgment waits too"
-        owner.progress.collected(ledger.write(before))
-        await asyncio.sleep(0)
-        assert not task.done() and not ledger.has(1, 0, 600)
-        owner.progress.collect()
-        owner.progress.collected(None)  # this flush failed
-        await asyncio.sleep(0)
-        assert not task.done()
-        owner.sweep(ledger)
-        await task
-        assert ledger.has(1, 0, 1_199)
-        assert owner.progress.record(tracked) is None
-
-    asyncio.run(run())
+    owner, ledger, window = Owner(segment), FlushedSet(), FinishingWindow()
+    tracked = owner.progress.track(1, known(10, window), window)
+    window.finish(0, *range(1, 500))
+    owner.progress.record(tracked)
+    before = owner.progress.collect()
+    window.finish(0, *range(500, 1_200))
+    hurried = owner.hurried
+    waits = owner.progress.record(tracked)
+    assert waits is not None and owner.hurried > hurried
+    task = asyncio.ensure_future(waits)
+    assert owner.progress.record(tracked) is not None, "a repeated acknowledgment waits too"
+    owner.progress.collected(ledger.write(before))
+    await asyncio.sleep(0)
+    assert not task.done() and not ledger.has(1, 0, 600)
+    owner.progress.collect()
+    owner.progress.collected(None)  # this flush failed
+    await asyncio.sleep(0)
+    assert not task.done()
+    owner.sweep(ledger)
+    await task
+    assert ledger.has(1, 0, 1_199)
+    assert owner.progress.record(tracked) is None
 
 
 def test_a_subscription_that_the_ledger_does_not_know_is_forgotten_and_told(

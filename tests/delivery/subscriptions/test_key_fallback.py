@@ -17,7 +17,7 @@ from ledger.delivery.subscription_rules import SubscriptionRules
 from ledger.types import TopicConfig
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.lives import Lives, Step, steps_of
-from tests.delivery.subscriptions.owning import Owner, data, messages, run
+from tests.delivery.subscriptions.owning import Owner, data, messages, started_owner
 from tests.delivery.subscriptions.test_dead_letters import committed, failed
 from tests.delivery.watch.watching import Client
 from tests.long import examples
@@ -40,10 +40,10 @@ def alter(owner: Owner, **wanted: Any) -> None:
     owner.changes += 1
 
 
-def test_messages_of_a_node_come_one_at_a_time_and_in_order_and_nodes_in_parallel(
+async def test_messages_of_a_node_come_one_at_a_time_and_in_order_and_nodes_in_parallel(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(**NODE)
         client = await owner.consume(made, "c")
         owner.produce(of(1, "n"), of(2, "n"), of(3, "m"), of(4, None), of(5, None), of(6, "n", "k"))
@@ -54,44 +54,36 @@ def test_messages_of_a_node_come_one_at_a_time_and_in_order_and_nodes_in_paralle
         await owner.ack(made, "c", messages(client)[0])
         assert data(client)[5:] == [2]
 
-    run(node, use)
 
-
-def test_by_default_messages_without_a_key_wait_for_no_other_one(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_by_default_messages_without_a_key_wait_for_no_other_one(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         owner.produce(of(1, "n"), of(2, "n"))
         await owner.rest()
         assert data(client) == [1, 2]
 
-    run(node, use)
 
-
-def test_a_key_and_a_node_of_the_same_name_are_one_key(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_key_and_a_node_of_the_same_name_are_one_key(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(**NODE)
         client = await owner.consume(made, "c")
         owner.produce(of(1, "a"), of(2, None, "a"))
         await owner.rest()
         assert data(client) == [1]
 
-    run(node, use)
 
-
-def test_filters_match_nodes_of_messages_without_a_key(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_filters_match_nodes_of_messages_without_a_key(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(**NODE)
         client = await owner.consume(made, "c", "n*")
         owner.produce(of(1, "other"), of(2, "n1"), of(3, "n2", "key"), of(4))
         await owner.rest()
         assert data(client) == [2]
 
-    run(node, use)
 
-
-def test_a_node_is_with_the_consumer_that_owns_a_key_of_its_name(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_node_is_with_the_consumer_that_owns_a_key_of_its_name(node: Node) -> None:
+    async with started_owner(node) as owner:
         keyed, made = owner.create("keyed"), owner.create(**NODE)
         of_keys = {name: await owner.consume(keyed, name) for name in "cd"}
         of_nodes = {name: await owner.consume(made, name) for name in "cd"}
@@ -105,11 +97,9 @@ def test_a_node_is_with_the_consumer_that_owns_a_key_of_its_name(node: Node) -> 
             await owner.ack(made, name, *messages(client))
             assert {n - 60 for n in numbers(client) if n >= 60} == shares[name]
 
-    run(node, use)
 
-
-def test_without_tracking_a_node_stays_at_one_consumer(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_without_tracking_a_node_stays_at_one_consumer(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(reliable=False, **NODE)
         clients = [await owner.consume(made, name) for name in "cd"]
         for number in range(44):
@@ -119,11 +109,9 @@ def test_without_tracking_a_node_stays_at_one_consumer(node: Node) -> None:
         assert all(nodes) and not nodes[0] & nodes[1]
         assert sorted(numbers(clients[0]) + numbers(clients[1])) == list(range(44))
 
-    run(node, use)
 
-
-def test_a_blocked_node_is_what_a_subscription_stands_still_at(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_blocked_node_is_what_a_subscription_stands_still_at(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0, **NODE)
         client = await owner.consume(made, "c")
         owner.produce(of(1, "n"), of(2, "n"))
@@ -135,15 +123,13 @@ def test_a_blocked_node_is_what_a_subscription_stands_still_at(node: Node) -> No
         assert row is not None
         assert row.stands == "message 0:1 of the key 'n' is blocked after 1 failed deliveries: no"
 
-    run(node, use)
 
-
-def test_dead_letters_of_a_node_have_no_key_and_their_messages_are_resent_in_order(
+async def test_dead_letters_of_a_node_have_no_key_and_their_messages_are_resent_in_order(
     node: Node,
 ) -> None:
     dest = node.ledger.write(topics.create, "dead", TopicConfig(partitions=4), 1)[0]
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner, of(1, "n"), of(2, "n"), of(3, "m"), **NODE)
         await committed(owner)
         await owner.nack(made, "c", messages(client)[-1])
@@ -162,11 +148,9 @@ def test_dead_letters_of_a_node_have_no_key_and_their_messages_are_resent_in_ord
         await owner.ack(made, "c", messages(client)[-1])
         assert data(client)[3:] == [1, 2]
 
-    run(node, use)
 
-
-def test_a_message_that_failed_holds_its_node_and_is_named_by_it(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_message_that_failed_holds_its_node_and_is_named_by_it(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0, **NODE)
         client = await owner.consume(made, "c")
         owner.produce(of(1, "n"), of(2, "n"), of(3, "m"))
@@ -184,12 +168,10 @@ def test_a_message_that_failed_holds_its_node_and_is_named_by_it(node: Node) -> 
         told = await owner.ask(Resend(made.subscription_id, (0, 2)))
         assert told["key"] == "n"
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("to", ["node", "none"])
-def test_a_change_applies_to_what_runs_and_finishes_nothing(node: Node, to: str) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_change_applies_to_what_runs_and_finishes_nothing(node: Node, to: str) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(key_fallback="none" if to == "node" else "node")
         client = await owner.consume(made, "c")
         owner.produce(*(of(number, "n") for number in range(1, 5)))
@@ -206,11 +188,9 @@ def test_a_change_applies_to_what_runs_and_finishes_nothing(node: Node, to: str)
         assert set(data(client)) == {1, 2, 3, 4} and data(client).count(1) == 1
         assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 0
 
-    run(node, use)
 
-
-def test_in_another_mode_a_change_of_the_fallback_gives_nothing_back(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_in_another_mode_a_change_of_the_fallback_gives_nothing_back(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="shared")
         client = await owner.consume(made, "c")
         owner.produce(of(1, "n"), of(2, "n"))
@@ -220,14 +200,11 @@ def test_in_another_mode_a_change_of_the_fallback_gives_nothing_back(node: Node)
         accepted = await owner.ack(made, "c", *messages(client))
         assert (accepted["accepted"], data(client)) == (2, [1, 2])
 
-    run(node, use)
 
-
-def test_a_successor_goes_on_with_the_order_of_each_node(node: Node) -> None:
+async def test_a_successor_goes_on_with_the_order_of_each_node(node: Node) -> None:
     made: Any = None
 
-    async def first(owner: Owner) -> None:
-        nonlocal made
+    async with started_owner(node) as owner:
         made = owner.create(**NODE)
         client = await owner.consume(made, "c")
         owner.produce(*(of(number, "mn"[number % 2]) for number in range(1, 7)))
@@ -235,14 +212,11 @@ def test_a_successor_goes_on_with_the_order_of_each_node(node: Node) -> None:
         owner.dies()
         await owner.ack(made, "c", messages(client)[0])
         assert data(client) == [1, 2, 3]
-
-    async def second(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         client = await owner.consume(made, "c")
         assert data(client) == [2, 3]
         await owner.take_all(made, client)
         assert {*data(client)} == {2, 3, 4, 5, 6}
-
-    run(node, first, second)
 
 
 class FallbackLives(Lives):

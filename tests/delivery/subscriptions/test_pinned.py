@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,17 +18,7 @@ from ledger.errors import LedgerError
 from ledger.types import TopicConfig
 from shards.boards.rowboard import RowPhase
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, messages, owning, record
-
-
-def run(node: Node, use: Callable[[Owner], Awaitable[None]]) -> None:
-    async def with_owner() -> None:
-        with owning(node) as owner:
-            owner.start()
-            await use(owner)
-            await owner.stop()
-
-    asyncio.run(with_owner())
+from tests.delivery.subscriptions.owning import Owner, messages, record, started_owner
 
 
 def elsewhere(owner: Owner, partitions: int = 1) -> Subscription:
@@ -52,12 +41,12 @@ def phase(owner: Owner, made: Subscription) -> RowPhase | None:
     return None if row is None else row.phase
 
 
-def test_a_subscription_without_room_for_its_partitions_says_so_and_runs_when_there_is(
+async def test_a_subscription_without_room_for_its_partitions_says_so_and_runs_when_there_is(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "PINNED_MAX", 3)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         other = elsewhere(owner, partitions=3)
         await owner.later(0.1)
         owner.produce(record(1), record(2))
@@ -82,15 +71,13 @@ def test_a_subscription_without_room_for_its_partitions_says_so_and_runs_when_th
         await owner.later(1.1)
         assert phase(owner, made) is RowPhase.RUNNING
 
-    run(node, use)
 
-
-def test_partitions_that_are_added_without_room_are_told_of_and_delivered_later(
+async def test_partitions_that_are_added_without_room_are_told_of_and_delivered_later(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "PINNED_MAX", 6)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         other = elsewhere(owner, partitions=3)
         made = owner.create()
         await owner.later(0.1)
@@ -109,15 +96,13 @@ def test_partitions_that_are_added_without_room_are_told_of_and_delivered_later(
         assert [each["data"] for each in messages(client)] == [1, 2]
         assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
 
-    run(node, use)
 
-
-def test_a_subscription_without_room_for_added_partitions_follows_its_settings_and_seeks(
+async def test_a_subscription_without_room_for_added_partitions_follows_its_settings_and_seeks(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "PINNED_MAX", 6)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         other = elsewhere(owner, partitions=3)
         made = owner.create()
         await owner.later(0.1)
@@ -161,16 +146,14 @@ def test_a_subscription_without_room_for_added_partitions_follows_its_settings_a
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["held"], state["lag"]) == ("", 1)
 
-    run(node, use)
 
-
-def test_what_is_read_for_one_subscription_is_nothing_to_another_that_has_no_room_yet(
+async def test_what_is_read_for_one_subscription_is_nothing_to_another_that_has_no_room_yet(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition that was added is delivered by one subscription a heartbeat before the other."""
     monkeypatch.setattr(followed, "PINNED_MAX", 6)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         other = elsewhere(owner, partitions=3)
         made = [owner.create(name) for name in ("a", "b")]
         await owner.later(0.1)
@@ -194,15 +177,13 @@ def test_what_is_read_for_one_subscription_is_nothing_to_another_that_has_no_roo
             await owner.later(0.1)
             assert [message["data"] for message in messages(client)] == [1]
 
-    run(node, use)
 
-
-def test_a_subscription_that_is_deleted_while_there_is_no_room_leaves_nothing(
+async def test_a_subscription_that_is_deleted_while_there_is_no_room_leaves_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "PINNED_MAX", 3)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         elsewhere(owner, partitions=3)
         await owner.later(0.1)
         made = owner.create()
@@ -217,13 +198,11 @@ def test_a_subscription_that_is_deleted_while_there_is_no_room_leaves_nothing(
         await owner.later(0.1)
         assert phase(owner, again) is RowPhase.HELD
 
-    run(node, use)
 
-
-def test_a_head_that_could_not_be_read_is_read_again(
+async def test_a_head_that_could_not_be_read_is_read_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         owner.produce(record(1), record(2), tell=False)
         monkeypatch.setattr(owner.partitions.followed, "_recent", tuple)  # only the ledger knows
         failing = [1]
@@ -243,5 +222,3 @@ def test_a_head_that_could_not_be_read_is_read_again(
         assert (await owner.ask(Describe(made.subscription_id)))["lag"] == 2
         client = await owner.consume(made, "c")
         assert [each["data"] for each in messages(client)] == [1, 2]
-
-    run(node, use)

@@ -23,7 +23,7 @@ from ledger import topics
 from ledger.delivery.subscriptions import Subscription
 from ledger.types import TopicConfig
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, messages, record, started_owner
 from tests.delivery.watch.watching import Client
 
 
@@ -71,12 +71,12 @@ def again(client: Client, before: int) -> list[str]:
         ({"key": "*"}, 10),
     ],
 )
-def test_blocked_messages_that_match_all_conditions_are_sent_again(
+async def test_blocked_messages_that_match_all_conditions_are_sent_again(
     node: Node, where: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repairs, "LOT", 4)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner)
         before = len(messages(client))
         assert before == 12
@@ -87,11 +87,9 @@ def test_blocked_messages_that_match_all_conditions_are_sent_again(
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["blocked_keys"], state["skipped"]) == (12 - expected, 0)
 
-    run(node, use)
 
-
-def test_blocked_messages_that_are_skipped_are_finished_and_counted_apart(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_blocked_messages_that_are_skipped_are_finished_and_counted_apart(node: Node) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner)
         found = await repaired(owner, made, retry=False, reason="*503")
         assert found == {"repaired": 6, "moving": 0}
@@ -99,25 +97,21 @@ def test_blocked_messages_that_are_skipped_are_finished_and_counted_apart(node: 
         state = await owner.ask(Describe(made.subscription_id))
         assert (state["skipped"], state["dropped"], state["lag"]) == (6, 0, 22 - 6)
 
-    run(node, use)
 
-
-def test_what_rests_is_repaired_only_if_that_is_asked_for(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_rests_is_repaired_only_if_that_is_asked_for(node: Node) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner, redeliveries_max=3)
         assert (await repaired(owner, made, retry=False))["repaired"] == 0
         assert (await repaired(owner, made, retry=True, resting=True))["repaired"] == 12
         assert len(messages(client)) == 24
 
-    run(node, use)
 
-
-def test_what_is_blocked_again_during_a_repair_is_not_touched_twice(
+async def test_what_is_blocked_again_during_a_repair_is_not_touched_twice(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repairs, "LOT", 1)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner)
         asked = asyncio.ensure_future(repaired(owner, made, retry=True))
         while not asked.done():
@@ -125,15 +119,13 @@ def test_what_is_blocked_again_during_a_repair_is_not_touched_twice(
         assert (await asked)["repaired"] == 12
         assert len(messages(client)) == 24
 
-    run(node, use)
 
-
-def test_what_somebody_else_has_dealt_with_meanwhile_does_not_count(
+async def test_what_somebody_else_has_dealt_with_meanwhile_does_not_count(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repairs, "LOT", 6)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner)
         running = owner.subscriptions._running[made.subscription_id]
         repair = repairs._Repair(running, RepairBlocked(made.subscription_id, True, BlockedWhere()))
@@ -147,13 +139,11 @@ def test_what_somebody_else_has_dealt_with_meanwhile_does_not_count(
         repair.settle(next(lots))
         assert repair.result == RepairedMessages(10, 0), "one is blocked for another reason now"
 
-    run(node, use)
 
-
-def test_a_repair_ends_with_a_seek(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repair_ends_with_a_seek(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "LOT", 1)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, client = await failed(owner)
         running = owner.subscriptions._running[made.subscription_id]
         asked = RepairBlocked(made.subscription_id, False, BlockedWhere())
@@ -165,16 +155,12 @@ def test_a_repair_ends_with_a_seek(node: Node, monkeypatch: pytest.MonkeyPatch) 
         assert (await owner.ask(Describe(made.subscription_id)))["blocked_keys"] == 12
         assert list(lots) == [], "those of the new generation were not meant"
 
-    run(node, use)
 
-
-def test_dead_letters_on_their_way_are_left_alone(node: Node) -> None:
+async def test_dead_letters_on_their_way_are_left_alone(node: Node) -> None:
     node.ledger.write(topics.create, "dead", TopicConfig(), 1)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made, _ = await failed(owner, poison="dead_letter", dead_letter_topic="dead")
         found = await repaired(owner, made, retry=True)
         assert found["moving"] == owner.outbox.appended > 0
         assert found["repaired"] + found["moving"] == 12
-
-    run(node, use)

@@ -29,18 +29,18 @@ from ledger.delivery import subscriptions
 from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import SubscriptionConfig
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, data, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, data, messages, record, run, started_owner
 from tests.delivery.watch.watching import Client
 from uploader.l0.records import Record
 
 
 @pytest.mark.parametrize("field", ["key", "tag", "node", "meta"])
-def test_a_batch_is_short_where_records_are_long_in_any_part(
+async def test_a_batch_is_short_where_records_are_long_in_any_part(
     node: Node, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     monkeypatch.setattr(running, "WRITE_BYTES", 2_000)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         long = [f'"{n}{"x" * 1000}"' for n in range(6)]
         owner.produce(*(msgspec.structs.replace(Record("1"), **{field: text}) for text in long))
@@ -48,11 +48,9 @@ def test_a_batch_is_short_where_records_are_long_in_any_part(
         epochs = [message["epoch"] for message in messages(client)]
         assert [epochs.count(epoch) for epoch in sorted(set(epochs))] == [2, 2, 2]
 
-    run(node, use)
 
-
-def test_a_message_is_sent_once_and_finished_when_it_is_acknowledged(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_message_is_sent_once_and_finished_when_it_is_acknowledged(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         owner.produce(record(1, "a"), record(2, "b"), record(3, "a"))
         client = await owner.consume(made, "c")
@@ -67,11 +65,9 @@ def test_a_message_is_sent_once_and_finished_when_it_is_acknowledged(node: Node)
         assert (state["lag"], state["acknowledged"], state["delivered"]) == (0, 3, 3)
         assert state["partitions"][0]["floor"] == 3
 
-    run(node, use)
 
-
-def test_what_is_written_later_comes_from_the_rings(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_is_written_later_comes_from_the_rings(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(start="latest")
         client = await owner.consume(made, "c")
         gets = len(node.store.gets)
@@ -80,15 +76,13 @@ def test_what_is_written_later_comes_from_the_rings(node: Node) -> None:
         assert data(client) == list(range(50))
         assert len(node.store.gets) == gets
 
-    run(node, use)
 
-
-def test_a_backlog_in_the_store_is_sent_in_order(node: Node) -> None:
+async def test_a_backlog_in_the_store_is_sent_in_order(node: Node) -> None:
     for first in range(0, 900, 300):
         node.produce(0, {0: [record(n, f"k{n % 70}") for n in range(first, first + 300)]})
         node.commit(0)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         acknowledged = 0
@@ -100,8 +94,6 @@ def test_a_backlog_in_the_store_is_sent_in_order(node: Node) -> None:
         for key in range(70):
             of_key = [n for n in data(client) if isinstance(n, int) and n % 70 == key]
             assert of_key == sorted(of_key)
-
-    run(node, use)
 
 
 def test_consumers_that_go_through_a_backlog_load_it_once(
@@ -135,8 +127,8 @@ def test_consumers_that_go_through_a_backlog_load_it_once(
     assert len(began) <= 2, "a load brings what follows, too"
 
 
-def test_a_stream_that_ends_gives_back_what_it_had(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_stream_that_ends_gives_back_what_it_had(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         first = await owner.consume(made, "a")
         owner.produce(record(1), record(2))
@@ -152,11 +144,9 @@ def test_a_stream_that_ends_gives_back_what_it_had(node: Node) -> None:
         late = await owner.ack(made, "a", *messages(first))
         assert (late["accepted"], late["refused"]) == (0, 2)
 
-    run(node, use)
 
-
-def test_a_consumer_that_comes_back_gets_what_it_had_again(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_consumer_that_comes_back_gets_what_it_had_again(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         first = await owner.consume(made, "a")
         owner.produce(record(1, "k"))
@@ -167,22 +157,18 @@ def test_a_consumer_that_comes_back_gets_what_it_had_again(node: Node) -> None:
         assert (await owner.ack(made, "a", *messages(first)))["accepted"] == 0
         assert (await owner.ack(made, "a", *messages(again)))["accepted"] == 1
 
-    run(node, use)
 
-
-def test_a_stream_that_is_replaced_is_told_in_its_own_format(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_stream_that_is_replaced_is_told_in_its_own_format(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         first = await owner.consume(made, "a")
         other = Consume(made.subscription_id, "a", [], "text/event-stream")
         owner.subscriptions.open(other, Client())
         assert first.closed and first.events[-1]["code"] == "replaced"
 
-    run(node, use)
 
-
-def test_a_client_that_takes_nothing_gets_nothing_more_and_harms_nobody(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_client_that_takes_nothing_gets_nothing_more_and_harms_nobody(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="shared")
         stuck = await owner.consume(made, "stuck", client=Client(stuck=True))
         other = await owner.consume(made, "other")
@@ -198,11 +184,9 @@ def test_a_client_that_takes_nothing_gets_nothing_more_and_harms_nobody(node: No
         await owner.rest()
         assert len(data(stuck)) == 2
 
-    run(node, use)
 
-
-def test_a_refused_message_comes_again_after_its_rest(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_refused_message_comes_again_after_its_rest(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(backoff_ms=(1_000, 60_000))
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"), record(2, "k"))
@@ -217,13 +201,11 @@ def test_a_refused_message_comes_again_after_its_rest(node: Node) -> None:
         assert data(client) == [1, 1]
         assert messages(client)[-1]["attempt"] == 2
 
-    run(node, use)
 
-
-def test_an_uncounted_nack_of_a_sender_changes_no_attempts_and_tells_the_last_batch(
+async def test_an_uncounted_nack_of_a_sender_changes_no_attempts_and_tells_the_last_batch(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="exclusive", redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(record(1), record(2))
@@ -240,8 +222,6 @@ def test_an_uncounted_nack_of_a_sender_changes_no_attempts_and_tells_the_last_ba
         assert {each["attempt"] for each in messages(client)} == {1}
         assert messages(client)[-1]["epoch"] > answer["epoch"]
 
-    run(node, use)
-
 
 def test_the_window_of_a_push_subscription_knows_its_senders() -> None:
     push = PushSettings("http://receiver.example/", senders=3)
@@ -251,8 +231,10 @@ def test_the_window_of_a_push_subscription_knows_its_senders() -> None:
     assert policy_of(SubscriptionConfig(window_max=100)).in_flight_max == 100
 
 
-def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(
+    node: Node,
+) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 2, 5_000)))
         await owner.until(lambda: len(owner.subscriptions) == 1)
@@ -269,12 +251,12 @@ def test_a_poll_waits_for_a_message_and_gets_at_most_as_many_as_it_asks_for(node
         assert await asked == {"epoch": None, "messages": [], "gaps": []}
         assert (await owner.ask(Leave(made.subscription_id, "p")))["returned"] == 1
 
-    run(node, use)
-
 
 @pytest.mark.parametrize("mode", ["exclusive", "key_shared", "shared"])
-def test_what_a_lost_answer_had_comes_again_before_what_follows(node: Node, mode: str) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_a_lost_answer_had_comes_again_before_what_follows(
+    node: Node, mode: str
+) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode=mode)
         poll = Poll(made.subscription_id, "p", [], 2, 0)
         dead, alive = Asker(), Asker()
@@ -297,11 +279,9 @@ def test_what_a_lost_answer_had_comes_again_before_what_follows(node: Node, mode
         assert (await owner.ack_batch(made, "p", again))["accepted"] == 2
         assert (await polled(dead))[1] == [3, 4], "of the last one nothing was said"
 
-    run(node, use)
 
-
-def test_a_batch_of_which_anything_is_acknowledged_was_not_lost(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_batch_of_which_anything_is_acknowledged_was_not_lost(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="exclusive")
         poll, dead = Poll(made.subscription_id, "p", [], 2, 0), Asker()
         owner.produce(record(1), record(2), record(3))
@@ -313,13 +293,11 @@ def test_a_batch_of_which_anything_is_acknowledged_was_not_lost(node: Node) -> N
         found = json.loads(await owner.subscriptions.poll(poll, Asker()))
         assert [each["data"] for each in found["messages"]] == [3]
 
-    run(node, use)
 
-
-def test_a_poll_that_is_cancelled_with_its_answer_loses_nothing(
+async def test_a_poll_that_is_cancelled_with_its_answer_loses_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="exclusive")
         asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 2, 5_000)))
         await owner.until(lambda: len(owner.subscriptions) == 1)
@@ -338,11 +316,9 @@ def test_a_poll_that_is_cancelled_with_its_answer_loses_nothing(
         found = await owner.ask(Poll(made.subscription_id, "p", [], 2, 0))
         assert [each["data"] for each in found["messages"]] == [1, 2]
 
-    run(node, use)
 
-
-def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(ack_timeout_ms=10_000)
         owner.produce(record(1))
         await owner.ask(Describe(made.subscription_id))
@@ -356,11 +332,9 @@ def test_a_poller_that_says_nothing_for_the_timeout_is_gone(node: Node) -> None:
         again = await owner.ask(Poll(made.subscription_id, "q", [], 10, 0))
         assert [message["attempt"] for message in again["messages"]] == [1]
 
-    run(node, use)
 
-
-def test_a_poller_that_acknowledges_is_there_for_another_timeout(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_poller_that_acknowledges_is_there_for_another_timeout(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(ack_timeout_ms=10_000)
         owner.produce(record(1))
         await owner.ask(Describe(made.subscription_id))
@@ -373,13 +347,11 @@ def test_a_poller_that_acknowledges_is_there_for_another_timeout(node: Node) -> 
         await owner.later(3)
         assert (await owner.ask(Describe(made.subscription_id)))["consumers"] == []
 
-    run(node, use)
 
-
-def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answered_with(
+async def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answered_with(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(ack_timeout_ms=10_000)
         await owner.ask(Describe(made.subscription_id))
         long = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 60_000)))
@@ -395,11 +367,11 @@ def test_a_poll_that_waited_for_longer_than_the_timeout_keeps_what_it_is_answere
         assert (await other)["messages"] == [], "two consumers would have one key"
         assert (await owner.ack_batch(made, "p", found["epoch"]))["accepted"] == 1
 
-    run(node, use)
 
-
-def test_a_client_that_goes_while_its_poll_waits_is_gone_after_the_timeout(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_client_that_goes_while_its_poll_waits_is_gone_after_the_timeout(
+    node: Node,
+) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(ack_timeout_ms=10_000)
         await owner.ask(Describe(made.subscription_id))
         asked = asyncio.ensure_future(owner.ask(Poll(made.subscription_id, "p", [], 10, 60_000)))
@@ -410,11 +382,9 @@ def test_a_client_that_goes_while_its_poll_waits_is_gone_after_the_timeout(node:
             await owner.later(after_s)
             assert len((await owner.ask(Describe(made.subscription_id)))["consumers"]) == present
 
-    run(node, use)
 
-
-def test_a_deleted_subscription_ends_its_streams_and_refuses(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_deleted_subscription_ends_its_streams_and_refuses(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         node.ledger.write(subscriptions.delete, node.topic.name, "s", 2)
@@ -424,11 +394,11 @@ def test_a_deleted_subscription_ends_its_streams_and_refuses(node: Node) -> None
         with pytest.raises(OwnerRefused, match="deleted"):
             await owner.ask(Describe(made.subscription_id))
 
-    run(node, use)
 
-
-def test_an_unreliable_subscription_drops_what_a_slow_consumer_does_not_take(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_an_unreliable_subscription_drops_what_a_slow_consumer_does_not_take(
+    node: Node,
+) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(reliable=False, consumer_max=5, start="latest")
         slow = await owner.consume(made, "slow", client=Client(stuck=True))
         quick = await owner.consume(made, "quick")
@@ -444,13 +414,11 @@ def test_an_unreliable_subscription_drops_what_a_slow_consumer_does_not_take(nod
         assert (state["lag"], state["in_flight"]) == (0, 0)
         assert state["partitions"][0]["floor"] == len(keys)
 
-    run(node, use)
 
-
-def test_what_is_not_tracked_is_passed_over_and_counted_while_there_is_no_consumer(
+async def test_what_is_not_tracked_is_passed_over_and_counted_while_there_is_no_consumer(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(reliable=False)
         await owner.later(0)
         owner.produce(record("old", "a"), record("older", "b"))
@@ -462,11 +430,9 @@ def test_what_is_not_tracked_is_passed_over_and_counted_while_there_is_no_consum
         await owner.rest()
         assert data(client) == ["new"]
 
-    run(node, use)
 
-
-def test_the_filters_of_all_consumers_together_are_limited(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_the_filters_of_all_consumers_together_are_limited(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         filters = [f"{n}" * 500 for n in range(10, 70)]
         await owner.consume(made, "c", *filters)
@@ -475,5 +441,3 @@ def test_the_filters_of_all_consumers_together_are_limited(node: Node) -> None:
         assert (refused.value.status, refused.value.code) == (429, "too_many_filters")
         await owner.consume(made, "c", *filters)  # it comes again
         await owner.consume(made, "d")
-
-    run(node, use)

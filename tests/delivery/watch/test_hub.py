@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -27,15 +28,13 @@ from tests.delivery.watch.watching import Client, Watching, unchunked, watching
 from uploader.l0.records import Record, decode
 
 
-def run(node: Node, test: Callable[[Watching], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with watching(node) as made:
-            made.start()
-            await test(made)
-            made.hub.close()
-            assert len(made.hub) == 0
-
-    asyncio.run(main())
+@asynccontextmanager
+async def started_hub(node: Node) -> AsyncIterator[Watching]:
+    with watching(node) as made:
+        made.start()
+        yield made
+        made.hub.close()
+        assert len(made.hub) == 0
 
 
 def commit(node: Node, *texts: str, partition: int = 0) -> None:
@@ -59,10 +58,10 @@ def kinds(client: Client) -> list[str]:
     return [event.get("event", "record") for event in client.events]
 
 
-def test_a_watcher_at_the_tail_gets_each_record_once_and_no_request_goes_to_the_store(
+async def test_a_watcher_at_the_tail_gets_each_record_once_and_no_request_goes_to_the_store(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0})
         await made.rest()
         assert kinds(client) == ["caught-up"]
@@ -74,16 +73,14 @@ def test_a_watcher_at_the_tail_gets_each_record_once_and_no_request_goes_to_the_
         assert client.position == f"{node.topic.topic_id}:0=3"
         assert node.store.gets == []
 
-    run(node, test)
 
-
-def test_a_watcher_that_starts_in_the_past_catches_up_and_then_follows_the_tail(
+async def test_a_watcher_that_starts_in_the_past_catches_up_and_then_follows_the_tail(
     node: Node,
 ) -> None:
     for number in range(1, 21):
         commit(node, str(number))
 
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 4})
         await made.rest()
         made.tell()
@@ -93,11 +90,9 @@ def test_a_watcher_that_starts_in_the_past_catches_up_and_then_follows_the_tail(
         assert client.seqs == list(range(5, 22))
         assert kinds(client).count("caught-up") == 1
 
-    run(node, test)
 
-
-def test_watchers_of_the_same_place_share_their_bytes(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_watchers_of_the_same_place_share_their_bytes(node: Node) -> None:
+    async with started_hub(node) as made:
         clients = [made.watch(Client(), {0: 0}) for _ in range(3)]
         await made.rest()
         for client in clients:
@@ -109,13 +104,11 @@ def test_watchers_of_the_same_place_share_their_bytes(node: Node) -> None:
         assert [client.seqs for client in clients] == [[1, 2]] * 3
         assert len(made.delivered) == 3
 
-    run(node, test)
 
-
-def test_watchers_in_one_turn_get_what_they_each_lack(
+async def test_watchers_in_one_turn_get_what_they_each_lack(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         first = made.watch(Client(), {0: 0})
         await made.rest()
         commit(node, "1")
@@ -151,14 +144,12 @@ def test_watchers_in_one_turn_get_what_they_each_lack(
         await made.rest()
         assert stuck.seqs == [2]
 
-    run(node, test)
-
 
 @pytest.mark.parametrize("coalesced", [False, True])
-def test_records_are_events_of_their_own_unless_pushes_coalesce(
+async def test_records_are_events_of_their_own_unless_pushes_coalesce(
     node: Node, coalesced: bool
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0}, format_=SSE)
         await made.rest()
         made.coalesced = coalesced
@@ -171,11 +162,9 @@ def test_records_are_events_of_their_own_unless_pushes_coalesce(
         assert (singly, together) == ((0, 1) if coalesced else (3, 0))
         assert [text.count(b'"seq":%d,' % seq) for seq in (1, 2, 3)] == [1, 1, 1]
 
-    run(node, test)
 
-
-def test_nothing_is_written_to_a_client_that_has_not_drained(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_nothing_is_written_to_a_client_that_has_not_drained(node: Node) -> None:
+    async with started_hub(node) as made:
         slow, fast = made.watch(Client(), {0: 0}), made.watch(Client(), {0: 0})
         await made.rest()
         slow.stuck = True
@@ -189,14 +178,12 @@ def test_nothing_is_written_to_a_client_that_has_not_drained(node: Node) -> None
         await made.rest()
         assert slow.seqs == list(range(1, 31))
 
-    run(node, test)
-
 
 @pytest.mark.parametrize("lossy", [False, True])
-def test_a_watcher_that_lagged_loses_only_what_a_lossy_topic_may_lose(
+async def test_a_watcher_that_lagged_loses_only_what_a_lossy_topic_may_lose(
     node: Node, lossy: bool
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         node.topic = msgspec.structs.replace(
             node.topic, config=msgspec.structs.replace(node.topic.config, lossy=lossy)
         )
@@ -224,13 +211,11 @@ def test_a_watcher_that_lagged_loses_only_what_a_lossy_topic_may_lose(
             assert (client.seqs, told) == ([1, 2, 3, 4, 5, 6], [])
         assert kinds(client).count("caught-up") == 2
 
-    run(node, test)
 
-
-def test_a_watcher_that_takes_nothing_counts_as_lagged_until_it_is_at_the_end_again(
+async def test_a_watcher_that_takes_nothing_counts_as_lagged_until_it_is_at_the_end_again(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         slow, other = made.watch(Client(), {0: 0}), made.watch(Client(), {0: 0})
         await made.rest()
         slow.stuck = True
@@ -257,13 +242,11 @@ def test_a_watcher_that_takes_nothing_counts_as_lagged_until_it_is_at_the_end_ag
         assert slow.seqs == other.seqs == [1, 2, 3]
         assert counts() == (0, 1, 0)
 
-    run(node, test)
 
-
-def test_a_watcher_that_goes_or_whose_topic_is_deleted_no_longer_counts_as_lagged(
+async def test_a_watcher_that_goes_or_whose_topic_is_deleted_no_longer_counts_as_lagged(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         goes, stays = made.watch(Client(), {0: 0}), made.watch(Client(), {0: 0, 1: 0})
         await made.rest()
         goes.stuck = stays.stuck = True
@@ -283,13 +266,11 @@ def test_a_watcher_that_goes_or_whose_topic_is_deleted_no_longer_counts_as_lagge
         assert (made.hub.lagged, made.hub.lags) == (0, 2)
         assert made.lagged[node.topic.topic_id] == 0
 
-    run(node, test)
 
-
-def test_a_watcher_whose_records_the_ring_has_overwritten_reads_them_from_the_store(
+async def test_a_watcher_whose_records_the_ring_has_overwritten_reads_them_from_the_store(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0})
         await made.rest()
         client.stuck = True
@@ -302,13 +283,11 @@ def test_a_watcher_whose_records_the_ring_has_overwritten_reads_them_from_the_st
         assert client.seqs == list(range(1, 60))
         assert node.store.gets
 
-    run(node, test)
 
-
-def test_what_one_partition_has_is_not_lost_when_the_ring_has_overwritten_another(
+async def test_what_one_partition_has_is_not_lost_when_the_ring_has_overwritten_another(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0, 1: 0})
         await made.rest()
         client.stuck = True
@@ -322,15 +301,13 @@ def test_what_one_partition_has_is_not_lost_when_the_ring_has_overwritten_anothe
         await made.rest()
         assert sorted(client.data_seen) == ["first", "last"]
 
-    run(node, test)
 
-
-def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
+async def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.delivery.fifo.BUDGET_BYTES", 2 * hub_module.WRITE_COST_BYTES)
 
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         clients = [made.watch(Client(), {0: 0}) for _ in range(7)]
         await made.rest()
         commit(node, "1")
@@ -338,10 +315,8 @@ def test_a_turn_ends_in_the_middle_of_the_watchers_and_the_next_one_goes_on(
         await made.rest()
         assert [client.seqs for client in clients] == [[1]] * 7
 
-    run(node, test)
 
-
-def test_a_turn_pays_for_what_filters_compare_and_ends_in_the_middle_of_the_partitions(
+async def test_a_turn_pays_for_what_filters_compare_and_ends_in_the_middle_of_the_partitions(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[int] = []
@@ -361,7 +336,7 @@ def test_a_turn_pays_for_what_filters_compare_and_ends_in_the_middle_of_the_part
     monkeypatch.setattr(hub_module.WatchHub, "serve", served)
     monkeypatch.setattr("tests.delivery.fifo.BUDGET_BYTES", 5_000)
 
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         patterns = [f"*{'y' * 140}{number}*" for number in range(6)]
         clients = [
             made.watch(Client(), {0: 0, 1: 0, 2: 0}, filter_=Filter(key=pattern))
@@ -378,11 +353,9 @@ def test_a_turn_pays_for_what_filters_compare_and_ends_in_the_middle_of_the_part
         assert len(everything.seqs) == 6
         assert max(compared) == 1 and sum(compared) == 18, "each costs more than a turn has"
 
-    run(node, test)
 
-
-def test_a_filter_removes_records_and_the_position_goes_on(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_a_filter_removes_records_and_the_position_goes_on(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0}, filter_=Filter(tag="a*"))
         await made.rest()
         for tag in "ab", "b", "ac", None, "x":
@@ -396,11 +369,9 @@ def test_a_filter_removes_records_and_the_position_goes_on(node: Node) -> None:
             made.hub.tick()
         assert client.position == f"{node.topic.topic_id}:0=5"
 
-    run(node, test)
 
-
-def test_a_stream_of_msgpack_forwards_batches_as_they_are_stored(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_a_stream_of_msgpack_forwards_batches_as_they_are_stored(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0}, format_=MSGPACK)
         filtered = made.watch(Client(), {0: 0}, format_=MSGPACK, filter_=Filter(tag="x"))
         await made.rest()
@@ -424,11 +395,9 @@ def test_a_stream_of_msgpack_forwards_batches_as_they_are_stored(node: Node) -> 
         assert decoded == [*by_http, *of_kafka]
         assert [event["event"] for event in maps_of(filtered) if "records" in event] == ["records"]
 
-    run(node, test)
 
-
-def test_a_forwarded_batch_says_how_many_of_its_records_the_watcher_has(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_a_forwarded_batch_says_how_many_of_its_records_the_watcher_has(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0}, format_=MSGPACK)
         await made.rest()
         commit(node, "1", "2", "3")
@@ -440,11 +409,9 @@ def test_a_forwarded_batch_says_how_many_of_its_records_the_watcher_has(node: No
         assert (batch["first_seq"], batch["count"], batch["skip"]) == (1, 3, 2)
         assert maps_of(client)[-1]["id"] == f"{node.topic.topic_id}:0=3"
 
-    run(node, test)
 
-
-def test_several_partitions_share_one_stream_and_one_position(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_several_partitions_share_one_stream_and_one_position(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0, 1: 0, 2: 0})
         await made.rest()
         node.produce(0, {0: rec("1"), 2: rec("2", "3")})
@@ -460,11 +427,9 @@ def test_several_partitions_share_one_stream_and_one_position(node: Node) -> Non
         assert by_partition == {0: [1], 1: [4], 2: [2, 3]}
         assert client.position == f"{node.topic.topic_id}:0=1,1=1,2=2"
 
-    run(node, test)
 
-
-def test_a_partition_that_is_added_is_watched_from_its_start(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_a_partition_that_is_added_is_watched_from_its_start(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0, 1: 0, 2: 0})
         await made.rest()
         config = msgspec.structs.replace(node.topic.config, partitions=4)
@@ -477,13 +442,11 @@ def test_a_partition_that_is_added_is_watched_from_its_start(node: Node) -> None
         await made.rest()
         assert [(e["partition"], e["seq"]) for e in client.events if "seq" in e] == [(3, 1), (3, 2)]
 
-    run(node, test)
 
-
-def test_a_watcher_that_was_looked_up_before_partitions_were_added_gets_them_too(
+async def test_a_watcher_that_was_looked_up_before_partitions_were_added_gets_them_too(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         made.watch(Client(), {0: 0, 1: 0, 2: 0})
         await made.rest()
         looked_up = node.topic
@@ -496,11 +459,9 @@ def test_a_watcher_that_was_looked_up_before_partitions_were_added_gets_them_too
         await made.rest()
         assert [(e["partition"], e["seq"]) for e in late.events if "seq" in e] == [(3, 1)]
 
-    run(node, test)
 
-
-def test_a_stream_ends_when_its_last_topic_is_deleted(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_a_stream_ends_when_its_last_topic_is_deleted(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0})
         await made.rest()
         made.hub.topic_changed(node.ledger.write(topics.delete, "t", 1))
@@ -508,14 +469,12 @@ def test_a_stream_ends_when_its_last_topic_is_deleted(node: Node) -> None:
         assert client.closed
         assert len(made.hub) == 0
 
-    run(node, test)
 
-
-def test_a_client_that_goes_in_the_middle_of_its_catch_up_leaves_nothing(node: Node) -> None:
+async def test_a_client_that_goes_in_the_middle_of_its_catch_up_leaves_nothing(node: Node) -> None:
     for number in range(1, 5):
         commit(node, str(number))
 
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         made.watch(Client(), {0: 0}).go()
         client = made.watch(Client(stuck=True), {0: 0})
         await made.rest()
@@ -523,10 +482,8 @@ def test_a_client_that_goes_in_the_middle_of_its_catch_up_leaves_nothing(node: N
         assert len(made.hub) == 0
         assert list(made.hub.topics) == []
 
-    run(node, test)
 
-
-def test_a_failed_read_ends_the_stream_and_says_why(node: Node) -> None:
+async def test_a_failed_read_ends_the_stream_and_says_why(node: Node) -> None:
     commit(node, "1")
 
     def fail() -> None:
@@ -534,47 +491,41 @@ def test_a_failed_read_ends_the_stream_and_says_why(node: Node) -> None:
 
     node.store.before = fail
 
-    async def test(made: Watching) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0})
         await made.settle(lambda: client.closed)
         assert client.events[-1]["event"] == "error"
         assert client.seqs == []
 
-    run(node, test)
 
-
-def test_streams_end_with_a_last_event_when_the_process_does(node: Node) -> None:
-    async def test(made: Watching) -> None:
+async def test_streams_end_with_a_last_event_when_the_process_does(node: Node) -> None:
+    async with started_hub(node) as made:
         client = made.watch(Client(), {0: 0})
         made.hub.close()
         assert kinds(client) == ["closing"]
         late = made.watch(Client(), {0: 0})
         assert kinds(late) == ["closing"]
 
-    run(node, test)
 
-
-def test_a_client_that_goes_during_its_catch_up_leaves_nothing_for_the_collector(
+async def test_a_client_that_goes_during_its_catch_up_leaves_nothing_for_the_collector(
     node: Node,
 ) -> None:
-    async def test(made: Watching) -> None:
-        commit(node, "1")
-        made.tell()
-        client = made.watch(Client(stuck=True), {0: 0})
-        await made.rest()
-        assert client.untaken
-        own = asyncio.current_task()
-        client.go()
-        client.drained = client.closed_by_peer = None  # as every outlet that is closed
-        await asyncio.wait(asyncio.all_tasks() - {own})
-        for _ in range(hub_module.TICKS_PER_ROUND):
-            made.hub.tick()
-        gone = weakref.ref(client)
-        del client
-        assert gone() is None
-
     gc.disable()
     try:
-        run(node, test)
+        async with started_hub(node) as made:
+            commit(node, "1")
+            made.tell()
+            client = made.watch(Client(stuck=True), {0: 0})
+            await made.rest()
+            assert client.untaken
+            own = asyncio.current_task()
+            client.go()
+            client.drained = client.closed_by_peer = None  # as every outlet that is closed
+            await asyncio.wait(asyncio.all_tasks() - {own})
+            for _ in range(hub_module.TICKS_PER_ROUND):
+                made.hub.tick()
+            gone = weakref.ref(client)
+            del client
+            assert gone() is None
     finally:
         gc.enable()

@@ -439,7 +439,7 @@ def test_refusals_are_counted_by_their_code(daemon: Daemon) -> None:
     assert found == codes
 
 
-def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> None:
+async def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> None:
     times = iter(range(0, 10**12, SLICE_NS // 4))  # each look at the clock is a quarter of a slice
     turns = 0
 
@@ -449,12 +449,9 @@ def test_a_page_of_many_shards_lets_the_loop_do_other_things(daemon: Daemon) -> 
             turns += 1
             await asyncio.sleep(0)
 
-    async def render() -> None:
-        other = asyncio.create_task(turn())
-        await metrics.page(daemon.scrape(), "", lambda: next(times))
-        other.cancel()
-
-    asyncio.run(render())
+    other = asyncio.create_task(turn())
+    await metrics.page(daemon.scrape(), "", lambda: next(times))
+    other.cancel()
     assert turns >= len(METRICS) // 5
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,14 @@ from ledger.delivery.push_settings import PushSettings
 from ledger.delivery.subscriptions import Subscription
 from shards.boards.rowboard import SubscriptionRow
 from tests.delivery.node import ARRIVAL_MS, node_in
-from tests.delivery.subscriptions.owning import MS, Owner, S, data, messages, owning, record
-
-Use = Callable[[Owner], Awaitable[None]]
+from tests.delivery.subscriptions.owning import MS, Owner, S, data, messages, record, started_owner
 
 
-def run(directory: Path, use: Use) -> None:
-    async def with_owner() -> None:
-        with node_in(directory, shards=1, ring_bytes=1 << 16) as node, owning(node) as owner:
-            owner.start()
-            await use(owner)
-            await owner.stop()
-
-    asyncio.run(with_owner())
+@asynccontextmanager
+async def owner_in(directory: Path) -> AsyncIterator[Owner]:
+    with node_in(directory, shards=1, ring_bytes=1 << 16) as node:
+        async with started_owner(node) as owner:
+            yield owner
 
 
 async def made_in(owner: Owner, **config: Any) -> Subscription:
@@ -45,8 +40,8 @@ async def row_after(owner: Owner, made: Subscription, seconds: int) -> Subscript
     return row
 
 
-def test_a_blocked_message_is_named_with_its_key_and_the_reason(tmp_path: Path) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_blocked_message_is_named_with_its_key_and_the_reason(tmp_path: Path) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner, redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(record(1, "a"), record(2, "b"))
@@ -65,11 +60,11 @@ def test_a_blocked_message_is_named_with_its_key_and_the_reason(tmp_path: Path) 
         await owner.ack(made, "c", messages(client)[-1])
         assert (await row_after(owner, made, 2)).stands_since_ns == 0
 
-    run(tmp_path, use)
 
-
-def test_what_waits_for_a_blocked_message_that_was_sent_once_more_stands(tmp_path: Path) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_waits_for_a_blocked_message_that_was_sent_once_more_stands(
+    tmp_path: Path,
+) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner, redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(record(1, "k"))
@@ -93,13 +88,11 @@ def test_what_waits_for_a_blocked_message_that_was_sent_once_more_stands(tmp_pat
         assert data(client) == [1, 1, 1, 2]
         assert (await row_after(owner, made, 2)).stands_since_ns == 0
 
-    run(tmp_path, use)
 
-
-def test_what_a_consumer_has_in_time_does_not_stand_and_its_followers_neither(
+async def test_what_a_consumer_has_in_time_does_not_stand_and_its_followers_neither(
     tmp_path: Path,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner, ack_timeout_ms=600_000)
         await owner.consume(made, "c")
         await owner.consume(made, "d")
@@ -108,11 +101,9 @@ def test_what_a_consumer_has_in_time_does_not_stand_and_its_followers_neither(
         row = await row_after(owner, made, 10)
         assert (row.lag, row.stands_since_ns) == (5, 0)
 
-    run(tmp_path, use)
 
-
-def test_without_a_consumer_or_while_it_is_paused_nothing_stands(tmp_path: Path) -> None:
-    async def use(owner: Owner) -> None:
+async def test_without_a_consumer_or_while_it_is_paused_nothing_stands(tmp_path: Path) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner)
         owner.produce(record(1, "a"))
         row = await row_after(owner, made, 5)
@@ -123,8 +114,6 @@ def test_without_a_consumer_or_while_it_is_paused_nothing_stands(tmp_path: Path)
         row = await row_after(owner, made, 5)
         assert (row.lag, row.stands_since_ns) == (1, 0)
 
-    run(tmp_path, use)
-
 
 def alter(owner: Owner, made: Subscription, **config: object) -> None:
     owner.node.ledger.write(subscriptions.alter, owner.node.topic.name, made.name, config)
@@ -132,8 +121,8 @@ def alter(owner: Owner, made: Subscription, **config: object) -> None:
     owner.subscriptions.look()
 
 
-def test_a_key_that_no_consumer_accepts_says_so(tmp_path: Path) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_key_that_no_consumer_accepts_says_so(tmp_path: Path) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner, unmatched="hold")
         await owner.consume(made, "c", "x*")
         owner.produce(record(1, "a"))
@@ -142,13 +131,11 @@ def test_a_key_that_no_consumer_accepts_says_so(tmp_path: Path) -> None:
             "message 0:1 of the key 'a' waits: no consumer that is present accepts its key"
         )
 
-    run(tmp_path, use)
 
-
-def test_a_lost_wake_up_is_found_by_the_invariant_although_no_path_says_anything(
+async def test_a_lost_wake_up_is_found_by_the_invariant_although_no_path_says_anything(
     tmp_path: Path,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner)
         await owner.consume(made, "c")
         owner.produce(record(1, "a"), tell=False)
@@ -165,11 +152,9 @@ def test_a_lost_wake_up_is_found_by_the_invariant_although_no_path_says_anything
         await owner.rest()
         assert (await row_after(owner, made, 2)).stands_since_ns == 0
 
-    run(tmp_path, use)
 
-
-def test_a_push_subscription_whose_sender_is_not_there_stands(tmp_path: Path) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_push_subscription_whose_sender_is_not_there_stands(tmp_path: Path) -> None:
+    async with owner_in(tmp_path) as owner:
         made = await made_in(owner, push=PushSettings("http://127.0.0.1:9/x"))
         owner.produce(record(1, "a"))
         row = await row_after(owner, made, 5)
@@ -178,11 +163,11 @@ def test_a_push_subscription_whose_sender_is_not_there_stands(tmp_path: Path) ->
             and row.stands == "message 0:1 of the key 'a' waits for a sender, and none is connected"
         )
 
-    run(tmp_path, use)
 
-
-def test_the_age_of_the_oldest_unfinished_record_is_told_whoever_has_it(tmp_path: Path) -> None:
-    async def use(owner: Owner) -> None:
+async def test_the_age_of_the_oldest_unfinished_record_is_told_whoever_has_it(
+    tmp_path: Path,
+) -> None:
+    async with owner_in(tmp_path) as owner:
         owner.now_ns = (ARRIVAL_MS + 60_000) * MS
         owner.produce(record(1, "a"))
         made = await made_in(owner, redeliveries_max=0)
@@ -196,5 +181,3 @@ def test_the_age_of_the_oldest_unfinished_record_is_told_whoever_has_it(tmp_path
         assert (await row_after(owner, made, 3)).oldest_unfinished_ms >= 62_000
         await owner.ack(made, "c", messages(client)[0])
         assert (await row_after(owner, made, 3)).oldest_unfinished_ms == 0
-
-    run(tmp_path, use)

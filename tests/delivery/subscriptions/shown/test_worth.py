@@ -8,7 +8,7 @@ from delivery.subscriptions.requests import Describe, Resend, RetryKey
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import Subscription
 from tests.delivery.node import Node
-from tests.delivery.subscriptions.owning import Owner, S, messages, record, run
+from tests.delivery.subscriptions.owning import Owner, S, messages, record, started_owner
 from uploader.stores.base import StoreError
 
 
@@ -20,8 +20,8 @@ async def lags(owner: Owner, made: Subscription) -> tuple[int, int]:
     return state["lag"], state["drainable_lag"]
 
 
-def test_each_key_counts_once_and_what_a_consumer_has_counts(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_each_key_counts_once_and_what_a_consumer_has_counts(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, f"k{n % 3}") for n in range(30)))
@@ -31,11 +31,9 @@ def test_each_key_counts_once_and_what_a_consumer_has_counts(node: Node) -> None
         await owner.ack(made, "c", *messages(client)[:3])
         assert await lags(owner, made) == (27, 3)
 
-    run(node, use)
 
-
-def test_a_hot_key_asks_for_one_consumer_however_long_its_backlog_is(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_hot_key_asks_for_one_consumer_however_long_its_backlog_is(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         await owner.consume(made, "c")
         for _ in range(5):
@@ -43,22 +41,18 @@ def test_a_hot_key_asks_for_one_consumer_however_long_its_backlog_is(node: Node)
         await owner.rest()
         assert await lags(owner, made) == (500, 1)
 
-    run(node, use)
 
-
-def test_messages_without_a_key_count_each(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_messages_without_a_key_count_each(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         await owner.consume(made, "c")
         owner.produce(*(record(n) for n in range(30)))
         await owner.rest()
         assert await lags(owner, made) == (30, 30)
 
-    run(node, use)
 
-
-def test_a_blocked_key_asks_for_nobody_until_it_goes_on(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_blocked_key_asks_for_nobody_until_it_goes_on(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, "poison") for n in range(10)))
@@ -68,11 +62,9 @@ def test_a_blocked_key_asks_for_nobody_until_it_goes_on(node: Node) -> None:
         await owner.ask(RetryKey(made.subscription_id, "poison"))
         assert await lags(owner, made) == (10, 1)
 
-    run(node, use)
 
-
-def test_a_key_that_rests_after_a_failure_asks_for_nobody_meanwhile(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_key_that_rests_after_a_failure_asks_for_nobody_meanwhile(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(backoff_ms=(1_000, 1_000))
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, "k") for n in range(10)), record(10))
@@ -82,13 +74,11 @@ def test_a_key_that_rests_after_a_failure_asks_for_nobody_meanwhile(node: Node) 
         await owner.later(1)
         assert await lags(owner, made) == (11, 2)
 
-    run(node, use)
 
-
-def test_what_no_filter_matches_asks_for_nobody_but_without_consumers_it_does(
+async def test_what_no_filter_matches_asks_for_nobody_but_without_consumers_it_does(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c", "a*")
         owner.produce(*(record(n, f"b{n}") for n in range(10)), record(10, "a"), record(11))
@@ -100,11 +90,9 @@ def test_what_no_filter_matches_asks_for_nobody_but_without_consumers_it_does(
         await owner.later(3)
         assert await lags(owner, made) == (11, 11)
 
-    run(node, use)
 
-
-def test_without_a_consumer_that_has_looked_a_backlog_asks_for_one(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_without_a_consumer_that_has_looked_a_backlog_asks_for_one(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         assert await lags(owner, made) == (0, 0)
         owner.produce(*(record(n, f"k{n}") for n in range(50)))
@@ -112,11 +100,9 @@ def test_without_a_consumer_that_has_looked_a_backlog_asks_for_one(node: Node) -
         await owner.consume(made, "c")
         assert await lags(owner, made) == (50, 50)
 
-    run(node, use)
 
-
-def test_while_consumers_have_enough_the_rest_counts_at_most_as_much(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_while_consumers_have_enough_the_rest_counts_at_most_as_much(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(consumer_max=10)
         await owner.consume(made, "c")
         for first in range(0, 1_000, 100):
@@ -125,13 +111,11 @@ def test_while_consumers_have_enough_the_rest_counts_at_most_as_much(node: Node)
         lag, drainable = await lags(owner, made)
         assert lag == 1_000 and 20 <= drainable <= 600
 
-    run(node, use)
 
-
-def test_exclusive_asks_for_one_consumer_and_for_none_while_a_message_is_blocked(
+async def test_exclusive_asks_for_one_consumer_and_for_none_while_a_message_is_blocked(
     node: Node,
 ) -> None:
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="exclusive", redeliveries_max=0, consumer_max=2)
         for first in range(0, 1_000, 100):
             owner.produce(*(record(n) for n in range(first, first + 100)))
@@ -143,20 +127,16 @@ def test_exclusive_asks_for_one_consumer_and_for_none_while_a_message_is_blocked
         await owner.ack(made, "c", messages(client)[0])
         assert await lags(owner, made) == (999, 0)
 
-    run(node, use)
 
-
-def test_what_is_not_tracked_asks_for_nobody(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_what_is_not_tracked_asks_for_nobody(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(reliable=False)
         owner.produce(*(record(n) for n in range(10)))
         await owner.rest()
         assert (await lags(owner, made))[1] == 0
 
-    run(node, use)
 
-
-def test_while_the_store_cannot_be_read_nobody_is_asked_for_also_between_the_attempts(
+async def test_while_the_store_cannot_be_read_nobody_is_asked_for_also_between_the_attempts(
     node: Node,
 ) -> None:
     for first in range(0, 900, 300):  # more than the rings keep
@@ -169,7 +149,7 @@ def test_while_the_store_cannot_be_read_nobody_is_asked_for_also_between_the_att
         assert answer.wait(60)
         raise StoreError("the store does not answer", retryable=True)
 
-    async def use(owner: Owner) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         node.store.before = refuse
         client = await owner.consume(made, "c")
@@ -190,11 +170,9 @@ def test_while_the_store_cannot_be_read_nobody_is_asked_for_also_between_the_att
         assert (await lags(owner, made))[1] > 0
         assert (await owner.ask(Describe(made.subscription_id)))["held"] == ""
 
-    run(node, use)
 
-
-def test_while_it_is_paused_nothing_is_sent_and_nobody_is_asked_for(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_while_it_is_paused_nothing_is_sent_and_nobody_is_asked_for(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(paused=True)
         client = await owner.consume(made, "c")
         owner.produce(*(record(n) for n in range(10)))
@@ -208,11 +186,9 @@ def test_while_it_is_paused_nothing_is_sent_and_nobody_is_asked_for(node: Node) 
         assert len(messages(client)) == 10
         assert await lags(owner, made) == (10, 10)
 
-    run(node, use)
 
-
-def test_shared_counts_each_message_and_not_those_that_failed(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_shared_counts_each_message_and_not_those_that_failed(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create(mode="shared", redeliveries_max=0)
         client = await owner.consume(made, "c")
         owner.produce(*(record(n, "hot") for n in range(10)))
@@ -221,11 +197,9 @@ def test_shared_counts_each_message_and_not_those_that_failed(node: Node) -> Non
         await owner.nack(made, "c", *messages(client)[:3])
         assert await lags(owner, made) == (10, 7)
 
-    run(node, use)
 
-
-def test_a_resent_message_counts_while_records_wait_for_a_consumer(node: Node) -> None:
-    async def use(owner: Owner) -> None:
+async def test_a_resent_message_counts_while_records_wait_for_a_consumer(node: Node) -> None:
+    async with started_owner(node) as owner:
         made = owner.create()
         client = await owner.consume(made, "c")
         owner.produce(record(7, "a"))
@@ -237,5 +211,3 @@ def test_a_resent_message_counts_while_records_wait_for_a_consumer(node: Node) -
         await owner.rest()
         await owner.ask(Resend(made.subscription_id, (0, 1)))
         assert await lags(owner, made) == (1, 2)
-
-    run(node, use)
