@@ -218,11 +218,12 @@ def test_an_import_from_kafka_that_is_killed_again_and_again_stores_every_record
         sender.send("k.from", b"%d" % number, b"%d" % (number % 11), partition=number % partitions)
         sender.producer.poll(0)
     sender.flush()
-    arguments = ["k.to", source(daemon, "k.from"), "--batch", "20"]
+    arguments = ["k.to", source(daemon, "k.from")]
     kills = 0
     for more in (1, 300, 900, 1_500):
         begin = heads(daemon, "k.to")
-        with importing(daemon, *arguments) as process:
+        # One by one, so that it is far from its end when it is killed, however late that is.
+        with importing(daemon, *arguments, "--batch", "1") as process:
             kills += stores(daemon, "k.to", begin + more, process)
             process.kill()
             process.communicate()

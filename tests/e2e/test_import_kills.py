@@ -20,7 +20,8 @@ import pytest
 import zstandard
 
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Answer, Daemon, command, running, wait_until
-from tests.e2e.processes import kill_shards
+from tests.e2e.processes import kill_shards, stopped
+from tests.e2e.proxy import Fault, object_puts, store_proxy
 from tests.e2e.stores import on_s3
 from tests.e2e.test_recovery import log_entries, recovered
 from tests.minio import Bucket
@@ -28,6 +29,7 @@ from tests.minio import Bucket
 RECORDS = 4_000
 INVALID_EVERY = 97
 PARTITIONS = 3
+KILLS_MIN = 4
 
 
 class Sources(NamedTuple):
@@ -145,11 +147,12 @@ def test_an_import_that_is_killed_again_and_again_stores_every_record_once(
         set_up(daemon)
         kills = 0
         for _ in range(12):
-            options = ["--batch", str(rng.choice([1, 3, 7, 20])),
-                       "--parallel", str(rng.randint(1, 4))]  # fmt: skip
+            # At first one by one: it is far from its end when it is killed, however late that is.
+            batch = 1 if kills < KILLS_MIN else rng.choice([1, 3, 7, 20])
+            options = ["--batch", str(batch), "--parallel", str(rng.randint(1, 4))]
             kills += kill_after(daemon, started(daemon, sources, *options), rng.randint(0, 700))
         done = finished(started(daemon, sources))
-        assert kills >= 4 and done["totals"]["failed"] == 0
+        assert kills >= KILLS_MIN and done["totals"]["failed"] == 0
         check(daemon, sources)
         again = finished(started(daemon, sources, "--batch", "3"))
         assert again["totals"]["records"] == again["totals"]["dead_letters"] == 0
@@ -176,11 +179,15 @@ def test_an_import_on_s3_that_is_killed_and_refused_stores_every_record_once(
     data: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
     sources = sources_in(tmp_path / "sources", pad=300)
-    small = on_s3(
-        bucket, commit_window_min_ms=50, ring_bytes="256KiB", object_bytes_target="64KiB",
-        body_bytes_max="64KiB", record_bytes_max="32KiB", **WINDOW,
-    )  # fmt: skip
-    with running(data, shards=2, **small) as daemon:
+    with contextlib.ExitStack() as stack:
+        # An import is faster than this store, however slow the machine is.
+        proxy = stack.enter_context(store_proxy(bucket.endpoint_url))
+        proxy.delay_s, proxy.decide = 0.3, object_puts(Fault.DELAY)
+        small = on_s3(
+            bucket, proxy.endpoint_url, commit_window_min_ms=50, ring_bytes="256KiB",
+            object_bytes_target="64KiB", body_bytes_max="64KiB", record_bytes_max="32KiB", **WINDOW,
+        )  # fmt: skip
+        daemon = stack.enter_context(running(data, shards=2, **small))
         set_up(daemon)
         options = ["--batch-bytes", "20000"]
         assert kill_after(daemon, started(daemon, sources, *options), 500)
@@ -279,9 +286,10 @@ def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
                 wait_until(lambda: stored(daemon) > 0, "records")
                 entries = len(log_entries(options))
                 wait_until(lambda: len(log_entries(options)) > entries, "an entry with some")
-                listed = stored(daemon)
-                wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
-                daemon.kill_everything()
+                with stopped(daemon.process.pid):  # the supervisor: no entry lists the rest
+                    listed = stored(daemon)
+                    wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
+                    daemon.kill_everything()
         finally:
             writer.stop()
     shutil.rmtree(data)
@@ -352,7 +360,8 @@ def test_the_lag_of_a_killed_import_stays_in_the_scaling_signal_until_another_ru
     size = path.stat().st_size
     assert daemon.json("PUT", "/v0/topics/t", {}).status == 201
     assert imports() == []
-    assert kill_after(daemon, run("--batch", "100"), records=1_000), "it ended before it was killed"
+    # One by one, so that it is far from its end when it is killed, however late that is.
+    assert kill_after(daemon, run("--batch", "1"), records=1_000), "it ended before it was killed"
     wait_until(
         lambda: imports()[0]["lag_bytes"] == size - line_bytes * stored(daemon), "the lag to settle"
     )
