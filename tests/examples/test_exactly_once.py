@@ -14,7 +14,7 @@ from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tools.ports import kept_port
 
 PROGRAM = ROOT / "examples" / "ingest" / "exactly_once.py"
-LINES = 1_500
+LINES = 4_000  # far more than a program stores, one by one, before it is killed
 
 
 def write_lines(file: Path, first: int, last: int) -> None:
@@ -61,7 +61,7 @@ def test_each_line_is_stored_once_although_program_and_daemon_are_killed(
     write_lines(file, 0, LINES)
     with running(tmp_path / "data", shards=2, listen=f"127.0.0.1:{port}") as daemon:
         for _ in range(3):
-            program = begin(file, port)
+            program = begin(file, port, most=1)
             more_lines(daemon)
             program.kill()
             assert program.wait(HANG_S) == -9
