@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.daemon import Daemon, wait_until
+from tests.e2e.daemon import Daemon, wait_for_heartbeats, wait_until
 from tests.e2e.load import check_stored, load
 from tests.e2e.processes import connect_to
 
@@ -14,6 +14,7 @@ def test_acknowledged_is_stored_once_at_its_offset_and_in_each_connections_order
 ) -> None:
     daemon = shared_daemon
     daemon.json("PUT", "/v0/topics/clicks", {"partitions": 3})
+    wait_for_heartbeats(daemon)  # what others did before is counted
     before = daemon.status()
     with load(daemon, PLACES, connections=9, requests_max=120) as run:
         run.join()

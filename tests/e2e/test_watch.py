@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon, running
+from tests.e2e.daemon import Daemon, running, wait_for_heartbeats
 from tests.e2e.processes import succession
 from tests.e2e.streams import WatchLine
 from tests.e2e.wire import wire_of_each_shard
@@ -39,12 +39,14 @@ def test_a_watcher_on_any_shard_sees_what_is_written_on_every_shard(
 def test_the_tail_of_a_stream_costs_no_request_to_the_store(shared_daemon: Daemon) -> None:
     daemon = shared_daemon
     daemon.produce("tailed", 0)
+    wait_for_heartbeats(daemon)  # what others did before is counted
     before = daemon.status()
     with WatchLine(daemon, "/v0/topics/tailed/watch") as line:
         line.read_until(lambda: bool(line.told))
         for number in range(50):
             daemon.produce("tailed", number)
         line.read_until(lambda: len(line.records) == 50)
+    wait_for_heartbeats(daemon)
     after = daemon.status()
     assert after["store"]["gets"] == before["store"]["gets"]
     delivery = after["delivery"]
