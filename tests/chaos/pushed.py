@@ -126,7 +126,9 @@ def _repeated(known: Known, posts: Posts) -> Iterator[str]:
                 and (heard_ms := known.heard_ms(reply)) is not None
                 and reply.at_ms - before.at_ms < posts.rules.timeout_ms - SLOW_MS
                 and not _undone(
-                    known, before, min(after.at_ms, _told_ms(posts, spots.get(record), heard_ms))
+                    known,
+                    before,
+                    min(after.at_ms, _told_ms(posts, before, spots.get(record), heard_ms)),
                 )
             ):
                 yield (
@@ -224,12 +226,13 @@ def _harms_ms(known: Known) -> list[int]:
     return [each.at_ms for each in known.harms] + [each.at_ms for each in known.unheard]
 
 
-def _told_ms(posts: Posts, spot: Spot | None, heard_ms: int) -> int:
-    """Until when the owner may not know that a record was delivered, what its sender knew then."""
+def _told_ms(posts: Posts, post: Post, spot: Spot | None, heard_ms: int) -> int:
+    """Until when the owner may not know that a record was delivered, what its sender knew then. If
+    it had finished it before this POST, a take-over has forgotten that."""
     finished_ms = posts.finished_ms(spot) if spot is not None else None
     answered_ms = posts.answered_ms(heard_ms)
-    held_ms = answered_ms + HELD_MS if answered_ms is not None else None
-    return min((each for each in (finished_ms, held_ms) if each is not None), default=END)
+    held_ms = answered_ms + HELD_MS if answered_ms is not None else END
+    return held_ms if finished_ms is None or finished_ms < post.at_ms else min(finished_ms, held_ms)
 
 
 def _undone(known: Known, before: Post, until_ms: int) -> bool:

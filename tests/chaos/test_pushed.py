@@ -21,6 +21,7 @@ from tests.chaos.history import (
     Pushes,
     Replied,
     Sent,
+    TakenOver,
     Unheard,
 )
 from tests.chaos.known import COLD
@@ -51,7 +52,7 @@ def posted(*seqs: int, status: int = 200, at_ms: int = AT_MS, whole: bool = True
            ms: int = 1, connection: int = 1) -> list[Line]:  # fmt: skip
     """One POST of these records, and its answer."""
     number = next(numbers)
-    pushed = tuple(Pushed(f"id-{seq}", RECORDS[seq - 1]) for seq in seqs)
+    pushed = tuple(Pushed(f"id-0-{seq}", RECORDS[seq - 1]) for seq in seqs)
     return [Posted("p", number, pushed, at_ms, connection),
             Replied("p", number, status, at_ms + ms, whole)]  # fmt: skip
 
@@ -206,6 +207,15 @@ def test_an_owner_that_had_to_know_that_a_record_was_delivered_does_not_send_it_
         assert names(world(*GOOD, floors, late, *again)) == found
 
 
+def test_what_a_take_over_forgot_is_finished_when_it_is_told_again() -> None:
+    """Its owner had finished it, then another one, which was superseded too."""
+    done, step = Floors("p", (1,), AT_MS - 1, AT_MS + 1), 4 * FLUSHED_MS
+    lost = [TakenOver(at - 1, at + 9, at + 9) for at in (AT_MS, AT_MS + step, AT_MS + 2 * step)]
+    again = [posted(1, at_ms=AT_MS + more) for more in (step, 2 * step, 3 * step)]
+    assert check(world(*GOOD, done, lost[0], *again[0], lost[1], *again[1])) == []
+    assert names(world(*GOOD, done, lost[0], *again[0], *again[1])) == {"repeated"}
+
+
 def test_an_answer_may_come_to_a_sender_that_waits_no_longer() -> None:
     """It has closed the connection; the receiver, which was slow, learns of that later."""
     other = [*posted(1, connection=2), *GOOD, Drained("p", 0)]
@@ -220,7 +230,7 @@ def test_an_answer_may_come_to_a_sender_that_waits_no_longer() -> None:
 def test_all_posts_of_a_record_have_its_own_id() -> None:
     other = Posted("p", 900, (Pushed("id-other", RECORDS[3]),), AT_MS)
     assert names(world(*posted(4, status=503), other, *GOOD)) == {"renamed"}
-    same = Posted("p", 900, (Pushed("id-1", RECORDS[3]),), AT_MS)
+    same = Posted("p", 900, (Pushed("id-0-1", RECORDS[3]),), AT_MS)
     lines = [*GOOD[:6], same, Replied("p", 900, 200, AT_MS), Drained("p", 0)]
     assert names(world(*lines)) == {"confused"}
     without = Posted("p", 900, (Pushed("", RECORDS[3]),), AT_MS)
