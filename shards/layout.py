@@ -95,8 +95,7 @@ VERSION = 1
 G_MAGIC = 0
 G_VERSION = 1
 G_INCARNATION = 1 * LINE_WORDS
-G_EPOCH = G_INCARNATION + 1
-G_STARTED_NS = G_INCARNATION + 2
+G_EPOCH, G_STARTED_NS = G_INCARNATION + 1, G_INCARNATION + 2
 G_DRAINING, G_LOG_LEVEL = 2 * LINE_WORDS, 2 * LINE_WORDS + 1
 G_WINDOW_NS = 3 * LINE_WORDS
 G_TARGET_BYTES = G_WINDOW_NS + 1  # the object target in force
@@ -109,13 +108,11 @@ G_SCALING_PPM, G_MEMORY_LEFT_BYTES = G_PRESSURE_PPM + 4, G_PRESSURE_PPM + 5  # 0
 G_COMMITS = 5 * LINE_WORDS
 G_TOPICS = 6 * LINE_WORDS
 G_DELIVERY = G_TOPICS + 2  # the change number when routers or subscriptions last changed
-G_GROWN = G_TOPICS + 3  # the same of the subscriptions of a topic that may have grown
 G_CURSORS = G_TOPICS + 1  # the change number when cursors were last created, set or deleted
 G_DEATHS = 7 * LINE_WORDS
 G_PUSH_RULES = G_DEATHS + 1  # counts changes of whom push may call (shards/boards/pushrules.py)
 G_OWNED_SENT_NS = 8 * LINE_WORDS
-G_SUPERSEDED = G_OWNED_SENT_NS + 1
-G_ENTRY_NUMBER = G_OWNED_SENT_NS + 2
+G_SUPERSEDED, G_ENTRY_NUMBER = G_OWNED_SENT_NS + 1, G_OWNED_SENT_NS + 2
 G_OWNED_CLOCKS_NS = G_OWNED_SENT_NS + 3  # at that sending (uploader/ownership/ownership.py)
 G_BACKED_UP_NS = G_OWNED_SENT_NS + 4  # an accepted entry covers the ledger as it was then
 # Of standbys that ask: how many, when one last did, the best one's commit.
@@ -146,10 +143,7 @@ SENSOR_WORDS = 4
 # The bill (daemon/governor/costs/billing.py), first the supervisor's own requests, of all its
 # threads. Rates and dollars are the bits of doubles.
 G_OWN_PUTS = G_SENSORS + SENSORS_MAX * SENSOR_WORDS
-G_OWN_PUT_BYTES = G_OWN_PUTS + 1
-G_OWN_GETS = G_OWN_PUTS + 2
-G_OWN_GET_BYTES = G_OWN_PUTS + 3
-G_OWN_LISTS = G_OWN_PUTS + 4
+G_OWN_PUT_BYTES, G_OWN_GETS, G_OWN_GET_BYTES, G_OWN_LISTS = range(G_OWN_PUTS + 1, G_OWN_PUTS + 5)
 G_PUT_RATE, G_OPTIMUM_PUT_RATE = G_OWN_PUTS + 5, G_OWN_PUTS + 6
 G_USD_PER_MONTH = G_OWN_PUTS + 7
 G_PER_SHARD_PUTS = G_OWN_PUTS + 8  # what uploading without groups would have put
@@ -163,7 +157,9 @@ RUNGS_MAX = LINE_WORDS
 # The version of topics after the last eviction or trim of any topic with this hash.
 G_EVICTED = G_RUNGS_ENTERED + RUNGS_MAX
 EVICTED_WORDS = 1_024  # a round that evicts from ten topics concerns readers of one topic in 100
-GLOBAL_WORDS = G_EVICTED + EVICTED_WORDS
+# Likewise: the change number when such a topic last grew, if it has subscriptions.
+G_GROWN = G_EVICTED + EVICTED_WORDS
+GLOBAL_WORDS = G_GROWN + EVICTED_WORDS
 
 # Lines of a shard.
 S_RESERVED = 0 * LINE_WORDS
@@ -180,8 +176,7 @@ S_QUEUED = S_HEARTBEAT + 5  # requests that wait for admission, as of its heartb
 S_HEARD_TOPICS = S_HEARTBEAT + 6
 S_HEARD_DELIVERY = S_HEARTBEAT + 7
 S_PID = 5 * LINE_WORDS
-S_RESTARTS = S_PID + 1
-S_CPU = S_PID + 2
+S_RESTARTS, S_CPU = S_PID + 1, S_PID + 2
 S_AUDITED = S_PID + 3  # a count: its lines of the audit log
 S_HANDOVER_WANTED_NS = S_PID + 4
 S_LEASE_COUNTER = 6 * LINE_WORDS
@@ -381,6 +376,11 @@ SHARDS_MAX = 512  # a lease must fit its sources; the largest machines have that
 def evicted(topic_id: int) -> int:
     """Index of the word that tells of evictions and trims of a topic, and of some others."""
     return G_EVICTED + topic_id % EVICTED_WORDS
+
+
+def grown(topic_id: int) -> int:
+    """Index of the word that tells of growth of a topic, and of some others."""
+    return G_GROWN + topic_id % EVICTED_WORDS
 
 
 def sensor(index: int) -> int:

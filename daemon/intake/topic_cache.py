@@ -310,7 +310,7 @@ class TopicCache:
         choose other partitions for some keys."""
         with self._ledger_lock:
             number = self._ledger.ledger.read(subscriptions.last_change, topic.topic_id)
-            for index in (at.G_GROWN, at.G_DELIVERY):
+            for index in (at.grown(topic.topic_id), at.G_DELIVERY):
                 self._words[index] = max(self._words[index], number)
 
     def _tell(self, indices: Sequence[int]) -> None:

@@ -132,7 +132,7 @@ class DeliverySide:
             shard, segment.layout.shards, int(opened.words[at.G_INCARNATION]), self.partitions,
             ledger, FinishedJournal(segment, shard), self.flush, write.copies,
             subscription_board(segment), self.dispatcher.dirty, self._delivery_version,
-            write.trackers.evicted, lambda: int(opened.words[at.G_GROWN]),
+            write.trackers.evicted, lambda topic_id: int(opened.words[at.grown(topic_id)]),
             OwnerClocks(monotonic_ns, wall_ms), self.priorities.learn, write.may_deliver,
             self._consumed, self.changes, failed, lambda: self.senders,
         )  # fmt: skip

@@ -41,7 +41,7 @@ MISSES_MAX = 16  # partitions that are looked at while no more can be loaded
 
 class RecordAdmission:
     """The admission of one subscription. ``head`` gives a partition's last committed offset,
-    ``knows_growth`` says whether no topic has grown since its view was read."""
+    ``knows_growth`` says whether a topic has not grown since its view was read."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class RecordAdmission:
         blocks: Blocks,
         share: Share,
         head: Callable[[Key], int | None],
-        knows_growth: Callable[[], bool],
+        knows_growth: Callable[[int], bool],
     ) -> None:
         self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
         self.is_crowded = False  # the budget for what is read ahead is used up
         self._is_paced = False  # what is far is left for later
-        self._is_behind = False  # a topic has grown, perhaps this one: keys may have moved
+        self._is_behind = False  # its topic has grown: keys may have moved
         self._blocks = blocks
         self._share = share
         self._head = head
@@ -99,7 +99,7 @@ class RecordAdmission:
     def admit(self, consumers: int, wanted: list[Wanted]) -> int:
         """Takes in as much as gives each consumer a batch that is worth a write; returns how many
         records. ``wanted`` gets what must be loaded first."""
-        self._is_behind = not self._knows_growth()
+        self._is_behind = not self._knows_growth(self._view.topic.topic_id)
         if self._is_behind:
             return 0
         enough = min(consumers, ADMIT_CONSUMERS_MAX) * ADMIT_EACH

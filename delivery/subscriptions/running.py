@@ -45,14 +45,14 @@ REFUSED_NAMED = 100
 
 class OwnerTools(NamedTuple):
     """What an owner gives to each of its subscriptions. ``head`` gives a partition's last committed
-    offset, ``knows_growth`` says whether no topic has grown since their views were read; a turn
+    offset, ``knows_growth`` says whether a topic has not grown since their views were read; a turn
     follows ``wake``."""
 
     blocks: Blocks
     budgets: Budgets
     progress: JournaledProgress
     head: Callable[[Key], int | None]
-    knows_growth: Callable[[], bool]
+    knows_growth: Callable[[int], bool]
     now_ns: Callable[[], int]
     wake: Callable[[RunningSubscription], None]
     wants_senders: Callable[[Subscription], bool]

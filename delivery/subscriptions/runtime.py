@@ -109,8 +109,8 @@ class Subscriptions:
     """The subscriptions of one shard.
 
     ``version`` changes with subscriptions, ``evictions`` of a topic id with its evictions and
-    trims; ``grown`` is the change number when a topic last grew, known before what came after it;
-    ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
+    trims; ``grown`` of a topic id is the change number when it last grew, known before what came
+    after it; ``learn`` hears which topics have subscriptions, ``delivered`` of writes: the topic id
     and how long ago the commit was published; ``may_deliver`` says whether the prefix is ours;
     ``failed`` is told of an error that nothing expects. ``senders`` gives this shard's senders of
     push, which are made later.
@@ -130,7 +130,7 @@ class Subscriptions:
         dirty: Callable[[Iterable[EntryKey], int], None],
         version: Callable[[], int],
         evictions: Callable[[int], int],
-        grown: Callable[[], int],
+        grown: Callable[[int], int],
         clocks: OwnerClocks,
         learn: Callable[[Topic], None],
         may_deliver: Callable[[], bool],
@@ -175,7 +175,7 @@ class Subscriptions:
         )
         self._tools = OwnerTools(
             self._blocks, self.budgets, self.progress, reader.followed.head,
-            lambda: grown() <= self._changes.heard, clocks.now_ns, self._wake,
+            lambda topic_id: grown(topic_id) <= self._changes.heard, clocks.now_ns, self._wake,
             lambda subscription: senders().wants_more(subscription),
         )  # fmt: skip
         self._is_foreign = False  # the prefix may be another daemon's

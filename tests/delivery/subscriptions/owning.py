@@ -102,7 +102,7 @@ class Owner:
             0, 1, 1, partitions, ledger, self.journal, self.flush, self.outbox, self.board,
             self.dispatcher.dirty,
             lambda: self.changes + int(node.segment.words[at.G_DELIVERY]),
-            lambda _: self.evictions, lambda: int(node.segment.words[at.G_GROWN]),
+            lambda _: self.evictions, lambda topic_id: int(node.segment.words[at.grown(topic_id)]),
             OwnerClocks(lambda: self.now_ns, lambda: self.now_ns // MS),
             lambda _: None, lambda: self.is_owned, lambda *_: None,
             DeliveryChanges(node.segment, cast(Doorbells, _Silent()), ledger, nullcontext()),
