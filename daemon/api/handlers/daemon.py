@@ -178,7 +178,11 @@ class DaemonRoutes:
             return await metrics.page(scrape, headers.accept, monotonic_ns)
 
     async def openapi(self) -> EncodedJson[dict[str, Any]]:
-        """``/openapi.json``, made when it is first asked for: once, by a thread."""
-        if self._described is None:
-            self._described = asyncio.create_task(asyncio.to_thread(self._openapi))
-        return EncodedJson(await asyncio.shield(self._described))
+        """``/openapi.json``, made when it is first asked for: once, by a thread. If that fails, for
+        want of memory or threads, the next request has it made again."""
+        described = self._described
+        if described is None or (
+            described.done() and (described.cancelled() or described.exception() is not None)
+        ):
+            described = self._described = asyncio.create_task(asyncio.to_thread(self._openapi))
+        return EncodedJson(await asyncio.shield(described))

@@ -148,3 +148,27 @@ def test_the_document_of_the_api_is_made_and_encoded_once_however_many_ask_toget
         finally:
             goes_on.set()
     assert len(made) == 1
+
+
+def test_the_document_of_the_api_is_made_again_if_that_has_failed(tmp_path: Path) -> None:
+    outcomes: list[bytes | MemoryError] = [MemoryError("no memory"), b"{}"]
+
+    def make() -> bytes:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, MemoryError):
+            raise outcome
+        return outcome
+
+    async def run(routes: DaemonRoutes) -> None:
+        asked = await asyncio.gather(*(routes.openapi() for _ in range(3)), return_exceptions=True)
+        assert [type(each) for each in asked] == [MemoryError] * 3
+        for _ in range(2):
+            assert (await routes.openapi()).body == b"{}"
+
+    with (
+        closing(Segment.create(Layout(1, 4096))) as segment,
+        closing(Ledger(tmp_path / "ledger.db", nullcontext())) as ledger,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        status = StatusBuilder(segment, load(None, {}, []))
+        asyncio.run(run(DaemonRoutes(status, LedgerThread(ledger, thread), make)))
