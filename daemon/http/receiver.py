@@ -184,10 +184,11 @@ class Receiver(Sender):
                     break
                 raw = data[position:end]
                 head = known_head(raw)
-                left -= USUAL_COST if head is not None and head.shortcut else REQUEST_COST
+                is_new = head is None
                 if head is None:
                     head = self._new_head(raw)
                     if head is None or isinstance(head.route, Exception):
+                        left -= REQUEST_COST
                         if head is not None:
                             self._begin_body(head, data, end)
                         position = end
@@ -195,12 +196,14 @@ class Receiver(Sender):
                 length = head.body_bytes
                 stop = end + length
                 if length == LENGTH_UNKNOWN or stop > size or length > body_bytes_max:
+                    left -= REQUEST_COST
                     self._begin_body(head, data, end)
                     position = end
                     continue
                 position = stop
                 self.unread_bytes = size - stop
-                self._take(head, data[end:stop])
+                cost = self._take(head, data[end:stop])
+                left -= REQUEST_COST if is_new else cost
         finally:
             self._feeding = False
             self.unread_bytes = 0
@@ -235,11 +238,13 @@ class Receiver(Sender):
             known = self._heads.known
             self._known_head = lambda raw: known((names, raw))
 
-    def _take(self, head: Head, body: bytes) -> None:
-        """A request whose body came with its head."""
+    def _take(self, head: Head, body: bytes) -> int:
+        """A request whose body came with its head. Returns what it costs."""
         queue = self.queue
         shortcut = head.shortcut
+        cost = USUAL_COST
         if shortcut is None or not shortcut(self, head, body, self.last_ns):
+            cost = REQUEST_COST
             request = Request(head, body, self.last_ns, self)
             queue.append(request)
             try:
@@ -250,6 +255,7 @@ class Receiver(Sender):
             self._phase = IGNORE  # nothing should have been sent after it
         if len(queue) >= self._outstanding_max:
             self._set_hold(HOLD_REQUESTS)
+        return cost
 
     def _keep_partial_head(self, data: bytes, *, fresh: bool) -> None:
         try:

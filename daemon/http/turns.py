@@ -9,7 +9,8 @@ requests of a turn are limited, and not those of a connection: clients can have 
 The first request of what was received is taken always, so a client that sends one at a time waits
 for nobody.
 
-A usual request of a producer takes 10 microseconds, and so costs less. An allowance of which less
+A usual request of a producer takes 10 microseconds, and so costs less, if it is taken in one step
+and its head is known. An allowance of which less
 than half was used is not renewed: that would be a call in each turn. So a turn has at least half of
 it.
 """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from daemon.http.connection import Connection
 from daemon.http.cors import Cors
+from daemon.http.head import Head
 from daemon.http.limits import HttpLimits
+from daemon.http.request import Request
 from daemon.http.server import Server
-from daemon.http.turns import REQUESTS_A_TURN
+from daemon.http.turns import REQUEST_COST, REQUESTS_A_TURN
 from tests.daemon.http.front import Script, get, post
 from tests.daemon.http.memory_transport import MemoryTransport, connect
 
@@ -85,6 +88,51 @@ async def test_requests_that_came_together_leave_others_their_turn(sent: bytes) 
         answered.append(transport.written.count(b"HTTP/1.1 "))
     assert max(map(int.__sub__, answered[1:], answered)) == REQUESTS_A_TURN
     assert transport.closed and not server.unread.bytes
+
+
+class Usual(Script):
+    """Requests to /free are usual ones, if they ``may`` be."""
+
+    def __init__(self, *, may: bool) -> None:
+        super().__init__()
+        self.may = may
+
+    def route(self, head: Head) -> str:
+        head.shortcut = self._take_usual
+        return super().route(head)
+
+    def _take_usual(self, connection: Any, head: Head, body: bytes, arrival_ns: int) -> bool:
+        if self.may:
+            request = Request(head.bare, b"", arrival_ns, connection)
+            connection.queue.append(request)
+            request.respond_ok_json(b"{}")
+        return self.may
+
+
+@pytest.mark.parametrize(
+    ("may", "heads", "most"),
+    [
+        (True, 1, REQUESTS_A_TURN * REQUEST_COST),
+        (False, 1, REQUESTS_A_TURN),
+        (True, 1_500, REQUESTS_A_TURN),
+    ],
+)
+def test_a_request_costs_little_only_if_it_was_taken_in_one_step_and_its_head_was_known(
+    may: bool, heads: int, most: int
+) -> None:
+    async def run() -> None:
+        server = Server()
+        server.application = Usual(may=may)
+        one = connect(server)
+        one[0].data_received(post("/free?n=0"))
+        before = answers([one])
+        one[0].data_received(b"".join(post(f"/free?n={n % heads}") for n in range(1_500)))
+        assert most * 3 // 4 < answers([one]) - before <= most
+        for _ in range(1_500 // REQUESTS_A_TURN + 1):
+            await asyncio.sleep(0)
+        assert answers([one]) == 1_501
+
+    asyncio.run(run())
 
 
 def test_requests_of_ten_connections_are_as_many_in_a_turn_as_those_of_one() -> None:
