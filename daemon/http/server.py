@@ -69,7 +69,7 @@ class Server:
         self.streams = streams_of(self._limits)
         self.unsent = unsent_of(self._limits)
         self.unread = unread_of(self._limits)
-        self.turns = RequestTurns()
+        self.turns = RequestTurns(lambda: self.unread.is_half_full)
         self.tcp_heads = HeadCache()
         self.local_heads = HeadCache()
         self.guard: Guard | None = None

@@ -1,7 +1,7 @@
 """How many requests all connections of a shard may have taken in one turn of the loop.
 
     ``left`` is used up -> connections with more requests ``wait`` -> the next turn renews it and
-    lets them in, in their order, until it is used up again
+    lets them in, in their order, until it is used up again; each has its own while much is kept
 
 A connection may have thousands of requests without a pause: 256 KiB, as much as is received
 together, have 7,000, each of which can be answered immediately and take 100 microseconds. So the
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol
 
 REQUESTS_A_TURN: Final = 64
@@ -36,10 +37,12 @@ class Waits(Protocol):
 
 class RequestTurns:
     """The allowance of this turn, and the connections that wait for one. At most one entry each:
-    who waits reads nothing."""
+    who waits reads nothing. While much is kept for them (``is_urgent``), all are let in: some are
+    closed soon otherwise, first those that have waited for longest."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
         self.left = ALLOWANCE
+        self._is_urgent = is_urgent
         self._waiting: deque[Waits] = deque()
         self._is_renewed_next = False
 
@@ -66,5 +69,7 @@ class RequestTurns:
         waiting = self._waiting
         if waiting:  # first, so that an exception below leaves nobody waiting
             self._renew_next()
-        while waiting and self.left > 0:
+        for _ in range(len(waiting)):  # each once
+            if self.left <= 0 and not self._is_urgent():
+                break
             waiting.popleft().its_turn()

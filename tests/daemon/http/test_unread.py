@@ -206,6 +206,23 @@ def test_no_connection_is_closed_so_that_turns_stay_short() -> None:
     asyncio.run(run())
 
 
+def test_connections_that_wait_have_their_requests_again_while_much_is_kept_for_them() -> None:
+    async def run() -> None:
+        server, _ = server_with()
+        server.unread.limit_bytes = 4_000 * len(get("/missing"))
+        each = [connect(server) for _ in range(20)]
+        for connection, _ in each:
+            connection.data_received(get("/missing") * 190)
+        assert server.unread.is_half_full
+        before = [answers([one]) for one in each]
+        await asyncio.sleep(0)
+        more = [answers([one]) - had for one, had in zip(each, before, strict=True)]
+        assert max(more) <= REQUESTS_A_TURN and sum(more) >= len(each) // 2 * REQUESTS_A_TURN
+        assert not any(transport.closed for _, transport in each)
+
+    asyncio.run(run())
+
+
 def test_what_comes_with_a_request_that_waits_for_admission_is_counted_there() -> None:
     server, script = server_with()
     connection, _ = connect(server)
