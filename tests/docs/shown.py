@@ -409,6 +409,6 @@ SHOWN: dict[str, dict[str, Step]] = {
             ),
         ),
         "headgate consume shipments": Runs("99"),
-        "headgate serve": Runs("chaos", ends=False),
+        "headgate serve": Runs(rf"(?s)CHAOS IS ON.*{SERVES}", ends=False),
     },
 }  # fmt: skip
