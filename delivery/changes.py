@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, NamedTuple, TypeVar
 
@@ -62,6 +62,19 @@ class DeliveryChanges:
         result = await self._ledger.run(changed)
         self._bells.ring_all(self._shards)
         return result
+
+    async def forget_growth(self, topic_ids: Collection[int]) -> None:
+        """Words may tell of growth that was never made, because its transaction was taken back or
+        its process died in it: they are lowered to what there is. Raises LedgerError."""
+        ledger = self._ledger.ledger
+
+        def forgotten() -> None:
+            with self._ledger_lock:  # nobody is in such a transaction
+                number = ledger.read(changes.latest)
+                for word in map(at.grown, topic_ids):
+                    self._words[word] = min(self._words[word], number)
+
+        await self._ledger.run(forgotten)
 
 
 class ChangesFound(NamedTuple, Generic[T]):

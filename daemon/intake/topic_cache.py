@@ -222,9 +222,15 @@ class TopicCache:
     async def _alter(
         self, name: str, change: Callable[[WriteTx], Topic], *, only_check: bool = False
     ) -> TopicEntry:
+        def announced(tx: WriteTx) -> Topic:
+            topic = change(tx)
+            if not only_check:
+                self._announce(tx, topic)
+            return topic
+
         version = self.version()
         try:
-            topic = await self._change(change, self._tell_owners, only_check=only_check)
+            topic = await self._change(announced, self._tell_owners, only_check=only_check)
             return TopicEntry(topic) if only_check else await self._remember(topic, version)
         except PartitionsFull as error:
             raise _partitions_full(error) from error
@@ -305,13 +311,19 @@ class TopicCache:
         self._tell([at.evicted(topic.topic_id) for topic in (before, after) if topic is not None])
         return state
 
+    def _announce(self, tx: WriteTx, topic: Topic) -> None:
+        """A topic may have grown. Owners of its subscriptions wait for the change from now on:
+        producers who read it choose other partitions for some keys. If this transaction is not
+        committed, the owners find out (``DeliveryChanges.forget_growth``)."""
+        word = at.grown(topic.topic_id)
+        number = subscriptions.last_change(tx, topic.topic_id)
+        self._words[word] = max(self._words[word], number)
+
     def _tell_owners(self, topic: Topic) -> None:
-        """A topic may have grown. Owners of its subscriptions are told before producers, who then
-        choose other partitions for some keys."""
+        """The change is there to be read."""
         with self._ledger_lock:
             number = self._ledger.ledger.read(subscriptions.last_change, topic.topic_id)
-            for index in (at.grown(topic.topic_id), at.G_DELIVERY):
-                self._words[index] = max(self._words[index], number)
+            self._words[at.G_DELIVERY] = max(self._words[at.G_DELIVERY], number)
 
     def _tell(self, indices: Sequence[int]) -> None:
         """Raises words to the version of topics."""

@@ -55,7 +55,7 @@ class RecordAdmission:
         self.loading: set[int] = set()  # partitions of which records to be admitted are loaded
         self.is_crowded = False  # the budget for what is read ahead is used up
         self._is_paced = False  # what is far is left for later
-        self._is_behind = False  # its topic has grown: keys may have moved
+        self.is_behind = False  # its topic has grown: keys may have moved
         self._blocks = blocks
         self._share = share
         self._head = head
@@ -85,7 +85,7 @@ class RecordAdmission:
     def tick(self) -> bool:
         """To be called with each heartbeat; returns whether more may be admitted than before."""
         self._far_left = FAR_EACH
-        return self.is_crowded or self._is_paced or self._is_behind
+        return self.is_crowded or self._is_paced or self.is_behind
 
     def unseen(self, partition: int) -> int:
         """Records that were not admitted yet and that a former process did not finish."""
@@ -99,8 +99,8 @@ class RecordAdmission:
     def admit(self, consumers: int, wanted: list[Wanted]) -> int:
         """Takes in as much as gives each consumer a batch that is worth a write; returns how many
         records. ``wanted`` gets what must be loaded first."""
-        self._is_behind = not self._knows_growth(self._view.topic.topic_id)
-        if self._is_behind:
+        self.is_behind = not self._knows_growth(self._view.topic.topic_id)
+        if self.is_behind:
             return 0
         enough = min(consumers, ADMIT_CONSUMERS_MAX) * ADMIT_EACH
         total = 0

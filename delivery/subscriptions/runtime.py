@@ -142,7 +142,8 @@ class Subscriptions:
         self._may_deliver = may_deliver
         self._senders = senders
         self._delivered = delivered
-        self._change = changes.make
+        self._change, self._forget_growth = changes.make, changes.forget_growth
+        self._checks_growth = False
         self._shard = shard
         self._shards = shards
         self._reader = reader
@@ -209,6 +210,7 @@ class Subscriptions:
         self._changes.look()
         if self._is_foreign:
             self._wake_all()
+        self._look_for_growth()
         for running in self._running.values():
             if running.tick():
                 self._record(running)
@@ -224,6 +226,28 @@ class Subscriptions:
         self.rows.write(self._running)
         if self.rows.ages.is_due:
             self.tasks.start(self.rows.ages.load())
+
+    def _look_for_growth(self) -> None:
+        """All changes are heard, and yet a word tells of growth: it may never have been made."""
+        if self._checks_growth or not self._changes.is_current:
+            return
+        topic_ids = {
+            topic_id
+            for topic_id, there in self._by_topic.items()
+            if any(running.admission.is_behind for running in there)
+        }
+        if topic_ids:
+            self._checks_growth = True
+            self.tasks.start(self._check_growth(topic_ids))
+
+    async def _check_growth(self, topic_ids: set[int]) -> None:
+        try:
+            await self._forget_growth(topic_ids)
+            await self._changes.asked()  # a change that owners need not hear of may have its number
+        except LedgerError as error:
+            log.warning("whether topics have grown is looked for again: %s", error)
+        finally:
+            self._checks_growth = False
 
     def committed(self, moved: Iterable[Key], published_ns: int) -> None:
         """Commits have moved the heads of these partitions."""

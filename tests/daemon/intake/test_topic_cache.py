@@ -21,6 +21,7 @@ from ledger import changes, topics
 from ledger.delivery import subscriptions
 from ledger.delivery.subscriptions import SubscriptionConfig
 from ledger.ledger import Ledger
+from ledger.tx import WriteTx
 from ledger.types import TopicConfig
 from shards import layout as at
 from shards.layout import Layout
@@ -185,5 +186,29 @@ def test_a_growth_is_told_to_owners_of_subscriptions_and_other_changes_are_not(
         told = words[grown]
         await shards.first.alter("t", TopicConfig(partitions=2, cap_records=6))
         assert words[grown] == told
+
+    run(tmp_path, go)
+
+
+def test_a_growth_is_told_to_owners_before_anybody_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go(shards: Shards) -> None:
+        ledger, words = shards.ledgers[0], shards.segment.words
+        await shards.first.create("t", TopicConfig())
+        config = SubscriptionConfig()
+        ledger.write(subscriptions.create, "t", "s", config, "earliest", 1)
+        write, told = ledger.write, []
+
+        def noted(change: Callable[[WriteTx], object]) -> object:
+            result = write(change)
+            told.append(words[at.grown(1)])
+            return result
+
+        monkeypatch.setattr(ledger, "write", noted)
+        await shards.first.grow("t", 2)
+        assert told == [ledger.read(changes.latest)]
+        await shards.first.grow("t", 3, only_check=True)
+        assert words[at.grown(1)] == ledger.read(changes.latest)
 
     run(tmp_path, go)

@@ -15,11 +15,12 @@ from delivery.reading import followed
 from delivery.reading.followed import FollowedPartitions, Key, TooManyPinned
 from delivery.subscriptions.requests import OwnerRefused
 from delivery.subscriptions.window.messages import Place
-from ledger import topics
+from ledger import changes, topics
 from ledger.delivery import subscriptions
 from ledger.delivery.record_filter import RecordFilter
 from ledger.delivery.subscriptions import Subscription, SubscriptionConfig
 from ledger.types import TopicConfig
+from shards import layout as at
 from tests.delivery.node import Node
 from tests.delivery.subscriptions.lives import Lives, Step, steps_of
 from tests.delivery.subscriptions.owning import Owner, data, record, run
@@ -195,6 +196,26 @@ def test_a_growth_holds_what_its_topic_sends_until_it_is_heard_of_and_no_other(
         for _ in range(2):
             await owner.later(0.1)
         assert data(client) == [1]
+
+    run(node, use)
+
+
+def test_a_growth_that_was_told_and_not_made_holds_nothing_for_long(node: Node) -> None:
+    """Its transaction was taken back, or its process died in it."""
+
+    async def use(owner: Owner) -> None:
+        made = owner.create()
+        await owner.later(0.1)
+        client = await owner.consume(made, "c")
+        word = at.grown(made.topic_id)
+        node.segment.words[word] = node.ledger.read(changes.latest) + 1
+        owner.produce(record(1, "a"))
+        await owner.rest()
+        assert data(client) == []
+        for _ in range(2):
+            await owner.later(0.1)
+        assert data(client) == [1]
+        assert node.segment.words[word] <= node.ledger.read(changes.latest)
 
     run(node, use)
 
