@@ -108,6 +108,7 @@ class Pressure(Struct, frozen=True):
             "what the daemon may still use before the memory sensor's pressure is 1: below the"
             " limit of its control group, or of the machine; null: not known",
             "headgate_memory_left_bytes",
+            has_unknown=True,
         ),
     ]
 

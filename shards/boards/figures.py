@@ -32,6 +32,7 @@ class Figure(NamedTuple):
     labels: Mapping[str, str]
     per: float
     word: int | None
+    has_unknown: bool
 
 
 def figure(
@@ -41,13 +42,14 @@ def figure(
     by: str = "",
     per: float = 1,
     word: int | None = None,
+    has_unknown: bool = False,
     **labels: str,
 ) -> Meta:
     """Declares a field: its meaning, without a full stop; its metric; how many of its unit are one
     of the metric's; and its word of a shard. For a list of Structs, ``by`` names those of its
-    fields that are labels."""
+    fields that are labels. Null is 0 in a metric, or no sample if it ``has_unknown`` values."""
     family = metric if isinstance(metric, Family) else Family(metric, says) if metric else None
-    found = Figure(says, family, tuple(by.split()), labels, per, word)
+    found = Figure(says, family, tuple(by.split()), labels, per, word, has_unknown)
     return Meta(description=says or None, extra={"figure": found})
 
 

@@ -148,6 +148,8 @@ class _Place(NamedTuple):
         def samples(scrape: Scrape) -> Iterable[Sample]:
             for values, row in self.rows(scrape):
                 value = getattr(row, name)
+                if value is None and figure.has_unknown:
+                    continue
                 if not by:
                     yield (*values, *more), (value or 0) / per
                     continue

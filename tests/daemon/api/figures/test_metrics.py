@@ -203,6 +203,7 @@ def test_a_figure_of_a_row_has_its_labels_and_what_is_inherited_is_no_series_of_
 
 
 def test_both_formats_have_the_same_samples_and_parse(daemon: Daemon) -> None:
+    daemon.words[at.G_MEMORY_LEFT_BYTES] = 1  # without, it has no sample
     subscription_board(daemon.segment).write(0, 1, SubscriptionRow("orders", "billing"))
     daemon.store(1, at.S_RECORDS_ACKED, 7)
     parse: Any = openmetrics_parser.text_string_to_metric_families
@@ -307,6 +308,16 @@ def test_pressure_is_that_of_the_level_of_each_sensor_and_of_each_rung(daemon: D
     assert found == [(index + 1) / 100 for index in range(len(SENSORS))]
     rungs = daemon.values("headgate_rung_active", "rung", (rung.name for rung in RUNGS))
     assert rungs == [1, 1, 0, 0]
+
+
+def test_memory_of_which_nothing_is_known_is_not_told_as_none(daemon: Daemon) -> None:
+    name = "headgate_memory_left_bytes"
+    assert not any(metric == name for metric, _ in parsed(daemon.page()))
+    for word, left_bytes in ((1, 0), (5_001, 5_000)):
+        daemon.words[at.G_MEMORY_LEFT_BYTES] = word
+        assert [each for (metric, _), each in parsed(daemon.page()).items() if metric == name] == [
+            left_bytes
+        ]
 
 
 def test_each_time_that_a_rung_comes_into_force_is_counted(daemon: Daemon) -> None:
