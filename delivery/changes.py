@@ -5,7 +5,9 @@
     one question at a time -> each change is taken, in order -> what was there is heard
     the ledger cannot be read -> what was stale is stale again, and the next look asks
 
-The word may be late, never early. So the cost is that of the changes, not of what there is.
+The word may be late, never early. So the cost is that of the changes, not of what there is. A topic
+that grows has another word, which is early: owners of its subscriptions wait until they have heard
+of the growth, or have found that it was never made.
 """
 
 from __future__ import annotations

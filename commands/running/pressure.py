@@ -53,7 +53,7 @@ def _text(status: Status) -> str:
         f"window    {duration_text(status.window_ms)}",
         f"coalesce  {duration_text(found.coalesce_ms)}",
         f"scaling   {found.scaling} of 100: how much more CPU would help",
-        f"memory    {bytes_text(found.memory_left_bytes)} left",
+        f"memory    {_left(found.memory_left_bytes)}",
         "",
         table(("sensor", "value", "shard", "", "pressure", "weight", "what it is"), rows),
         "",
@@ -95,6 +95,10 @@ def _value(sensor: SensorStatus) -> str:
     if sensor.unit == "times":
         return f"{sensor.raw:.1f}x"
     return f"{sensor.raw * 100:.0f}%"
+
+
+def _left(count: int | None) -> str:
+    return "not known" if count is None else f"{bytes_text(count)} left"
 
 
 def _bar(pressure: float) -> str:

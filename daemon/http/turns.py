@@ -10,9 +10,8 @@ The first request of what was received is taken always, so a client that sends o
 for nobody.
 
 A usual request of a producer takes 10 microseconds, and so costs less, if it is taken in one step
-and its head is known. An allowance of which less
-than half was used is not renewed: that would be a call in each turn. So a turn has at least half of
-it.
+and its head is known. An allowance of which less than half was used is not renewed: that would be a
+call in each turn. So a turn has at least half of it.
 """
 
 from __future__ import annotations

@@ -75,6 +75,12 @@ def test_without_pressure_there_is_no_cause() -> None:
         assert "no sensor presses" in run(server, "pressure").stdout
 
 
+def test_memory_of_which_nothing_is_known_is_told_so() -> None:
+    unknown = PRESSURE | {"memory_left_bytes": None}
+    with says(Answer(200, STATUS | {"pressure": unknown})) as server:
+        assert "\nmemory    not known\n" in run(server, "pressure").stdout
+
+
 def test_as_json_it_is_the_pressure_of_the_status() -> None:
     with says(Answer(200, STATUS | {"pressure": PRESSURE})) as server:
         result = run(server, "pressure", "-o", "json")

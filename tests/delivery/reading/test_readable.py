@@ -244,13 +244,13 @@ async def test_a_reader_that_has_waited_at_the_head_does_not_ask_what_was_evicte
             waits.set()
             await wait(key, timeout_s)
 
-        told.reader.waiters.wait = waiting_at_the_head  # type: ignore[method-assign]
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(told.reader.waiters, "wait", waiting_at_the_head)
         waiting = asyncio.create_task(told.diff(from_seq=3, wait_ms=60_000))
         await waits.wait()
         commit(node, *"45")
         retention.trim(node.ledger, "t", 0, 5)
         told.version += 1
-        monkey = pytest.MonkeyPatch()
         monkey.setattr(ledger.ledger, "read", lambda *_: pytest.fail("the ledger is asked"))
         told.tell()
         assert seqs(await waiting) == [4, 5]
