@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import psycopg
 import pytest
@@ -28,15 +31,17 @@ def conninfo() -> Iterator[str]:
     """A server of its own, on a socket in its folder. It refuses to run as root."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     assert folders, "PostgreSQL is missing: apt-get install --no-install-recommends postgresql"
-    user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    account: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []}
+    if os.geteuid() != 0:
+        account = {}
     with tempfile.TemporaryDirectory(prefix="hg-pg-", dir="/tmp") as folder:
-        if user:
-            subprocess.run(["chown", "postgres", folder], check=True)
+        if account:
+            shutil.chown(folder, "postgres")
         data = f"{folder}/data"
-        initdb = [*user, str(folders[-1] / "initdb"), "-D", data, "-A", "trust", "-U", "tester"]
-        subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd="/")
-        server = [*user, str(folders[-1] / "postgres"), "-D", data, "-k", folder, "-h", ""]
-        with subprocess.Popen(server, stderr=subprocess.DEVNULL, cwd="/") as process:
+        initdb = [str(folders[-1] / "initdb"), "-D", data, "-A", "trust", "-U", "tester"]
+        subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd="/", **account)
+        server = [str(folders[-1] / "postgres"), "-D", data, "-k", folder, "-h", ""]
+        with subprocess.Popen(server, stderr=subprocess.DEVNULL, cwd="/", **account) as process:
             found = f"host={folder} user=tester dbname=postgres"
 
             def is_there() -> bool:
@@ -48,7 +53,7 @@ def conninfo() -> Iterator[str]:
                 wait_until(is_there, "PostgreSQL to start")
                 yield found
             finally:
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # without waiting for its clients
                 process.wait(HANG_S)
 
 
