@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from daemon.http.limits import HttpLimits
 from tests.daemon.http.front import chunked, get, post, serving
 
 
@@ -548,9 +549,11 @@ class TestTimeouts:
             assert client.ended()
 
     def test_a_connection_that_waits_for_its_answer_is_not_idle(self) -> None:
-        with serving(idle_timeout_ms=200) as front, front.client() as waiting:
+        with serving(linger_ms=200) as front, front.client() as waiting:
             waiting.send(post("/later"))
             front.script.wait_for_later(1)
+            # Only now: before it sends, it is idle for as long as this thread gets no CPU.
+            front.server._limits = HttpLimits(linger_ms=200, idle_timeout_ms=200)
             for _ in range(3):  # each is accepted, and ends, by the same clock
                 with front.client() as idle:
                     assert idle.ended()
