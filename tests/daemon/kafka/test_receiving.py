@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from daemon.kafka import budget, connection, messages, receiving
+from daemon.kafka.groups import group
 from daemon.kafka.served import SERVED
 from daemon.kafka.server import KafkaServer
 from tests.daemon.intake.test_copies import Outbox
@@ -177,6 +178,7 @@ def test_members_who_wait_for_others_hold_nothing_that_the_others_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "FRAMES_BYTES_MAX", 6_000)
+    monkeypatch.setattr(group, "FIRST_REBALANCE_MS", 10_000)
 
     def join() -> bytes:
         def text(value: bytes) -> bytes:
@@ -193,6 +195,11 @@ def test_members_who_wait_for_others_hold_nothing_that_the_others_need(
         members = [await connect() for _ in range(3)]
         for _, writer in members:
             writer.write(sized(join()))
+        groups = served._coordinator
+        for _ in iter(lambda: len(getattr(groups._groups.get("g"), "members", ())), 3):
+            await asyncio.sleep(0.01)
+        groups._groups["g"]._rebalance_ends_ms = 0  # not before all are there
+        groups._settle("g", groups._groups["g"])
         for reader, writer in members:
             answer = await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
             assert answer[4:10] == b"\0\0\0\0\0\1", "all are in the first generation"

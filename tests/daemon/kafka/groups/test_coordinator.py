@@ -23,7 +23,7 @@ from daemon.kafka.error_codes import (
     OFFSET_OUT_OF_RANGE,
 )
 from daemon.kafka.groups import coordinator as module
-from daemon.kafka.groups import offsets
+from daemon.kafka.groups import group, offsets
 from daemon.kafka.groups.commits import GroupCommits
 from daemon.kafka.groups.coordinator import Coordinator
 from daemon.kafka.groups.group import FIRST_REBALANCE_MS
@@ -396,10 +396,15 @@ def test_time_passes_without_requests(tmp_path: Path) -> None:
     talk(tmp_path, test)
 
 
-def test_who_waits_at_the_end_is_sent_to_another_coordinator(tmp_path: Path) -> None:
+def test_who_waits_at_the_end_is_sent_to_another_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "FIRST_REBALANCE_MS", 10_000)
+
     async def test(to: Talk) -> None:
         joining = asyncio.ensure_future(to.join())
-        await asyncio.sleep(FIRST_REBALANCE_MS / 50_000)
+        for _ in iter(lambda: "g" in to.coordinator._groups, True):
+            await asyncio.sleep(0)
         to.coordinator.close()
         assert (await joining)[0] == NOT_COORDINATOR
         assert (await to.join())[0] == NOT_COORDINATOR
