@@ -203,7 +203,11 @@ def test_who_takes_no_answer_is_closed_and_holds_nothing(
     serve(tmp_path, test)
 
 
-def test_answers_that_are_written_come_before_the_end(tmp_path: Path) -> None:
+def test_answers_that_are_written_come_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CLOSE_S", 60)  # for its client, who is in this process
+
     async def test(made: Outbox, served: KafkaServer, connect: Any) -> None:
         reader, writer = await connect()
         writer.write(sized(VERSIONS))
