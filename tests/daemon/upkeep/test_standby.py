@@ -410,6 +410,7 @@ def test_a_warm_ledger_is_read_between_two_entries_and_not_before_it_is_there(
 
     thread = threading.Thread(target=read)
     thread.start()
+    wait_until(lambda: found, "the first read")
     for number in range(30):
         rig.tell(f"t{number}")
         rig.warm.catch_up()
