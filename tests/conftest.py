@@ -24,7 +24,11 @@ __all__ = ["bucket", "minio", "spark"]
 
 # A busy machine is not a failure: pytest's time limit ends a hang.
 hypothesis.settings.register_profile(
-    "headgate", deadline=None, print_blob=True, max_examples=examples(100)
+    "headgate",
+    deadline=None,
+    print_blob=True,
+    max_examples=examples(100),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("headgate")
 
