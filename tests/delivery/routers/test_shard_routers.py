@@ -357,7 +357,8 @@ async def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_pat
         await world.until(lambda: not outbox.on_their_way)
         produce(world, "f", tag="no")
         world.commit()
-        await asyncio.sleep(0.01)
+        (lane, *_) = lanes_of(made)
+        await world.until(lambda: lane.read_to == 6, commits=False)
         (move,) = made.moves(10)
         assert world.status().lag == move.next - move.expected
         assert world.node.ledger.write(cursors.flush, [move]) == {}
@@ -368,7 +369,7 @@ async def test_a_stretch_that_the_filter_leaves_out_is_passed_by_a_flush(tmp_pat
         # A flush that was refused, because another owner has moved the cursor.
         produce(world, "g", tag="no")
         world.commit()
-        await asyncio.sleep(0.01)
+        await world.until(lambda: lane.read_to == 7, commits=False)
         (move,) = made.moves(10)
         made.flushed(move, moved=False)
         produce(world, "h", tag="yes")
