@@ -264,13 +264,15 @@ def says(front: Secured, text: str, more_than: int = 0) -> bool:
 def test_a_bad_pair_leaves_the_old_one_in_force_and_says_so_once(own: Secured) -> None:
     before, authority = shown_by(own), own.authority
     for how in BAD:
-        said, reloads = (own.daemon.text.count(text) for text in (KEPT, RELOADED))
+        told, reloads = len(own.daemon.log), own.daemon.text.count(RELOADED)
         message = spoil(authority, how)
         wait_until(partial(says, own, message), f"the log to say: {message}")
         os.kill(own.daemon.process.pid, signal.SIGHUP)
         wait_until(partial(says, own, RELOADED, reloads), "the reload")
         assert shown_by(own) == before, how
-        assert own.daemon.text.count(KEPT) == said + 1, how
+        # The pair may have been read with one of two files replaced: that is said by itself.
+        kept = [line for line in own.daemon.log[told:] if KEPT in line and message in line]
+        assert len(kept) == 1, (how, kept)
     assert "tls_" in own.daemon.alarm("certificate_unusable")["message"]
     kill_shards(own.daemon, 0)
     assert shown_by(own) == before, "a successor has the pair in force, whatever the files are"

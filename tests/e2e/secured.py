@@ -168,8 +168,13 @@ def spoil(authority: Authority, how: str) -> str:
     if how == "no key":
         authority.key.unlink()
         return "cannot read tls_key"
-    replace(authority.certificate, certificate)
-    replace(authority.key, key, mode=0o640 if how == "open to others" else 0o600)
+    # What is wrong comes second: a daemon may look in between.
+    if how == "open to others":
+        replace(authority.certificate, certificate)
+        replace(authority.key, key, mode=0o640)
+    else:
+        replace(authority.key, key)
+        replace(authority.certificate, certificate)
     return {
         "expired": "certificate has expired",
         "not valid yet": "certificate is not yet valid",
