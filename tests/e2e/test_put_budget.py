@@ -23,7 +23,7 @@ PLACES = [("t", 0), ("u", 0)]
 PRICES = {"mine": {"put_usd_per_1000": 1, "get_usd_per_1000": 0.1, "list_usd_per_1000": 1}}
 BASE = """\
 store_class = "mine"
-ack_timeout_ms = 8000
+ack_timeout_ms = 12000
 [prices.mine]
 put_usd_per_1000 = 1
 get_usd_per_1000 = 0.1
@@ -85,7 +85,7 @@ def test_a_request_with_little_time_does_not_wait_for_a_long_window(data: Path) 
         assert daemon.produce("t", 1).status == 200  # the group was idle
         # Without a stop at a quarter of their time, each would be withdrawn after it.
         for number in range(2):
-            answer = daemon.produce("t", number, ack_timeout_ms=8_000)
+            answer = daemon.produce("t", number, ack_timeout_ms=16_000)
             assert answer.status == 200, answer.body
 
 
@@ -131,19 +131,19 @@ def test_what_no_window_can_hold_raises_an_alarm_and_refuses_nobody(
     data: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "headgate.toml"
-    file.write_text(f"put_budget_usd_per_month = {budget_usd(0.1)}\n{BASE}")
+    file.write_text(f"put_budget_usd_per_month = {budget_usd(0.05)}\n{BASE}")
     with (
         running(data, shards=1, config_file=file) as daemon,
         load(daemon, PLACES, connections=4, depth=1) as run,
     ):
         alarm = daemon.alarm("budget_exceeded")
         assert not alarm["not_ready"]
-        assert f"the budget is ${budget_usd(0.1):,.2f}" in alarm["message"]
+        assert f"the budget is ${budget_usd(0.05):,.2f}" in alarm["message"]
         assert "raise put_budget_usd_per_month" in alarm["message"]
         found = bill(daemon)["budget"]
         # A quarter of ack_timeout_ms, so that nobody waits too long for a cheap PUT.
         assert (found["window_ms"], found["target_bytes"], found["holds"]) == (
-            2_000,
+            3_000,
             8 << 20,
             False,
         )
