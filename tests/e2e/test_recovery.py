@@ -268,7 +268,8 @@ def test_damaged_and_foreign_objects_are_named_and_the_rest_goes_on(
         monkeypatch.setenv(name, value)
     options = on_s3(bucket, commit_window_min_ms=1)
     told: dict[int, int] = {}
-    with running(data, **options) as daemon:
+    # Its supervisor is stopped, so that no entry lists any of them.
+    with running(data, **options) as daemon, stopped(daemon.process.pid):
         for number in range(5):
             told[daemon.produce("t", number).json["first_seq"]] = number
         daemon.kill_everything()
