@@ -103,7 +103,8 @@ def test_a_shard_that_is_killed_while_the_file_is_damaged_goes_on_with_the_same_
         wait_until(is_another, "a shard that serves")
         world.good("POST", "/v0/topics/t", RECORDS)
         assert world.ask("GET", "/v0/topics", "leaver").status == 401
-        assert "the tokens that were read before stay in force" in daemon.text
+        said = "the tokens that were read before stay in force"
+        wait_until(lambda: said in daemon.text, "the log to say so")
 
         def problems() -> list[str]:
             answer = world.ask("GET", "/v0/status", "all")
