@@ -116,6 +116,6 @@ def test_what_is_not_finished_stays_up_to_a_limit_and_what_goes_beyond_it_is_tol
         until_count(daemon, "held", 5)
 
         tight.set(paused=False)
-        asked = tight.ask("c", wait_ms=1_000).json
+        asked = tight.ask("c", wait_ms=30_000).json
         assert [message["seq"] for message in asked["messages"]] == [8, 9, 10, 11, 12]
         assert asked["gaps"] == [{"partition": 0, "gap_from": 1, "gap_to": 7, "reason": "cap"}]
