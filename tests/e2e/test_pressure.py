@@ -11,6 +11,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.e2e.daemon import (
     wait_until,
 )
 from tests.e2e.load import load
-from tests.e2e.processes import shard_pids, stopped
+from tests.e2e.processes import alive, shard_pids, stopped
 
 RING = 16 << 20
 BODY_MAX = 4 << 20
@@ -266,11 +267,14 @@ def silenced(daemon: Daemon) -> bool:
     def says(text: str) -> bool:
         return text in "".join(daemon.log[told:])
 
+    def says_or_is_over(text: str) -> bool:
+        return says(text) or not alive(pid)
+
     with stopped(pid):
-        wait_until(lambda: says("no report for 5 samples from shards 1;"), "the alarm")
-        wait_until(lambda: says("of shard 1): coalesce begins"), "the ladder")
-    wait_until(lambda: says("sensor_stale is over"), "the end of the alarm")
-    return shard_pids(daemon)[1] == pid
+        for text in ("no report for 5 samples from shards 1;", "of shard 1): coalesce begins"):
+            wait_until(partial(says_or_is_over, text), f"the log to say: {text}")
+    wait_until(partial(says_or_is_over, "sensor_stale is over"), "the end of the alarm")
+    return shard_pids(daemon)[1] == pid and says("coalesce begins")
 
 
 @pytest.mark.slow
