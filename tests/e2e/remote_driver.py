@@ -1,7 +1,7 @@
 """``compaction/job.py`` that may stop itself: ``-m tests.e2e.remote_driver POINT ...``.
 
 ``no point`` runs to the end. ``stopped before a swap`` stops itself there, as by SIGSTOP from
-outside, with a lease of two seconds; once continued it goes on.
+outside, with two seconds left of its lease; once continued it goes on.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import compaction.run.run_lease
 from compaction import job
+from compaction.access.operations import NOW
 from compaction.access.via_daemon import ViaDaemon
-from ledger.lake import catalog
+from ledger.lake import catalog, runs
 
 STOPPED = "stopped before a swap"
 NO_POINT = "no point"
@@ -24,14 +25,15 @@ LEASE_MS = 2_000
 
 def stop_before_a_swap() -> None:
     """The driver stops once, with its tables' files and metadata written."""
-    compaction.run.run_lease.LEASE_MS = LEASE_MS
-    compaction.run.run_lease.RENEW_S = 0.2
     operate = ViaDaemon._operate
     left = [1]
 
     def called(access: ViaDaemon, kind: str, function: Callable[..., Any], *rest: Any) -> Any:
         if function is catalog.swap and left:
             left.pop()
+            compaction.run.run_lease.LEASE_MS = LEASE_MS
+            assert access.run is not None
+            access.write(runs.renew, access.run, NOW, LEASE_MS)
             os.kill(os.getpid(), signal.SIGSTOP)
         return operate(access, kind, function, *rest)
 
