@@ -83,13 +83,17 @@ INSECURE_OPEN = Meaning(
 NAMES = [*(meaning.name for meaning in MEANINGS.values()), STANDS_STILL.name, INSECURE_OPEN.name]
 
 
-def active(segment: Segment, config: Config, now_ns: int) -> list[AlarmStatus]:
-    """The alarms that are raised, one for each kind; the oldest row of a kind gives its text."""
+def active(
+    segment: Segment, config: Config, now_ns: int, still: list[StandingStatus] | None = None
+) -> list[AlarmStatus]:
+    """The alarms that are raised, one for each kind; the oldest row of a kind gives its text.
+    ``still``: what stands still, if it was looked at already."""
     by_kind: dict[AlarmKind, list[Alarm]] = {}
     for alarm in raised(segment):
         by_kind.setdefault(alarm.kind, []).append(alarm)
     found = [_status(kind, by_kind[kind], config, now_ns) for kind in sorted(by_kind)]
-    still = standing(segment, config, now_ns)
+    if still is None:
+        still = standing(segment, config, now_ns)
     if still:
         found.append(_still(still))
     if config.insecure_open and config.auth_file is None:

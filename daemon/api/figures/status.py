@@ -126,13 +126,15 @@ class StatusBuilder:
         totals = list(pushtotals.totals(self._segment)) if push is None else push
         words = self._words
         took = {stage.name.lower(): _latency(c) for stage, c in (stages or self.stages()).items()}
-        active = alarms.active(self._segment, self._config, now_ns)
+        # One look: its owner may change it meanwhile, and the alarm would name another.
+        still = standstills.standing(self._segment, self._config, now_ns)
+        active = alarms.active(self._segment, self._config, now_ns, still)
         return schemas.Status(
             version=self._version,
             uptime_s=(now_ns - words[at.G_STARTED_NS]) // 1_000_000_000,
             ready=not self._obstacles(active, now_ns),
             alarms=active,
-            standing=standstills.standing(self._segment, self._config, now_ns)[:STANDING_SHOWN],
+            standing=still[:STANDING_SHOWN],
             incarnation=words[at.G_INCARNATION],
             epoch=words[at.G_EPOCH],
             commits=words[at.G_COMMITS],

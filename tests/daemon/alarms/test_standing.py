@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from daemon.alarms import alarms
+from daemon.alarms import standing as standings
 from daemon.alarms.alarms import AlarmLog
 from daemon.alarms.standing import HELD_AFTER_NS, OVER_AFTER_NS, StandingLog, StateLog, standing
 from daemon.api.figures.status import StatusBuilder
 from daemon.config import load
+from daemon.schemas.status import StandingStatus
 from shards.boards.rowboard import (
     RouterRow,
     RowPhase,
@@ -67,6 +70,25 @@ def test_what_stands_for_long_enough_is_one_alarm_that_names_the_oldest(segment:
     assert_stands(status, "orders", "billing", "message 0:7", "'k'", "blocked")
     with pytest.raises(AssertionError):
         assert_nothing_stands(status)
+
+
+def test_a_status_whose_alarm_is_raised_names_what_stands_though_it_goes_on_meanwhile(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner is another process: its row changes at any moment."""
+    board = subscription_board(segment)
+    board.write(3, 9, BLOCKED)
+
+    def seen(*arguments: Any) -> list[StandingStatus]:
+        found = standing(*arguments)
+        board.free(3, 9)
+        return found
+
+    monkeypatch.setattr(alarms, "standing", seen)
+    monkeypatch.setattr(standings, "standing", seen)
+    document = StatusBuilder(segment, CONFIG).document(AFTER_NS + 5 * S)
+    assert [each.alarm for each in document.alarms] == ["stands_still"]
+    assert [each.name for each in document.standing] == ["billing"]
 
 
 def test_a_freed_row_stands_for_nothing(segment: Segment) -> None:
