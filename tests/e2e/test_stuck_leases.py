@@ -100,8 +100,10 @@ def test_a_lease_that_ends_every_process_that_takes_it_is_named_and_goes_on_once
             third = "taken over 3 times so far, cannot continue in this process"
             log = wait_until(lambda: daemon.text if third in daemon.text else "", "the log")
             assert "no frame at" in log
-            # The killed one, and one for each time: shards are not started in a loop.
-            assert log.count(" died (") <= log.count("cannot continue in this process") + 1
+            # One for each time: shards are not started in a loop. One that is killed, as a busy
+            # machine makes the supervisor kill one that stands still with a lease, does not count.
+            ended = log.count(" died (exit code ")
+            assert 0 < ended <= log.count("cannot continue in this process")
             segment.ring(source.shard)[header] ^= 1
             proxy.release()
             wait_until(lambda: asked(daemon, "/readyz").status == 200, "the daemon to be ready")
