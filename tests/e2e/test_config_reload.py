@@ -95,7 +95,7 @@ def test_a_reloaded_log_level_reaches_the_shards(data: Path, file: Path, bucket:
                 return daemon.text.count(failed) == said
 
             proxy.decide = object_puts(Fault.SLOW_DOWN)
-            line.send("t", 1)
+            line.send("t", 1, ack_timeout_ms=600_000)
             wait_until(fails_in_silence, "PUTs to fail, which is not worth a line")
             reload(daemon, file, 'log_level = "debug"\n', failed)
             reload(daemon, file, 'log_level = "error"\n', "changed: ")

@@ -38,7 +38,7 @@ def test_status_readyz_and_the_log_report_an_outage_and_its_end(data: Path, buck
             line.produce("t", "before")
             assert status_of(daemon)[0] == 0
             proxy.decide = lambda _: Fault.SLOW_DOWN
-            line.send("t", "during")
+            line.send("t", "during", ack_timeout_ms=600_000)
             assert "SlowDown" in daemon.alarm("store_failing")["message"]
             code, words = status_of(daemon)
             assert code == 4 and "store failing for" in words and "SlowDown" in words
@@ -68,7 +68,7 @@ def test_a_store_that_hangs_is_failing_before_any_of_its_puts_has_timed_out(
         with running(data, shards=1, **options) as daemon, Line(daemon) as line:
             line.produce("t", "before")
             proxy.hold_object_puts()
-            line.send("t", "during")
+            line.send("t", "during", ack_timeout_ms=600_000)
             assert "a PUT has no answer" in daemon.alarm("store_failing")["message"]
             assert proxy.held and not daemon.status()["store"]["put_failures"]
             assert wait_until(lambda: _refused(daemon), "the gate") == (503, "store_failing")
