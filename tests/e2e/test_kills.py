@@ -150,7 +150,7 @@ def test_after_a_kill_of_everything_what_was_acknowledged_is_there(
             daemon.kill_everything()
             for producer in run.producers:
                 producer.stopping.set()
-        assert not any(alive(pid) for pid in pids)
+        wait_until(lambda: not any(alive(pid) for pid in pids), "the end of all processes")
     with running(data, shards=2, **options) as daemon:
         check_stored(daemon, PLACES[:1], run)
         head = daemon.diff("orders", tail=True)["head_seq"]
