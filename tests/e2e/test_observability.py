@@ -28,6 +28,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES: Any = strictyaml.load((FOLDER / "alerts.yaml").read_text()).data["groups"][0]["rules"]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 MONITORING = OPERATIONS.split("\n## Monitoring\n")[1].split("\n## ")[0]
+SHARDS = 2
 RECORDS = 81
 ACKNOWLEDGED = 50
 TARGET_LABELS = {"job", "instance"}  # that Prometheus adds
@@ -51,7 +52,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scra
         "store_class": "standard",
         **authority.settings,
     }
-    with kafka_daemon(tmp_path_factory.mktemp("data"), shards=2, settings=settings) as daemon:
+    with kafka_daemon(tmp_path_factory.mktemp("data"), shards=SHARDS, settings=settings) as daemon:
         yield work(daemon, authority)
 
 
@@ -66,27 +67,33 @@ def work(daemon: Daemon, authority: Authority) -> dict[str, Scraped]:
         consume(daemon)
         commit(daemon, authority)
 
-        def is_counted() -> bool:
+        def counted() -> dict[str, Scraped] | None:
             latency = daemon.status()["latency"]
             found = scrape(daemon)
-            by_topic = found["headgate_topic_acked_records_total"].samples
+            sums = [
+                sum(found[f"headgate_{name}"].samples)
+                for name in ("topic_acked_records_total", "acked_records_total", "shard_ready",
+                             "subscription_lag_records")
+            ]  # fmt: skip
             counts = [latency[stage.name.lower()]["count"] for stage in Stage]
-            lag = sum(found["headgate_subscription_lag_records"].samples)
-            if "headgate_kafka_group_lag_records" not in found:
-                return False
-            return sum(by_topic) == RECORDS and all(counts) and lag == RECORDS - ACKNOWLEDGED
+            is_all = sums == [RECORDS, RECORDS, SHARDS, RECORDS - ACKNOWLEDGED] and all(counts)
+            return found if is_all and "headgate_kafka_group_lag_records" in found else None
 
-        wait_until(is_counted, "each stage, topic and subscription to be counted")
-        return scrape(daemon)
+        found = wait_until(counted, "each stage, topic and subscription to be counted")
+        assert found is not None
+        return found
 
 
 def consume(daemon: Daemon) -> None:
     """A consumer of the subscription acknowledges some of the records."""
     path = "/v0/topics/t/subscriptions/s"
-    polled = daemon.get(f"{path}/consume?consumer=c&max={ACKNOWLEDGED}&wait_ms=20000").json
-    batch = {"consumer": "c", "batch": polled["epoch"]}
-    acknowledged = daemon.json("POST", f"{path}/ack", batch)
-    assert acknowledged.json["accepted"] == ACKNOWLEDGED, acknowledged.body
+    left = ACKNOWLEDGED
+    while left:  # a poll is answered with what there is
+        polled = daemon.get(f"{path}/consume?consumer=c&max={left}&wait_ms=20000").json
+        batch = {"consumer": "c", "batch": polled["epoch"]}
+        acknowledged = daemon.json("POST", f"{path}/ack", batch)
+        assert acknowledged.json["accepted"] == len(polled["messages"]) > 0, acknowledged.body
+        left -= len(polled["messages"])
 
 
 def commit(daemon: Daemon, authority: Authority) -> None:
