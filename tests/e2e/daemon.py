@@ -201,6 +201,19 @@ class Daemon:
     def status(self) -> Any:
         return self.get("/v0/status").json
 
+    def imports(self) -> list[Any]:
+        """What imports have left; asked again while the ledger does not answer in time."""
+        found: list[list[Any]] = []
+
+        def told() -> bool:
+            imports = self.get("/v0/scaling").json["imports"]
+            if imports is not None:
+                found.append(imports)
+            return bool(found)
+
+        wait_until(told, "what imports have left")
+        return found[0]
+
     def alarm(self, name: str) -> Any:
         """Waits for an alarm. A busy machine may raise others too."""
         return wait_until(

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import cli
 from commands.importing.reading.buckets import READ_BYTES, Buckets, Endpoint
 from commands.importing.reading.problems import SourceChanged
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, command
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, command, wait_until
 from tests.minio import Bucket
 from uploader.stores.s3_reading import BucketReader, ListedObject
 
@@ -209,8 +209,7 @@ def test_cursors_ls_names_the_file_of_an_import_also_after_it_was_rotated(
         return CliRunner().invoke(cli.headgate, ["cursors", "ls", *options], env=environ).stdout
 
     def imports() -> list[Any]:
-        found = daemon.get("/v0/scaling").json["imports"]
-        return [each for each in found if each["topic"] == "named"]
+        return [each for each in daemon.imports() if each["topic"] == "named"]
 
     path = tmp_path / "app log"
     path.write_bytes(b"1\n2\n{\n3\n")
@@ -224,8 +223,13 @@ def test_cursors_ls_names_the_file_of_an_import_also_after_it_was_rotated(
     assert behind == {
         "topic": "named", "sources": 1, "unknown": 0, "lag_bytes": 4, "lag_records": 0,
     }  # fmt: skip
-    status = CliRunner().invoke(cli.headgate, ["status"], env={"HEADGATE_URL": daemon.url})
-    (line,) = (line for line in status.stdout.splitlines() if "named, sources 1, lag 4 B" in line)
+
+    def shown() -> list[str]:
+        """By a status, which does not wait for the ledger for long."""
+        status = CliRunner().invoke(cli.headgate, ["status"], env={"HEADGATE_URL": daemon.url})
+        return [each for each in status.stdout.splitlines() if "named, sources 1, lag 4 B" in each]
+
+    (line,) = wait_until(shown, "the status to tell of the import")
     assert line.startswith("imports")
     # It is repaired and lies elsewhere; its former path is a link.
     (tmp_path / "logs").mkdir()

@@ -192,8 +192,7 @@ def test_a_topic_is_followed_and_its_lag_is_told(daemon: Daemon, topic: str) -> 
         sender.flush()
 
     def lag() -> Any:
-        return [each for each in daemon.get("/v0/scaling").json["imports"]
-                if each["topic"] == "f.to"]  # fmt: skip
+        return [each for each in daemon.imports() if each["topic"] == "f.to"]
 
     sent(b"1", b"2")
     with importing(daemon, "f.to", source(daemon, topic), "--follow") as process:

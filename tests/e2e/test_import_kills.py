@@ -344,9 +344,6 @@ def test_an_import_outlives_daemons_and_shards_that_are_killed(
 def test_the_lag_of_a_killed_import_stays_in_the_scaling_signal_until_another_run_ends(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    def imports() -> Any:
-        return daemon.get("/v0/scaling").json["imports"]
-
     def run(*options: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command("import", "t", str(path), "-o", "json", *options),
@@ -359,17 +356,18 @@ def test_the_lag_of_a_killed_import_stays_in_the_scaling_signal_until_another_ru
     path.write_text("".join(f'"{n:0{line_bytes - 3}}"\n' for n in range(lines)))
     size = path.stat().st_size
     assert daemon.json("PUT", "/v0/topics/t", {}).status == 201
-    assert imports() == []
+    assert daemon.imports() == []
     # One by one, so that it is far from its end when it is killed, however late that is.
     assert kill_after(daemon, run("--batch", "1"), records=1_000), "it ended before it was killed"
     wait_until(
-        lambda: imports()[0]["lag_bytes"] == size - line_bytes * stored(daemon), "the lag to settle"
+        lambda: daemon.imports()[0]["lag_bytes"] == size - line_bytes * stored(daemon),
+        "the lag to settle",
     )
-    (left,) = imports()
+    (left,) = daemon.imports()
     assert 0 < left["lag_bytes"] <= size - 1_000 * line_bytes
     assert (left["topic"], left["sources"], left["unknown"]) == ("t", 1, 0)
     assert 0 <= left["told_age_ms"] < 3_600_000
     # What was on its way when it was killed may have been stored since.
     assert 0 < finished(run())["totals"]["records"] <= left["lag_bytes"] // line_bytes
     assert stored(daemon) == lines
-    assert imports() == []
+    assert daemon.imports() == []
