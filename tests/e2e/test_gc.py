@@ -428,10 +428,10 @@ def test_a_clock_that_was_accepted_is_trusted_again(data: Path) -> None:
             ledger.write(
                 notes.put, "clock", json.dumps({**noted, "wall_ms": noted["wall_ms"] + 36_000_000})
             )
-        daemon.json("POST", "/v0/topics/t", {"records": [{"data": "kept", "ts": 1}]})
         jump_ms = wait_until(
             lambda: daemon.status()["retention"]["clock_jump_ms"], "the jump to be noticed"
         )
+        daemon.json("POST", "/v0/topics/t", {"records": [{"data": "kept", "ts": 1}]})
         assert -36_010_000 < jump_ms < -35_990_000
         said = "the wall clock went back by 10.0 hours"
         wait_until(lambda: said in daemon.text, "the log to say so")
