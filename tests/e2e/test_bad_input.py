@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.e2e.daemon import Daemon, running
+from tests.e2e.daemon import Daemon, running, wait_until
 from tests.e2e.wire import Wire, request
 from tests.long import examples
 
@@ -25,7 +25,7 @@ def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
     """The shared one, none of whose shards is restarted."""
     before = [shard["restarts"] for shard in shared_daemon.status()["shards"]]
     yield shared_daemon
-    assert shared_daemon.get("/readyz").status == 200
+    wait_until(lambda: shared_daemon.get("/readyz").status == 200, "the daemon to be ready")
     assert [shard["restarts"] for shard in shared_daemon.status()["shards"]] == before
 
 
