@@ -19,10 +19,11 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
 from daemon.access.token_file import Scope, TokenFile
-from tests.e2e.daemon import Answer, Daemon, ask, running, wait_until
+from tests.e2e.daemon import HANG_S, Answer, Daemon, ask, running, wait_for_heartbeats, wait_until
 from tests.e2e.wire import full_ring
 
 LINES = "application/x-ndjson"
+RETRIES = 60  # a second apart
 LOGS = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"stringValue":"x"}}]}]}]}'
 
 
@@ -147,8 +148,12 @@ def test_topics_that_are_full_or_missing_refuse_what_is_for_them(guarded: Guarde
     assert len(guarded.daemon.read_all("capped")) == 1
 
 
-def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: Guarded) -> None:
+def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon, bearer = guarded.daemon, f"Bearer {guarded.full}"
+    # Each gives up after a few seconds of refusals, which a slow machine may need.
+    monkeypatch.setattr("opentelemetry.exporter.otlp.common.http._MAX_RETRIES", RETRIES)
     before = len(daemon.read_all("mine"))
 
     def refused() -> int:
@@ -164,7 +169,7 @@ def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: G
     def otlp() -> None:
         provider = LoggerProvider()
         url = f"{daemon.url}/v0/otlp/mine/v1/logs"
-        exporter = OTLPLogExporter(url, headers={"Authorization": bearer})
+        exporter = OTLPLogExporter(url, headers={"Authorization": bearer}, timeout=HANG_S)
         provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
         provider.get_logger("app").emit(body="x")
         provider.shutdown()
@@ -173,7 +178,7 @@ def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: G
         about = {"id": "A-1", "source": "/shop", "type": "order.placed", "specversion": "1.0",
                  "datacontenttype": "application/json"}  # fmt: skip
         sent = to_binary_event(CloudEvent(about, {"event": 1}))
-        again = urllib3.Retry(9, status_forcelist=(429, 503), allowed_methods=None)
+        again = urllib3.Retry(RETRIES, status_forcelist=(429, 503), allowed_methods=None)
         with urllib3.PoolManager(retries=again) as pool:
             headers = {**sent.headers, "Authorization": bearer}
             url = f"{daemon.url}/v0/hooks/mine"
@@ -181,6 +186,7 @@ def test_senders_repeat_what_is_refused_for_now_and_it_is_stored_once(guarded: G
 
     with ThreadPoolExecutor(3) as threads:
         with full_ring(daemon, "mine", f"Authorization: {bearer}"):
+            wait_for_heartbeats(daemon)  # what filled the ring is counted
             seen = refused()
             bulk, logs = threads.submit(elastic), threads.submit(otlp)
             events = threads.submit(event)

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
@@ -22,7 +23,7 @@ from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
 from commands.running.otlp_server import DETAILS, SERVICE, retry_details
 from daemon.access.token_file import Scope, TokenFile
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.wire import full_ring
 
 EXPORT = f"/{SERVICE}/Export"
@@ -75,7 +76,7 @@ def test_opentelemetrys_exporter_appends_log_records(daemon: Daemon, topic: str)
     with forwarding(daemon, topic) as address:
         provider = LoggerProvider()
         exporter = OTLPLogExporter(
-            f"http://{address}", insecure=True, compression=grpc.Compression.Gzip
+            f"http://{address}", insecure=True, compression=grpc.Compression.Gzip, timeout=HANG_S
         )
         provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
         for number in range(3):
@@ -87,7 +88,11 @@ def test_opentelemetrys_exporter_appends_log_records(daemon: Daemon, topic: str)
     assert len(daemon.read_all(topic)) == 3
 
 
-def test_what_is_refused_for_now_is_unavailable_and_says_when_to_repeat(tmp_path: Path) -> None:
+def test_what_is_refused_for_now_is_unavailable_and_says_when_to_repeat(
+    tmp_path: Path, listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The exporter gives up after five seconds of refusals, which a slow machine may need.
+    monkeypatch.setattr("opentelemetry.exporter.otlp.proto.grpc.exporter._MAX_RETRYS", 60)
     file = TokenFile(tmp_path / "tokens.json")
     _, token = file.issue("full", list(Scope))
     settings: dict[str, object] = {
@@ -96,7 +101,7 @@ def test_what_is_refused_for_now_is_unavailable_and_says_when_to_repeat(tmp_path
     }  # fmt: skip
     with ExitStack() as stack:
         daemon = stack.enter_context(
-            running(tmp_path / "data", settings=settings, token=token)
+            running(tmp_path / "data", settings=settings, token=token, listen=listen)
         )  # fmt: skip
         assert daemon.json("PUT", "/v0/topics/logs").status == 201
         address = stack.enter_context(forwarding(daemon, "logs"))
@@ -109,6 +114,7 @@ def test_what_is_refused_for_now_is_unavailable_and_says_when_to_repeat(tmp_path
             assert more[DETAILS] == retry_details(14, text, delay[0]) and delay[0] > 0
         with ThreadPoolExecutor(1) as threads:  # the exporter repeats it
             with full_ring(daemon, "logs", f"Authorization: Bearer {token}"):
+                wait_for_heartbeats(daemon)  # what filled the ring is counted
                 seen = rejected(daemon)
                 sent = threads.submit(emit, address, token)
                 wait_until(lambda: rejected(daemon) > seen, "the exporter to be refused")
@@ -127,8 +133,9 @@ def rejected(daemon: Daemon) -> int:
 def emit(address: str, token: str) -> None:
     provider = LoggerProvider()
     exporter = OTLPLogExporter(
-        f"http://{address}", insecure=True, headers=(("authorization", f"Bearer {token}"),)
-    )
+        f"http://{address}", insecure=True, headers=(("authorization", f"Bearer {token}"),),
+        timeout=HANG_S,
+    )  # fmt: skip
     provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
     provider.get_logger("app").emit(body="again")
     provider.shutdown()
