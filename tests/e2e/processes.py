@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from shards import locks
+from shards.locks import LockFile
 from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
 from tests.e2e.load import read_answer
 
@@ -136,6 +138,22 @@ class Line:
         """Ends the connection."""
         self._stream.close()
         self.socket.close()
+
+
+@contextlib.contextmanager
+def held_commit(daemon: Daemon, topic: str) -> Iterator[None]:
+    """While a record is not committed, because the ledger is locked; after it the record is."""
+    with contextlib.closing(LockFile(daemon.data / "lock")) as file, Line(daemon) as line:
+        wait_until(lambda: file.try_lock(locks.LEDGER), "the ledger lock")
+        line.send(topic, "held", ack_timeout_ms=600_000)
+        wait_until(
+            lambda: any(shard["ring_used_bytes"] for shard in daemon.status()["shards"]),
+            "it to be taken in",
+        )
+        yield
+        file.unlock(locks.LEDGER)
+        answer = line.answer()
+        assert answer is not None and answer.status == 200, answer
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from daemon.api.openapi import document as document_of
 from daemon.api.routes import ROUTES
-from shards import locks
-from shards.locks import LockFile
 from tests.e2e.daemon import Answer, Daemon, running, stream, wait_until
+from tests.e2e.processes import held_commit
 from tests.e2e.schema import Mismatch, check, resolve
 from tests.e2e.wire import Wire, request
 
@@ -539,14 +538,8 @@ def throttle(daemon: Daemon, api: Checked) -> None:
 def stop(daemon: Daemon, api: Checked) -> None:
     """While the daemon stops, open connections are told."""
     asking = request("GET", "/readyz")
-    with (
-        Wire(daemon.port) as busy, Wire(daemon.port) as wire, Wire(daemon.port) as late,
-        closing(LockFile(daemon.data / "lock")) as lock_file,
-    ):  # fmt: skip
-        # A record that cannot be committed: without one, connections have 3 s for their ends.
-        wait_until(lambda: lock_file.try_lock(locks.LEDGER), "the ledger lock")
-        late.send(request("POST", "/v0/topics/after", b"[1]"))
-        wait_until(lambda: daemon.status()["shards"][0]["ring_used_bytes"], "it to be taken in")
+    # A shard without work would give connections 3 s for their ends.
+    with held_commit(daemon, "after"), Wire(daemon.port) as busy, Wire(daemon.port) as wire:
         # A request on its way keeps the first connection, a poll the second.
         busy.send(asking[:-2])
         assert wire.ask(asking).status == 200
@@ -560,9 +553,6 @@ def stop(daemon: Daemon, api: Checked) -> None:
         answer = busy.answer()
         assert answer is not None
         api.take("GET", "/readyz", answer)
-        lock_file.unlock(locks.LEDGER)
-        stored = late.answer()
-        assert stored is not None and stored.status == 200
 
 
 @pytest.mark.parametrize(
