@@ -48,6 +48,7 @@ def restarts(daemon: Daemon, shard: int) -> int:
 @contextlib.contextmanager
 def succession(daemon: Daemon, *shards: int) -> Iterator[list[int]]:
     """The pids of shards whose processes the block ends; after it their successors serve."""
+    assert shards, "which shards?"
     before = serving(daemon)
     yield [before[shard]["pid"] for shard in shards]
 

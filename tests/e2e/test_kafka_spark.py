@@ -54,7 +54,7 @@ def test_what_sparks_sink_writes_its_source_reads_whole_in_batches_and_as_a_stre
         "concat('key ', id % 7) AS key", "cast(id AS string) AS value"
     )
     made.write.format("kafka").options(**options, topic="numbers").save()
-    kill_shards(daemon)
+    kill_shards(daemon, 0, 1)
     reading = {**options, "subscribe": "numbers", "startingOffsets": "earliest"}
     batch = spark.read.format("kafka").options(**reading).load().select("key", "value")
     assert values([tuple(row) for row in batch.collect()]) == list(range(COUNT))
