@@ -106,7 +106,7 @@ def test_what_ran_before_is_not_blamed(child: subprocess.Popen[bytes]) -> None:
 
 
 SAMPLE = """
-import subprocess, sys, threading, time
+import subprocess, sys, threading
 import pytest, tests.leaks
 tests.leaks.THREAD_ENDS_WITHIN_S = 0.05
 
@@ -126,12 +126,13 @@ def untidy_server():
     left.append(process)
 
 left = []
+over = threading.Event()
 
 def test_leaver():
-    threading.Thread(target=time.sleep, args=(1,), name="left").start()
+    threading.Thread(target=over.wait, name="left").start()
 
 def test_first_user(tidy_server, untidy_server):
-    pass
+    over.set()
 
 def test_second_user(tidy_server, untidy_server):
     pass
