@@ -19,6 +19,12 @@ pytestmark = pytest.mark.slow
 LOGS = (ROOT / "examples" / "ingest" / "nginx-logs.conf").read_text()
 
 
+def stored(daemon: Daemon, topic: str) -> int:
+    """How many records there are, if there is such a topic yet."""
+    is_there = daemon.get(f"/v0/topics/{topic}").status == 200
+    return len(daemon.read_all(topic)) if is_there else 0
+
+
 def test_each_request_is_a_record_once_through_a_rotation(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -55,7 +61,9 @@ def test_each_request_is_a_record_once_through_a_rotation(
             wait_until(log.exists, "the new file")
             ask(port, "GET", "/bad", headers={"User-Agent": "not UTF-8: \xe9"})
             ask(port, "GET", "/last", headers={"User-Agent": agents[2]})
-            wait_until(lambda: len(daemon.read_all("access")) == 3, "all records")
+            wait_until(lambda: stored(daemon, "access") == 3, "all records")
+            # What is invalid goes to its topic by requests of its own.
+            wait_until(lambda: stored(daemon, "bad-access") == 1, "the letter")
         finally:
             for process in (follow, nginx):
                 if process is not None:
