@@ -24,6 +24,7 @@ from shards.clock import wall_ms
 from tests.e2e.daemon import HANG_S, ROOT, running, wait_until
 from tests.e2e.pushing import TIMES
 from tests.signing import secret_of
+from tools.ports import kept_port
 from uploader.l0.records import Record
 
 PROGRAM = ROOT / "examples" / "push" / "receive.py"
@@ -33,16 +34,17 @@ FORMATS: tuple[PushFormat, ...] = ("binary", "structured", "batch")
 
 
 class Running:
-    """The example as a process; after ``kill`` another one goes on with its database."""
+    """The example as a process; after ``kill`` another one goes on with its database and port."""
 
-    def __init__(self, database: Path, secrets: str) -> None:
+    def __init__(self, database: Path, secrets: str, port: int = 0) -> None:
         self.database = database
         self._secrets = secrets
+        self._wanted = port
         self.start()
 
-    def start(self, port: int = 0) -> None:
+    def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, PROGRAM, self.database, str(port)],
+            [sys.executable, PROGRAM, self.database, str(self._wanted)],
             env={**os.environ, "WEBHOOK_SECRETS": self._secrets},
             stdout=subprocess.PIPE,
             text=True,
@@ -65,15 +67,16 @@ class Running:
         return answer.status
 
     def rows(self) -> list[tuple[object, ...]]:
-        with closing(sqlite3.connect(self.database)) as connection:
+        with closing(sqlite3.connect(self.database, timeout=HANG_S)) as connection:
             return connection.execute("SELECT key, seq, data FROM events ORDER BY seq").fetchall()
 
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path / "events.db", f"{NEW} {OLD}")
-    yield running
-    running.kill(signal.SIGINT)
+    with kept_port() as port:
+        running = Running(tmp_path / "events.db", f"{NEW} {OLD}", port)
+        yield running
+        running.kill(signal.SIGINT)
 
 
 def message(seq: int, attempt: int = 1) -> PushedMessage:
@@ -163,7 +166,7 @@ def test_each_record_of_a_daemon_is_kept_once_though_receiver_and_daemon_are_kil
         assert daemon.json("POST", "/v0/topics/orders", {"records": sent}).status == 200
         wait_until(lambda: len(receiver.rows()) > records / 6, "some records")
         receiver.kill()
-        receiver.start(port=receiver.port)
+        receiver.start()
         wait_until(lambda: len(receiver.rows()) > records / 3, "more records")
         for shard in psutil.Process(daemon.process.pid).children():
             shard.kill()
