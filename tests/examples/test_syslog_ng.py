@@ -51,6 +51,10 @@ def messages(daemon: Daemon) -> list[str]:
     return [record["data"]["message"] for record in daemon.read_all("logs")]
 
 
+def acknowledged(daemon: Daemon) -> int:
+    return int(daemon.status()["totals"]["records_acked"])
+
+
 @pytest.mark.slow
 def test_each_line_is_stored_once_and_in_order_also_over_a_restart_of_both(tmp_path: Path) -> None:
     log = tmp_path / "log"
@@ -68,6 +72,8 @@ def test_each_line_is_stored_once_and_in_order_also_over_a_restart_of_both(tmp_p
         with syslog_ng(tmp_path, url):
             with running(tmp_path / "data", **options) as daemon:
                 wait_until(lambda: messages(daemon) == lines[:1_000], "the first lines")
+                # Readers have them first. What had no answer would come again, with other lines.
+                wait_until(lambda: acknowledged(daemon) == 1_000, "their acknowledgment")
                 daemon.kill_everything()
             write(lines[1_000:2_000])  # while nothing takes them
         write(lines[2_000:])
