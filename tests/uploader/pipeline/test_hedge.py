@@ -107,7 +107,7 @@ class Contest:
     def __init__(self, losers_max: int = 4) -> None:
         self.attempts = Attempts()
         self.hedged = HedgedPut(self.attempts.put, losers_max, monotonic_ns)
-        for _ in range(SAMPLES_MIN + 60):
+        for _ in range(SAMPLES_MIN):  # one more could already be hedged
             self.put()
         self.attempts.blocking = True
 
