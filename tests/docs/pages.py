@@ -40,11 +40,13 @@ class Command(NamedTuple):
 class Runs:
     """It is run. ``prints`` is a pattern of what it prints; its named groups are variables of the
     commands after it. ``swap`` puts what the test has in the place of what a reader has. ``first``
-    does what the page takes for granted."""
+    does what the page takes for granted. ``until`` says whether the command has done what cannot be
+    seen in what it prints."""
 
     prints: str
     swap: Mapping[str, str] = field(default_factory=dict)
     first: Callable[[Reader], Any] | None = None
+    until: Callable[[Reader], Any] | None = None
     stdin: str = ""
     ends: bool = True  # else it is stopped once it has printed that
     stays: bool = False  # else when the page ends

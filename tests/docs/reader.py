@@ -91,10 +91,18 @@ class Reader:
         process.stdin.close()
         self.processes[command.text] = process
         if not step.ends:
-            wait_until(
-                lambda: re.search(step.prints, out.read_text()) or process.poll() is not None,
-                f"{text} to print {step.prints}: {out.read_text()}",
-            )
+
+            def is_done() -> bool:
+                if process.poll() is not None:
+                    return True
+                has_done = step.until is None or step.until(self)
+                return bool(has_done and re.search(step.prints, out.read_text()))
+
+            try:
+                wait_until(is_done, f"{text} to print {step.prints}", 2 * HANG_S)
+            except AssertionError as hang:
+                hang.add_note(out.read_text())
+                raise
         if not step.stays:
             self.end(command.text, stop=not step.ends)
         printed = out.read_text()

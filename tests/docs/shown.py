@@ -88,9 +88,7 @@ def without_billing(reader: Reader) -> None:
 def blocked(reader: Reader, key: str = "customer-17", **more: Any) -> None:
     """A message of the key that a consumer has refused for the last time."""
     reader.end("headgate consume")
-    subscription = Subscription(
-        reader.daemon, "orders", "billing", redeliveries_max=0, ack_timeout_ms=1000, **more
-    )
+    subscription = Subscription(reader.daemon, "orders", "billing", redeliveries_max=0, **more)
     subscription.produce(key)
     while True:
         (message,) = subscription.take("w", 1)
@@ -152,6 +150,23 @@ def files(reader: Reader) -> None:
         ("audit/trail/a.json", '{"Records": [{"n": 1}, {"n": 2}]}'),
     ):
         reader.bucket.client.put_object(Bucket=reader.bucket.bucket, Key=key, Body=body.encode())
+
+
+def stored(**counts: int) -> Any:
+    """Whether topics have this many records. A command that is stopped before Python has begun ends
+    as if it had failed."""
+
+    def is_there(reader: Reader, name: str, count: int) -> bool:
+        answer = reader.daemon.get(f"/v0/topics/{name}")
+        return answer.status == 200 and answer.json["partitions"][0]["head_seq"] >= count
+
+    return lambda reader: all(is_there(reader, *each) for each in counts.items())
+
+
+def watched(reader: Reader) -> bool:
+    """Stores what a watch shows, which begins with what comes after it."""
+    topic("orders", {"key": "customer-17", "data": {"n": 1}})(reader)
+    return True
 
 
 def load(reader: Reader) -> None:
@@ -333,8 +348,8 @@ SHOWN: dict[str, dict[str, Step]] = {
         ),
         "headgate import orders": Runs(r"\b3 records", first=files),
         "headgate import events": Runs("records"),
-        "headgate import logs": Runs("", ends=False),
-        "headgate import trail": Runs("", ends=False),
+        "headgate import logs": Runs("", ends=False, until=stored(**{"logs": 2, "bad-logs": 1})),
+        "headgate import trail": Runs("", ends=False, until=stored(trail=2)),
         "curl -H 'Content-Type: application/x-ndjson'": Runs('"count":'),
         "curl -H 'Content-Type: application/octet-stream'": Runs('"count":1'),
     },
@@ -352,7 +367,7 @@ SHOWN: dict[str, dict[str, Step]] = {
             '"customer-17"', ends=False,
             first=topic("orders", {"key": "customer-17", "data": {"n": 1}}),
         ),
-        "headgate watch": Runs("", ends=False),
+        "headgate watch": Runs('{"n": ?1}', ends=False, until=watched),
         "headgate read": Runs('{"n": ?1}', ends=False),
     },
     "docs/stores.md": {
