@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from commands.shell.exits import DEGRADED, OK
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.processes import kill_shards
 from tools.ports import kept_port
@@ -32,8 +33,8 @@ def run(daemon: Daemon, *arguments: str, stdin: str | None = None) -> Result:
     )
 
 
-def parsed(result: Result) -> Any:
-    assert result.exit_code == 0, result.stderr
+def parsed(result: Result, *codes: int) -> Any:
+    assert result.exit_code in (codes or (OK,)), result.stderr
     return json.loads(result.stdout)
 
 
@@ -195,7 +196,8 @@ def test_objects_are_listed_printed_and_verified_while_the_daemon_runs(daemon: D
 
 
 def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> None:
-    status = parsed(run(daemon, "status", "-o", "json"))
+    # On a machine that stands still for a while, a daemon is degraded for a while.
+    status = parsed(run(daemon, "status", "-o", "json"), OK, DEGRADED)
     documented = {
         "version", "uptime_s", "ready", "store", "window_ms", "pressure", "memory_bound_bytes",
         "shards", "groups", "totals", "certificate", "standbys", "imports",
@@ -222,7 +224,7 @@ def test_status_and_groups_keep_to_their_documented_shapes(daemon: Daemon) -> No
     assert all(group <= set(each) for each in groups)
     assert sorted(shard for each in groups for shard in each["shards"]) == [0, 1]
     assert "shards 0-1" in run(daemon, "groups").stdout
-    assert "  ready  " in run(daemon, "status").stdout
+    wait_until(lambda: "  ready  " in run(daemon, "status").stdout, "a daemon that is ready")
 
 
 def test_config_show_is_what_serve_runs_with(daemon: Daemon) -> None:
@@ -275,7 +277,7 @@ def test_top_shows_what_a_real_daemon_does(daemon: Daemon) -> None:
     assert first["rates"]["requests"] > 0 and set(second["rates"]["shards"]) == {"0", "1"}
     assert first["status"]["object_bytes_target"] == 4 << 20
     result = run(daemon, "top", "-n", "1")
-    assert result.exit_code == 0
+    assert result.exit_code in (OK, DEGRADED), result.stderr
     for name in (
         "requests/s",
         "PUT/s",
