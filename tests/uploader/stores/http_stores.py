@@ -75,8 +75,12 @@ def scripted_store(answers: Callable[[Request], Answer | None]) -> Iterator[Scri
 
     for method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
         setattr(Handler, f"do_{method}", Handler.answer)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # of 5, those beyond try again after 1, 2 and 4 s, if they may
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -14,6 +14,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.uploader.stores.http_stores import Answer, Request, error, scripted_store
+from tools.ports import kept_port
 from uploader.stores.base import (
     Encryption,
     ObjectMissing,
@@ -152,15 +153,14 @@ def test_an_incomplete_answer_is_an_error_and_not_a_short_object() -> None:
 
 
 def test_a_put_to_a_closed_port_has_a_known_outcome() -> None:
-    with scripted_store(lambda _: KEPT) as server:
-        pass
-    store = opened(server.endpoint_url)
-    for call in (lambda: put(store), store.check, lambda: list(store.list(""))):
-        with pytest.raises(StoreError, match="Could not connect") as caught:
-            call()
-        assert (caught.value.retryable, caught.value.outcome_unknown) == (True, False)
-        assert server.endpoint_url in str(caught.value)
-    store.close()
+    with kept_port() as port:
+        store = opened(f"http://127.0.0.1:{port}")
+        for call in (lambda: put(store), store.check, lambda: list(store.list(""))):
+            with pytest.raises(StoreError, match="Could not connect") as caught:
+                call()
+            assert (caught.value.retryable, caught.value.outcome_unknown) == (True, False)
+            assert f"http://127.0.0.1:{port}" in str(caught.value)
+        store.close()
 
 
 def test_a_store_that_does_not_honor_if_none_match_is_refused_by_name() -> None:
