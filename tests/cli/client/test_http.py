@@ -39,6 +39,17 @@ class Clock:
         self.ms += wait_ms
 
 
+@pytest.fixture
+def only_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real time tells the caller nothing, however long an answer takes on this machine."""
+
+    class Silent(threading.Timer):
+        def run(self) -> None:
+            """Its time is over, and nothing happens."""
+
+    monkeypatch.setattr(threading, "Timer", Silent)
+
+
 def in_turn(*answers: Answer) -> Script:
     """Gives the answers one after the other."""
     left: Iterator[Answer] = iter(answers)
@@ -268,6 +279,7 @@ def test_an_attempt_gets_no_more_time_than_is_left() -> None:
             client.call("GET", "/", patience_ms=150, timeout_s=30)
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_after_two_seconds_the_caller_is_told_what_the_call_waits_for_and_later_the_end() -> None:
     clock = Clock()
     said: list[str] = []
@@ -284,6 +296,7 @@ def test_after_two_seconds_the_caller_is_told_what_the_call_waits_for_and_later_
     ]
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_the_caller_is_not_told_of_a_short_wait() -> None:
     clock = Clock()
     said: list[str] = []
