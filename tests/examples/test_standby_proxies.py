@@ -93,7 +93,7 @@ def test_a_producer_that_retries_sees_no_error_through_a_handover(
                 for _ in range(10):
                     produce()
                     time.sleep(0.1)
-                assert second.readiness() == 200
+                second.wait_owner()
                 first.wait_standby()
                 for _ in range(10):
                     produce()
