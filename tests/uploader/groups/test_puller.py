@@ -469,13 +469,20 @@ def process(made: Crew, task: str, shard: int) -> subprocess.Popen[bytes]:
     fds = [made.segment.fd, *made.bells.fds]
     layout = msgspec.json.encode(made.layout).decode()
     bells = ",".join(map(str, made.bells.fds))
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.uploader.pulling_process", task, str(shard),
-         str(made.segment.fd), layout, bells, str(made.locks.path)],
-        cwd=ROOT,
-        pass_fds=fds,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
+    # A pipe that nobody reads would stop it as soon as it is full.
+    with said_by(made, shard).open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.uploader.pulling_process", task, str(shard),
+             str(made.segment.fd), layout, bells, str(made.locks.path)],
+            cwd=ROOT,
+            pass_fds=fds,
+            stdout=said,
+        )  # fmt: skip
+
+
+def said_by(made: Crew, shard: int) -> Path:
+    """What the processes of a shard have said."""
+    return made.locks.path.with_name(f"said-by-{shard}")
 
 
 def test_a_process_that_dies_in_a_pull_leaves_a_free_lock_a_mark_and_an_orphan(two: Crew) -> None:
@@ -483,7 +490,7 @@ def test_a_process_that_dies_in_a_pull_leaves_a_free_lock_a_mark_and_an_orphan(t
     first = [(shard, two.publish(shard, now - 2 * WINDOW)) for shard in (0, 1)]
     two.groups.store(0, at.P_UPLOAD_TURN, 1)
     dying = process(two, "die", 1)
-    dying.communicate()
+    dying.wait()
     assert dying.returncode == -9
     assert two.groups.word(0, at.P_MARK) == 2
     assert two.groups.upload_turn(two.groups.map.group_of(0)) == 1
@@ -516,18 +523,18 @@ def test_every_byte_is_in_exactly_one_lease_although_pulling_processes_are_kille
             for dead, pulls in ((1, 300), (2, 700)):
                 _wait_for_pulls(made, running, pulls)
                 running[dead].kill()
-                _collect(running.pop(dead), ranges)
+                _collect(made, dead, running.pop(dead), ranges)
                 _take_over(made, dead, ranges)
                 running[dead] = process(made, "loop", dead)
             _wait_for_pulls(made, running, 1_000)
             made.words[at.G_DRAINING] = 1
-            for each in running.values():
-                _collect(each, ranges)
+            for shard, each in running.items():
+                _collect(made, shard, each, ranges)
                 assert each.returncode == 0
         finally:
             for each in running.values():
                 each.kill()
-                each.communicate()
+                each.wait()
         assert drained(made.segment)
         made.check()
         for shard in range(4):
@@ -545,9 +552,9 @@ def _wait_for_pulls(made: Crew, running: dict[int, subprocess.Popen[bytes]], pul
         assert all(each.poll() is None for each in running.values())
 
 
-def _collect(ended: subprocess.Popen[bytes], ranges: Ranges) -> None:
-    output, _ = ended.communicate(timeout=60)
-    for line in output.splitlines():
+def _collect(made: Crew, shard: int, ended: subprocess.Popen[bytes], ranges: Ranges) -> None:
+    ended.wait(timeout=60)
+    for line in said_by(made, shard).read_bytes().splitlines():
         lease_id, leased = msgspec.json.decode(line, type=tuple[LeaseId, tuple[LeasedRange, ...]])
         assert ranges.setdefault(lease_id, leased) == leased
 
