@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,9 @@ class Contest:
 
     def __init__(self, losers_max: int = 4) -> None:
         self.attempts = Attempts()
-        self.hedged = HedgedPut(self.attempts.put, losers_max, monotonic_ns)
+        # Each look at the clock is 50 ms after the one before, and so is a hedge. A limit below the
+        # time of a call may make CPython's SimpleQueue.get wait without one.
+        self.hedged = HedgedPut(self.attempts.put, losers_max, count(0, 50 * MS).__next__)
         for _ in range(SAMPLES_MIN):  # one more could already be hedged
             self.put()
         self.attempts.blocking = True
@@ -248,6 +251,7 @@ def test_a_slow_upload_is_hedged_committed_once_and_both_puts_are_counted(line: 
     texts = []
     for number in range(SAMPLES_MIN):
         texts.append(str(number))
+        line.stay_owner()
         pulled = line.lease_of(0, texts[-1])
         line.start(0, pulled)
         line.turn_until_done(pulled)
@@ -289,6 +293,7 @@ def test_a_loser_that_fails_late_raises_no_alarm(
     line.uploads[0].stop()
     line.uploads[0] = uploads = line.uploads_of(0, hedge_puts=True)
     for number in range(SAMPLES_MIN):
+        line.stay_owner()
         pulled = line.lease_of(0, str(number))
         line.start(0, pulled)
         line.turn_until_done(pulled)
