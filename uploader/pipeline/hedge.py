@@ -66,7 +66,8 @@ class _Race:
     """The attempts of one PUT; ``ended`` is called when the last one ends."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
-        self.outcomes: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        # Not a SimpleQueue: CPython's waits without limit if the limit passes just before it waits.
+        self.outcomes: queue.Queue[str | BaseException] = queue.Queue()
         self._ended = ended
         self._mutex = threading.Lock()
         self._running = 0

@@ -107,8 +107,7 @@ class Contest:
 
     def __init__(self, losers_max: int = 4) -> None:
         self.attempts = Attempts()
-        # Each look at the clock is 50 ms after the one before, and so is a hedge. A limit below the
-        # time of a call may make CPython's SimpleQueue.get wait without one.
+        # Each look at the clock is 50 ms after the one before, and so is a hedge.
         self.hedged = HedgedPut(self.attempts.put, losers_max, count(0, 50 * MS).__next__)
         for _ in range(SAMPLES_MIN):  # one more could already be hedged
             self.put()
