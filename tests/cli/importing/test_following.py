@@ -140,6 +140,7 @@ def test_a_connection_that_the_daemon_closes_while_nothing_is_sent_is_not_a_fail
     async def act(source: SourceImport, clock: Clock) -> None:
         for number in range(2, 5):
             await until(lambda: len(script.produced) == number - 1)  # noqa: B023
+            await until(lambda: source._leases.leased == 0)  # it has the answer, too
             clock.now_s += 1_000  # more than its patience, but nothing was asked meanwhile
             with path.open("a") as file:
                 file.write(f"{number}\n")
