@@ -59,6 +59,7 @@ class Scripted(ThreadingHTTPServer):
     """Answers by ``script`` and remembers all calls and how many connections there were."""
 
     daemon_threads = False
+    request_queue_size = 128  # of 5, those beyond try again after 1, 2 and 4 s, if they may
 
     def __init__(self, script: Script) -> None:
         self.script = script
