@@ -224,7 +224,7 @@ def fifo(folder: Path, name: str = "fifo") -> Path:
 
 def test_as_many_commands_run_at_a_time_as_asked_for(tmp_path: Path) -> None:
     met = fifo(tmp_path)
-    command = f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; *) echo > {met};; esac"
+    command = f"case $HEADGATE_SEQ in 1) timeout 60 cat {met};; *) echo > {met};; esac"
     script = Consumed(polls(message(1, key="a"), message(2, key="b")))
     result = consume(script, "--exec", command, "--parallel", "2", "-n", "2")
     assert (result.exit_code, script.queries[0]["max"]) == (0, ["2"])
@@ -250,7 +250,7 @@ def test_messages_of_a_key_or_a_node_that_counts_as_one_are_worked_on_one_after_
 ) -> None:
     met, seen = fifo(tmp_path), tmp_path / "seen"
     command = (
-        f"case $HEADGATE_SEQ in 1) timeout 20 cat {met};; 9) echo > {met};; esac;"
+        f"case $HEADGATE_SEQ in 1) timeout 60 cat {met};; 9) echo > {met};; esac;"
         f" echo $HEADGATE_SEQ >> {seen}"
     )
     script = Consumed(polls(*together, message(9)), **settings)
@@ -263,7 +263,7 @@ def test_messages_of_a_node_are_worked_on_in_parallel_unless_it_counts_as_their_
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     met = fifo(tmp_path)
-    command = f"timeout 20 sh -c 'case $HEADGATE_SEQ in 1) cat {met};; *) echo > {met};; esac'"
+    command = f"timeout 60 sh -c 'case $HEADGATE_SEQ in 1) cat {met};; *) echo > {met};; esac'"
     script = Consumed(polls(message(1, node="n"), message(2, node="n")), **config)
     assert consume(script, "--exec", command, "--parallel", "2", "-n", "2").exit_code == 0
     assert {action for action, _ in script.told[:2]} == {"ack"}
@@ -274,7 +274,7 @@ def test_a_message_that_is_sent_again_while_its_command_runs_is_not_run_twice(
 ) -> None:
     met, seen = fifo(tmp_path), tmp_path / "seen"
     command = (
-        f"echo $HEADGATE_SEQ >> {seen}; case $HEADGATE_SEQ in 1) timeout 20 cat {met};;"
+        f"echo $HEADGATE_SEQ >> {seen}; case $HEADGATE_SEQ in 1) timeout 60 cat {met};;"
         f" 9) echo > {met};; esac"
     )
     again = polls(message(1, epoch=11, attempt=2), message(9, epoch=11))
