@@ -24,7 +24,7 @@ def test_it_says_that_nobody_answers_and_goes_on_by_itself(tmp_path: Path, look:
     with kept_port() as port:
         listen = f"127.0.0.1:{port}"
         with running(tmp_path, listen=listen) as daemon:
-            page = look(daemon, ignored="ERR_")
+            page = look(daemon, refused=(503,), ignored="ERR_")
             expect(page.locator("#state")).to_have_text("ready")
         expect(page.locator("#state")).to_have_text("NO ANSWER")
         expect(page.locator("#notes")).to_contain_text(f"no answer from {listen}")
@@ -37,7 +37,7 @@ def test_it_says_that_a_daemon_that_stands_still_does_not_answer(
     tmp_path: Path, look: Look
 ) -> None:
     with running(tmp_path) as daemon:
-        page = look(daemon, ignored="ERR_")
+        page = look(daemon, refused=(503,), ignored="ERR_")
         expect(page.locator("#state")).to_have_text("ready")
         os.killpg(daemon.process.pid, signal.SIGSTOP)
         try:
