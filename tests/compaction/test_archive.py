@@ -13,6 +13,7 @@ import pytest
 from compaction.archive import NAME, PACKAGES, build_archive
 from tests.compaction.by_hand import compact
 from tests.e2e.daemon import ROOT, running
+from tests.e2e.packages import download
 
 # What the docs promise that executors need, with pyspark itself.
 EXECUTORS_HAVE = ("pyspark", "pyarrow", "boto3", "msgspec")
@@ -106,7 +107,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--disable-pip-version-check", "--no-input", "--constraint",
         str(ROOT / "constraints.txt"), *EXECUTORS_HAVE,
     ]  # fmt: skip
-    subprocess.run(command, check=True)
+    download(command)
     return python
 
 

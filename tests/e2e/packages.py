@@ -1,8 +1,9 @@
-"""Packages of Maven that tests run, with what they need."""
+"""Packages that tests download: those of Maven with what they need."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.examples.test_proxies import program
@@ -22,12 +23,18 @@ DEPENDENCY = """
 """
 
 
+def download(command: Sequence[str], cwd: Path | None = None) -> None:
+    """Runs a command that downloads packages, which is tried three times: a registry that fails
+    for a moment fails no test."""
+    for _ in range(2):
+        if subprocess.run(command, cwd=cwd, check=False).returncode == 0:
+            return
+    subprocess.run(command, cwd=cwd, check=True)
+
+
 def copy_jars(folder: Path, *packages: str) -> None:
     """Puts ``group:artifact:version`` and what they need when they run into a folder."""
     of_each = "".join(DEPENDENCY % tuple(each.split(":")) for each in packages)
     (folder / "pom.xml").write_text(POM % of_each)
-    subprocess.run(
-        [program("mvn", "maven"), "-q", "-B", COPY_DEPENDENCIES, "-DoutputDirectory=.",
-         "-DincludeScope=runtime"],
-        cwd=folder, check=True,
-    )  # fmt: skip
+    mvn = [program("mvn", "maven"), "-q", "-B", COPY_DEPENDENCIES, "-DoutputDirectory=."]
+    download([*mvn, "-DincludeScope=runtime"], folder)
