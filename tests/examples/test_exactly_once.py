@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Daemon, command, running, wait_until
 from tools.ports import kept_port
 
 PROGRAM = ROOT / "examples" / "ingest" / "exactly_once.py"
-LINES = 4_000  # far more than a program stores, one by one, before it is killed
+# While programs are killed, a commit takes 50 ms: two of them store at most 240 lines in a second,
+# and need far longer for all than a machine stands still.
+LINES = 4_000
+SLOW = command("serve", "--chaos", "latency=50ms..60ms")
 
 
 def write_lines(file: Path, first: int, last: int) -> None:
@@ -35,8 +38,7 @@ def stored(daemon: Daemon) -> int:
     return int(answer.json["partitions"][0]["head_seq"]) if answer.status == 200 else 0
 
 
-def more_lines(daemon: Daemon) -> None:
-    before = stored(daemon)
+def wait_for_more(daemon: Daemon, before: int) -> None:
     wait_until(lambda: stored(daemon) > before + 20, "more lines")
 
 
@@ -59,18 +61,21 @@ def test_each_line_is_stored_once_although_program_and_daemon_are_killed(
 ) -> None:
     file = tmp_path / "in.ndjson"
     write_lines(file, 0, LINES)
-    with running(tmp_path / "data", shards=2, listen=f"127.0.0.1:{port}") as daemon:
+    listen = f"127.0.0.1:{port}"
+    with running(tmp_path / "data", shards=2, listen=listen, command=SLOW) as daemon:
         for _ in range(3):
+            before = stored(daemon)
             program = begin(file, port, most=1)
-            more_lines(daemon)
+            wait_for_more(daemon, before)
             program.kill()
             assert program.wait(HANG_S) == -9
             program.communicate()
         # Two, and the daemon is killed under them.
+        before = stored(daemon)
         both = [begin(file, port), begin(file, port, most=7)]
-        more_lines(daemon)
+        wait_for_more(daemon, before)
         daemon.kill_everything()
-    with running(tmp_path / "data", listen=f"127.0.0.1:{port}") as daemon:
+    with running(tmp_path / "data", listen=listen) as daemon:
         assert [ended(program) for program in both] == [f"{LINES} lines\n"] * 2
         write_lines(file, LINES, LINES + 10)
         with file.open("a") as there:
