@@ -193,6 +193,7 @@ def test_who_takes_no_answer_is_closed_and_holds_nothing(
         async with asyncio.timeout(60):
             for _ in iter(lambda: bool(served._open), False):
                 await asyncio.sleep(0.02)
+        monkeypatch.setattr(connection, "WRITE_S", 60)  # for its client, who is in this process
         other, more = await connect()
         more.write(metadata_of(500))
         async with asyncio.timeout(60):
