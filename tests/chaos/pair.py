@@ -74,6 +74,8 @@ class PairWorld(World):
             )
             for number, link in enumerate(links)
         ]  # fmt: skip
+        for member in self._pair:
+            member.daemon.heard = self._hear
         self._owner = 0  # its place in the pair
 
     def steps(self) -> Iterator[Step]:

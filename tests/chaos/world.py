@@ -111,6 +111,7 @@ class World:
                 settings=self._settings, config_file=self._config, listen=self._options.listen,
                 command=(sys.executable, "-m", "cli", "serve", *chaos),
             )  # fmt: skip
+            daemon.heard = self._hear
             daemon.start()
             _wait_for_start(daemon)
             if daemon.port or "is in use by the headgate with pid" not in daemon.text:
@@ -152,6 +153,11 @@ class World:
 
     def _harm(self, *, whole: bool = False) -> None:
         self._written.add(Harmed(monotonic_ns() // 1_000_000, whole))
+
+    def _hear(self, line: str) -> None:
+        """The supervisor kills a shard that does not turn, as on a machine that stands still."""
+        if "has not turned for" in line or " died (" in line:
+            self._harm()
 
     def shard_pids(self) -> list[int]:
         """The pids of the shard processes."""

@@ -121,6 +121,7 @@ class Daemon:
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
         self.process: subprocess.Popen[str]
         self.log: list[str] = []
+        self.heard: Callable[[str], object] = bool  # is given each line of it
         self.port = 0
 
     def start(self) -> None:
@@ -136,6 +137,7 @@ class Daemon:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
+            self.heard(line)
             ready = re.search(r"ready on http://.*:(\d+) ", line)
             if ready:
                 self.port = int(ready.group(1))
