@@ -95,9 +95,11 @@ def test_a_stopped_owner_is_killed_and_what_was_asked_meanwhile_is_told_so(data:
             daemon.produce("t", *range(3))
             messages = stream.messages(3)
             with succession(daemon, owner) as (pid,):
-                with stopped(pid):
+                # The supervisor is stopped too, so that it kills nobody before the owner is asked.
+                with stopped(daemon.process.pid):
+                    os.kill(pid, signal.SIGSTOP)
                     line.begin("POST", f"{path}/ack", acknowledgment("c", messages))
-                    wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
+                wait_until(lambda: not alive(pid), "the supervisor to kill the owner")
                 answer = line.response()
                 assert answer.status == 503
                 assert b"owner_restarted" in answer.read()
