@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> 
             line.produce("t", 9)
         assert restarts(daemon, 0) == 0
         assert [record["data"] for record in daemon.read_all("t")] == list(range(10))
-    assert "shard 1 has not turned for 50 ticks: killed" in daemon.text
+    # 50 ticks, or fewer if it was stopped while it had a lock or a lease.
+    assert re.search(r"shard 1 has not turned for \d+ ticks: killed", daemon.text)
 
 
 @pytest.mark.slow
