@@ -156,7 +156,7 @@ class World:
 
     def _hear(self, line: str) -> None:
         """The supervisor kills a shard that does not turn, as on a machine that stands still."""
-        if "has not turned for" in line or " died (" in line:
+        if "has not turned for" in line:
             self._harm()
 
     def shard_pids(self) -> list[int]:

@@ -121,7 +121,7 @@ class Daemon:
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
         self.process: subprocess.Popen[str]
         self.log: list[str] = []
-        self.heard: Callable[[str], object] = bool  # is given each line of it
+        self.heard: Callable[[str], None] = lambda line: None  # is given each line of it
         self.port = 0
 
     def start(self) -> None:

@@ -56,7 +56,9 @@ def test_status_readyz_and_the_log_report_an_outage_and_its_end(data: Path, buck
             stored = [record["data"] for record in daemon.diff("t")["records"]]
     assert stored == ["before", "during", "after"]
     told = [text for text in daemon.log if "store" in text and "fail" in text]
-    assert ["store failing for" in text for text in told] == [True, False], told
+    # The first line is repeated if the outage lasts a minute.
+    is_on = ["store failing for" in text for text in told]
+    assert set(is_on) == {True, False} and is_on == sorted(is_on, reverse=True), told
 
 
 @pytest.mark.slow
