@@ -14,7 +14,7 @@ from ledger.delivery.subscriptions import Subscription
 from shards.boards.figures import values_of
 from shards.boards.pushboard import LimiterMode, PushBoard, PushSenderRow, latency_ms
 from shards.boards.pushtotals import total_of
-from shards.clock import monotonic_ns, wall_ms
+from shards.clock import monotonic_ns, wall_ns
 from shards.segment import Segment
 
 
@@ -33,7 +33,7 @@ class PushActivities:
         total = total_of(self._segment, offer)
         return PushActivity(
             mode=LimiterMode(total.mode).name.lower(),
-            held_until_ms=_wall_ms(total.held_until_ns, monotonic_ns()),
+            held_until_ms=_wall_ms(total.held_until_ns, monotonic_ns(), _ahead_ns()),
             outcomes=total.by_outcome,
             **values_of(PushCounters, total),
         )
@@ -43,11 +43,15 @@ class PushActivities:
         if subscription.config.push is None:
             return []
         rows = self._board.senders(subscription.slot, subscription.subscription_id)
-        now_ns, is_paused = monotonic_ns(), subscription.config.paused
-        return [_sender(row, now_ns, is_paused=is_paused) for row in rows if row.is_present]
+        now_ns, ahead_ns, is_paused = monotonic_ns(), _ahead_ns(), subscription.config.paused
+        return [
+            _sender(row, now_ns, ahead_ns, is_paused=is_paused) for row in rows if row.is_present
+        ]
 
 
-def _sender(row: PushSenderRow, now_ns: int, *, is_paused: bool) -> PushSenderActivity:
+def _sender(
+    row: PushSenderRow, now_ns: int, ahead_ns: int, *, is_paused: bool
+) -> PushSenderActivity:
     mode = LimiterMode(row.state.mode)
     may = row.granted and not is_paused and row.next_ns < NEVER_NS
     next_ns = max(row.next_ns, now_ns) if may else None
@@ -58,9 +62,9 @@ def _sender(row: PushSenderRow, now_ns: int, *, is_paused: bool) -> PushSenderAc
         rate=min(row.granted, row.state.rate),
         ceiling=row.state.ceiling,
         use=max(0.0, row.use),
-        changed_ms=_wall_ms(row.changed_ns, 0),
-        next_attempt_ms=None if next_ns is None else _wall_ms(next_ns, 0),
-        held_until_ms=_wall_ms(row.held_until_ns, now_ns),
+        changed_ms=_wall_ms(row.changed_ns, 0, ahead_ns),
+        next_attempt_ms=None if next_ns is None else _wall_ms(next_ns, 0, ahead_ns),
+        held_until_ms=_wall_ms(row.held_until_ns, now_ns, ahead_ns),
         in_flight=row.in_flight,
         attempts=row.attempts,
         records=row.records,
@@ -70,8 +74,11 @@ def _sender(row: PushSenderRow, now_ns: int, *, is_paused: bool) -> PushSenderAc
     )
 
 
-def _wall_ms(at_ns: int, after_ns: int) -> int | None:
+def _ahead_ns() -> int:
+    """How far the wall clock is ahead of the monotonic one. Read once for what is told together."""
+    return wall_ns() - monotonic_ns()
+
+
+def _wall_ms(at_ns: int, after_ns: int, ahead_ns: int) -> int | None:
     """A time of the monotonic clock by the wall clock; None if it is not after another one."""
-    if at_ns <= after_ns:
-        return None
-    return wall_ms() + (at_ns - monotonic_ns()) // 1_000_000
+    return None if at_ns <= after_ns else (at_ns + ahead_ns) // 1_000_000
