@@ -76,12 +76,6 @@ class MemoryGroup:
             if index == 0 or (folder / name).exists():
                 (folder / name).write_text(value or str(limit_bytes))
 
-    def limit_to(self, limit_bytes: int) -> None:
-        """Changes the limit, to less than the one that it was made with, or back to that."""
-        name, _ = self._files.limits[0]
-        (self.folder / name).write_text(str(limit_bytes))
-        self.limit_bytes = limit_bytes
-
     def command(self, command: Sequence[str]) -> list[str]:
         """A command that runs ``command`` in the group."""
         return ["sh", "-c", _JOIN, str(self.folder / "cgroup.procs"), *command]
