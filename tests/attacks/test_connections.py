@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from daemon.access.token_file import Scope
+from delivery.schemas import WAIT_MS_MAX
 from tests.attacks.conftest import BOTH_FORMS, Guard
 from tests.e2e.daemon import HANG_S, Daemon, running, wait_until
 from tests.e2e.wire import request
@@ -64,10 +65,8 @@ def connections(daemon: Daemon) -> int:
 def test_busy_connections_of_one_address_leave_room_for_others_and_for_probes(
     small: Daemon, guard: Guard
 ) -> None:
-    poll = request(
-        "POST", "/v0/topics/secrets/diff", b'{"from_seq":1,"wait_ms":60000}',
-        **guard.fields(Scope.READ),
-    )  # fmt: skip
+    body = b'{"from_seq":1,"wait_ms":%d}' % WAIT_MS_MAX
+    poll = request("POST", "/v0/topics/secrets/diff", body, **guard.fields(Scope.READ))
     with Crowd(small) as crowd:
         crowd.add(69, poll)
         wait_until(lambda: status(small, "/v0/topics", HERE) == 503, "its share to be full")
