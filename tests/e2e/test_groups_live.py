@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from shards import locks
 from shards.clock import monotonic_ns
+from shards.locks import LockFile
 from tests.e2e.daemon import Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.load import load
 from tests.e2e.processes import Line, connect_to
@@ -137,12 +139,13 @@ def test_a_flood_splits_the_group_and_silence_merges_it(data: Path, bucket: Buck
             lines = [stack.enter_context(connect_to(daemon, shard)) for shard in range(4)]
             for shard, line in enumerate(lines):
                 line.produce(f"t{shard}", "first")
-            proxy.hold_object_puts()
-            # 4 x 800 KiB of backlog is over 2 x target x members, for four members and for two.
-            sent = fill(daemon, lines, 800 << 10)
             proxy.delay_s = 0.02
-            proxy.release()
             proxy.decide = object_puts(Fault.DELAY)
+            # Uploads wait for the ledger: a PUT without an answer is a failing store after 2 s.
+            with contextlib.closing(LockFile(daemon.data / "lock")) as file:
+                wait_until(lambda: file.try_lock(locks.LEDGER), "the ledger lock")
+                # 4 x 800 KiB of backlog is over 2 x target x members, for four members and two.
+                sent = fill(daemon, lines, 800 << 10)
             # Its halves may have merged again by the time of a look.
             wait_until(lambda: any(each["splits"] for each in look()), "the group to split")
             for shard, line in enumerate(lines):
