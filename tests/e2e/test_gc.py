@@ -124,7 +124,7 @@ def test_an_object_whose_lease_lives_is_no_orphan(data: Path) -> None:
 
 def _produce_in_vain(daemon: Daemon) -> None:
     with pytest.raises(UNANSWERED):
-        daemon.produce("orders", "never acknowledged")
+        daemon.produce("orders", "never acknowledged", ack_timeout_ms=600_000)
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_a_lock_whose_holder_is_killed_is_free_immediately(data: Path) -> None:
         )  # fmt: skip
         with holder, connect_to(daemon, 0) as line:
             assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-            line.send("t", 1)
+            line.send("t", 1, ack_timeout_ms=600_000)
 
             def overdue() -> bool:
                 group = daemon.status()["groups"][0]
