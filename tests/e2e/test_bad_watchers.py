@@ -137,7 +137,8 @@ def test_watchers_that_never_read_hold_little_and_get_everything_when_they_read_
             slow.read_until(lambda: len(slow.records) == 44)  # noqa: B023
             numbers = [record["data"].split()[0] for record in slow.records]
             assert numbers == [str(number) for number in range(44)]
-        wait_until(lambda: lagged(daemon) == (18, 18), "those that read to be at the end again")
+        # Of the others some may be gone by now: who has taken nothing for a minute is closed.
+        wait_until(lambda: max(lagged(daemon)) <= 18, "those that read to be at the end again")
     wait_until(lambda: lagged(daemon) == (0, 0), "the others to be gone")
     assert daemon.status()["delivery"]["lags"] >= 20
 
