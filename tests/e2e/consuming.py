@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.e2e.daemon import Answer, Daemon
 from tests.e2e.processes import connect_to
+from tests.e2e.subscribing import PATIENT_MS
 
 
 class ShardLine:
@@ -90,7 +91,7 @@ def subscribe(daemon: Daemon, topic: str, name: str, **settings: object) -> str:
     """A new topic with a subscription; its path."""
     assert daemon.json("PUT", f"/v0/topics/{topic}", {"partitions": 1}).status == 201
     path = f"/v0/topics/{topic}/subscriptions/{name}"
-    made = daemon.json("PUT", path, settings)
+    made = daemon.json("PUT", path, {"ack_timeout_ms": PATIENT_MS, **settings})
     assert made.status == 201, made.body
     return path
 

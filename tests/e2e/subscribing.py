@@ -10,6 +10,7 @@ from tests.e2e.daemon import Answer, Daemon, wait_until
 
 Message = dict[str, Any]
 NOTHING_MS = 30  # a message that may be sent is sent within a few
+PATIENT_MS = 600_000  # what a consumer has is not taken from it because the test is slow
 
 
 class Subscription:
@@ -20,7 +21,7 @@ class Subscription:
         self.topic = topic
         self.name = name
         self.path = f"/v0/topics/{topic}/subscriptions/{name}"
-        assert self.set(**settings).status in (200, 201)
+        assert self.set(**{"ack_timeout_ms": PATIENT_MS, **settings}).status in (200, 201)
 
     def set(self, **settings: Any) -> Answer:
         """Creates it, or changes what is given."""
