@@ -36,6 +36,7 @@ class Scaler:
         assert found is not None, line + self.process.stderr.read()
         assert found[2] == daemon.url
         self.channel = grpc.insecure_channel(found[1])
+        self.daemon = daemon
 
     def ask(self, method: str, request: Any, answer: Any) -> Any:
         call = self.channel.unary_unary(
@@ -43,7 +44,18 @@ class Scaler:
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        return call(request, timeout=HANG_S)
+
+        def answers() -> list[Any]:
+            try:
+                return [call(request, timeout=HANG_S)]
+            except grpc.RpcError as error:
+                is_slow = self.daemon.process.poll() is None  # it has two seconds for the scaler
+                if error.code() is grpc.StatusCode.UNAVAILABLE and is_slow:
+                    return []
+                raise
+
+        (found,) = wait_until(answers, f"an answer to {method}")
+        return found
 
     def lag(self, of: Subscription) -> float:
         request = contract.GetMetricsRequest(scaledObjectRef=reference(of), metricName=METRIC)
