@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from compaction.access.http_calls import socket_address
+from compaction.access.via_daemon import ViaDaemon
 from shards import locks
 from shards.locks import LockFile
 from tests.e2e.daemon import HANG_S, Answer, Daemon, wait_until
@@ -93,6 +95,16 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def unlisted(daemon: Daemon) -> Iterator[None]:
+    """While the supervisor is stopped, so that no entry of the owner's log lists what is stored.
+    One is sent before: without another, a daemon stores for 15 s only, and an idle one for less."""
+    assert daemon.json("PUT", "/v0/cursors/of-an-entry").status in (200, 201)
+    ViaDaemon(socket_address(str(daemon.data))).await_backup()
+    with stopped(daemon.process.pid):
+        yield
 
 
 class Line:

@@ -22,7 +22,7 @@ from shards import locks
 from shards.locks import SharedLock
 from tests.e2e.daemon import HANG_S, ROOT, Daemon, running, wait_until
 from tests.e2e.load import Load, load
-from tests.e2e.processes import stopped
+from tests.e2e.processes import unlisted
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 from uploader.ownership.ownerlog import OwnerLog
@@ -143,7 +143,7 @@ def test_what_was_acknowledged_is_recovered_from_the_store_alone(
                            if e.changes is not None) > 0  # fmt: skip
 
             wait_until(has_told, "an entry that lists commits")
-            with stopped(daemon.process.pid):  # the supervisor: no entry lists the rest
+            with unlisted(daemon):
                 goal = run.acknowledged_count + 60
                 wait_until(lambda: run.acknowledged_count >= goal, "more after the entry")
                 daemon.kill_everything()
@@ -268,8 +268,7 @@ def test_damaged_and_foreign_objects_are_named_and_the_rest_goes_on(
         monkeypatch.setenv(name, value)
     options = on_s3(bucket, commit_window_min_ms=1)
     told: dict[int, int] = {}
-    # Its supervisor is stopped, so that no entry lists any of them.
-    with running(data, **options) as daemon, stopped(daemon.process.pid):
+    with running(data, **options) as daemon, unlisted(daemon):
         for number in range(5):
             told[daemon.produce("t", number).json["first_seq"]] = number
         daemon.kill_everything()

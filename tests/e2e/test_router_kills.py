@@ -11,7 +11,7 @@ import pytest
 
 from shards.clock import monotonic_ns
 from tests.e2e.daemon import Daemon, running, wait_until
-from tests.e2e.processes import stopped
+from tests.e2e.processes import unlisted
 from tests.e2e.routing import add_router, assert_copied, feeding, wait_routed
 from tests.e2e.test_recovery import log_entries, recovered
 
@@ -91,8 +91,9 @@ def test_after_recoveries_from_the_store_alone_the_copies_are_exact(
             with feeding(daemon, "src", "src") as wait_more:
                 seen = len(log_entries(options))
                 wait_until(partial(has_entries_after, options, seen + 1), "an entry")
-                with stopped(daemon.process.pid):  # the supervisor: no entry lists the rest
-                    wait_more(40)
+                wait_more(40)
+                with unlisted(daemon):
+                    wait_more(5)
                     daemon.kill_everything()
         shutil.rmtree(data)
         report = recovered(data, options)
