@@ -3,7 +3,6 @@ also when the owner, or the shard that has the connection, is killed or stopped.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.e2e.consuming import (
     subscribe,
 )
 from tests.e2e.daemon import UNANSWERED, Daemon, running, wait_until
-from tests.e2e.processes import alive, stopped, succession
+from tests.e2e.processes import alive, stopped, succession, unlisted
 
 
 def seqs(messages: list[dict[str, Any]]) -> list[int]:
@@ -136,12 +135,12 @@ def test_a_poll_whose_answer_dies_with_its_shard_is_answered_again(data: Path) -
             assert near.ask("GET", poll).json["messages"] == []
             far.begin("GET", f"{poll}&wait_ms=30000")
             wait_until(lambda: near.ask("GET", path).json["consumers"][0]["connected"], "the poll")
-            with succession(daemon, 1 - owner) as (pid,), stopped(pid):
+            # The supervisor is stopped too, so that it kills nobody before the owner answers.
+            with succession(daemon, 1 - owner) as (pid,), unlisted(daemon), stopped(pid):
                 records = {"records": [{"data": number} for number in range(4)]}
                 assert near.ask("POST", "/v0/topics/t", records).status == 200
                 wait_until(lambda: near.ask("GET", path).json["in_flight"] == 2, "its answer")
-                with contextlib.suppress(ProcessLookupError):  # the supervisor may be faster
-                    os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
                 with pytest.raises(UNANSWERED):
                     far.response()
             again = near.ask("GET", poll).json
