@@ -115,6 +115,8 @@ def test_nothing_is_acknowledged_before_it_and_what_is_before_it_is_stored(
             assert [each.json["first_seq"] for each in answers if each is not None] == [2, 3]
 
             wait_until(lambda: daemon.status()["totals"]["requests_acked"] == 3, "the counts")
+            # A store that was held for two seconds has been found to fail.
+            wait_until(lambda: daemon.json("POST", "/v0/topics/t", []).status == 400, "the gate")
             failures = put_failures(daemon)
             proxy.decide = object_puts(Fault.SLOW_DOWN)
             line.send("t", "last")
