@@ -25,7 +25,7 @@ from uploader.stores.retry import COMMIT
 PLACES = [("orders", 0), ("clicks", 0), ("clicks", 1)]
 SMALL = {
     "ring_bytes": "256KiB", "object_bytes_target": "64KiB", "body_bytes_max": "64KiB",
-    "record_bytes_max": "64KiB", "commit_window_min_ms": 20,
+    "record_bytes_max": "64KiB", "commit_window_min_ms": 20, "ack_timeout_ms": 600_000,
 }  # fmt: skip
 
 PAD = "x" * 8_000
