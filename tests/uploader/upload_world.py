@@ -36,6 +36,7 @@ from uploader.stores import open_store
 from uploader.stores.base import ObjectHead, ObjectStore
 
 GIVES_UP_S = 60.0  # ends a hang; no test waits for it
+LASTS_NS = 3_600 * 1_000_000_000  # longer than any test
 
 Around = Callable[[Callable[[], str]], str]  # gets the real PUT, may make it or not
 
@@ -135,9 +136,9 @@ class Pipeline:
         made.groups.map.split(made.groups.map.group_of(0))
 
     def stay_owner(self) -> None:
-        """As after an entry of the owner's log that was accepted just now. It holds for 15 s: tests
-        that may take longer say it again."""
-        tell_sent(self.words, Moment(boottime_ns(), wall_ns()))
+        """As after an entry of the owner's log that was accepted. Of one that was sent just now it
+        holds for 15 s, in which a machine may stand still: so this one is sent later."""
+        tell_sent(self.words, Moment(boottime_ns() + LASTS_NS, wall_ns() + LASTS_NS))
 
     def uploads_of(self, shard: int, *, hedge_puts: bool = False) -> Uploads:
         return Uploads(

@@ -13,8 +13,9 @@ from shards import layout as at
 from shards.clock import boottime_ns, wall_ns
 from shards.leases import LIVE
 from tests.e2e.daemon import wait_until
-from tests.uploader.upload_world import GIVES_UP_S, Pipeline, pipeline
+from tests.uploader.upload_world import GIVES_UP_S, LASTS_NS, Pipeline, pipeline
 from uploader.groups.puller import Pulled
+from uploader.ownership import ownership
 from uploader.ownership.ownership import ASK_NS, OWNED_NS, SECOND_NS, Moment, tell_sent
 
 
@@ -38,11 +39,18 @@ def asked(line: Pipeline) -> bool:
     return line.crew.word(0, at.S_ENTRY_WANTED_NS) > line.words[at.G_OWNED_SENT_NS]
 
 
-def test_an_upload_asks_for_an_entry_when_ownership_is_growing_old(line: Pipeline) -> None:
+def test_an_upload_asks_for_an_entry_when_ownership_is_growing_old(
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine that stands still makes it neither old nor lost.
+    monkeypatch.setattr(ownership, "OWNED_NS", LASTS_NS)
+    monkeypatch.setattr(ownership, "ASK_NS", LASTS_NS)
+    age(line, 0)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
     wait_done(line, pulled)
     assert not asked(line)
+    monkeypatch.setattr(ownership, "ASK_NS", ASK_NS)
     age(line, ASK_NS + SECOND_NS)
     pulled = line.lease_of(0, "b")
     line.start(0, pulled)
@@ -56,7 +64,7 @@ def test_nothing_is_committed_while_ownership_is_too_old(line: Pipeline) -> None
     line.start(0, pulled)
     wait_until(lambda: line.counter(0, at.S_PUTS) and asked(line), "the PUT and the question")
     assert line.ledger.read(commits.latest_number) == 0
-    age(line, 0)
+    line.stay_owner()
     wait_done(line, pulled)
     assert line.committed() == ["a"]
 
@@ -80,7 +88,7 @@ def test_a_commit_during_a_pause_is_published_once_the_prefix_is_known_to_be_our
     wait_until(lambda: asked(line), "the question after the transaction")
     assert line.log.end == 0
     assert line.crew.word(0, at.S_COMMITTED) == 0
-    age(line, 0)
+    line.stay_owner()
     wait_done(line, pulled)
     assert line.log.end == 1 and line.committed() == ["a"]
 
@@ -91,7 +99,7 @@ def test_a_commit_during_a_pause_is_never_published_after_a_take_over(line: Pipe
     line.start(0, pulled)
     wait_until(lambda: asked(line), "the question after the transaction")
     line.words[at.G_SUPERSEDED] = 1
-    age(line, 0)
+    line.stay_owner()
     line.uploads[0].stop()
     assert line.log.end == 0
     assert line.crew.word(0, at.S_COMMITTED) == 0
@@ -104,13 +112,13 @@ def test_after_a_gap_in_time_nothing_is_committed_until_an_entry_is_accepted(
 ) -> None:
     """A machine that a hypervisor held: its clock of the boot knows nothing of it."""
     age(line, 0)
-    gone_ns = wall_ns() + gap_s * SECOND_NS
-    monkeypatch.setattr("time.time_ns", lambda: gone_ns)
+    ahead_ns = wall_ns() - boottime_ns() + gap_s * SECOND_NS
+    monkeypatch.setattr("time.time_ns", lambda: boottime_ns() + ahead_ns)
     pulled = line.lease_of(0, "a")
     line.start(0, pulled)
     wait_until(lambda: line.counter(0, at.S_PUTS) and asked(line), "the PUT and the question")
     assert line.ledger.read(commits.latest_number) == 0
-    age(line, 0)
+    line.stay_owner()
     wait_done(line, pulled)
     assert line.committed() == ["a"]
 
@@ -125,7 +133,7 @@ def test_the_ledger_is_free_while_a_commit_waits_to_be_published(line: Pipeline)
     line.lock.threads.release()
     assert line.ledger.read(commits.latest_number) == 1
     assert (line.log.end, line.is_done(pulled.lease)) == (0, False)
-    age(line, 0)
+    line.stay_owner()
     wait_done(line, pulled)
 
 
@@ -138,7 +146,7 @@ def test_the_next_publication_includes_a_commit_during_a_pause(
     wait_until(lambda: asked(line), "the question after the transaction")
     line.uploads[0].stop()  # its process does not run again
     assert line.log.end == 0
-    age(line, 0)
+    line.stay_owner()
     line.start(1, next_one)
     wait_done(line, next_one)
     assert line.log.end == 2
