@@ -20,6 +20,9 @@ from typing import Any
 
 Handler = Callable[["Connection", str], Awaitable[bool]]
 
+# Longer than any client stands still: one that found the connection closed would not time out.
+DEAF_S = 3_600
+
 
 class Seen:
     """What all connections saw together."""
@@ -201,7 +204,7 @@ async def twice(connection: Connection, _: str) -> bool:
 
 
 async def deaf(_: Connection, __: str) -> bool:
-    await asyncio.sleep(5)
+    await asyncio.sleep(DEAF_S)
     return False
 
 
@@ -224,7 +227,7 @@ async def upgrades(connection: Connection, _: str) -> bool:
 async def early(connection: Connection, _: str) -> bool:
     """Answers, and reads no body, as ``deaf`` does without an answer."""
     await connection.answer(413, b"", "Connection: close")
-    await asyncio.sleep(5)
+    await asyncio.sleep(DEAF_S)
     return False
 
 
