@@ -294,6 +294,8 @@ def test_no_open_file_is_left_of_posts_however_they_end(evil: EvilReceiver) -> N
 
     async def all_of_them() -> None:
         client = PushClient(LOCAL, evil.ca_file)
+        for url in (f"{evil.plain}/ok", f"{evil.tls}/ok", "http://localhost:9/"):
+            await client.post(url, {}, b"", PATIENT_MS)  # what follows may not get so far
         await asyncio.gather(
             *(client.post(url, {}, bytes(1 << 20), 150) for url in urls for _ in range(2))
         )
