@@ -27,6 +27,8 @@ RETRY_S = 0.02
 DEPTH = 4
 # More than the daemon's own longest wait in a storm; a connection that is silent for longer hangs.
 PATIENCE_S = 2 * HANG_S
+# For what takes a daemon long that is killed again and again, on a busy machine. It ends a hang.
+SERVED_S = 5 * HANG_S
 PAGE_RECORDS = 1000
 TRIES_MAX = 1000  # reads that fail one after the other; a storm of 30 s has fewer
 
@@ -290,7 +292,7 @@ def until_answered(
     def is_done() -> bool:
         return answer_of(port(), method, path, document)[0] in statuses
 
-    wait_until(is_done, f"{method} {path} to be answered {statuses}")
+    wait_until(is_done, f"{method} {path} to be answered {statuses}", SERVED_S)
 
 
 def ask_page(port: int, place: Place, reader: str, from_seq: int, wait_ms: int = 0) -> Page | None:

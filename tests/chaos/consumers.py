@@ -317,8 +317,9 @@ class StreamConsumer(Consumer):
         heard_ns = monotonic_ns()
         empty_ms = now_ms()
         while not self.stopping.is_set():
+            asked_ms = now_ms()  # before the look: this thread may get no CPU for long after it
             if not can_read(sock, 0):
-                empty_ms = now_ms()
+                empty_ms = asked_ms
                 if not can_read(sock, POLL_S):
                     if monotonic_ns() - heard_ns > PATIENCE_S * 1e9:
                         raise TimeoutError

@@ -28,7 +28,7 @@ from tests.chaos.history import (
     Unheard,
 )
 from tests.chaos.lives import Lives
-from tests.chaos.subscriptions import lag_of, path_of
+from tests.chaos.subscriptions import lag_of, path_of, told_lag
 from tests.e2e.daemon import HANG_S, Daemon, wait_until
 from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came
@@ -36,7 +36,7 @@ from tools.receiver.process import ReceiverProcess
 
 FAILURES_MAX = 3
 TIMEOUT_MS = 1_500
-STALL_S = HANG_S
+STALL_S = 2 * HANG_S
 DEAD_LETTERS = "pushed-dead-letters"
 BURIED: list[Place] = [(DEAD_LETTERS, 0)]
 # What takes minutes otherwise takes a second; nothing else is different.
@@ -245,7 +245,7 @@ def wait_until_drained(
 
 def undone(port: Port, wanted: Sequence[Wanted]) -> list[str]:
     """What is to be sent again after the daemon stopped in good order, though all was done."""
-    lags = {each.rules.subscription: lag_of(port, each.rules) for each in wanted}
+    lags = {each.rules.subscription: told_lag(port, each.rules) for each in wanted}
     return [
         f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
     ]

@@ -15,7 +15,7 @@ from collections import Counter
 import msgspec
 
 from tests.chaos import letters, pushes, subscriptions
-from tests.chaos.clients import RETRY_S, Client, Numbers, Port, answer_of, until_answered
+from tests.chaos.clients import RETRY_S, SERVED_S, Client, Numbers, Port, answer_of, until_answered
 from tests.chaos.consumers import Consumes, now_ms
 from tests.chaos.history import (
     Answered,
@@ -236,7 +236,7 @@ def wait_until_routed(port: Port) -> None:
         status, answer = answer_of(port(), "GET", f"/v0/routers/{ROUTER}", None)
         return status == 200 and answer["lag"] == 0
 
-    wait_until(is_done, f"router {ROUTER} to have copied everything")
+    wait_until(is_done, f"router {ROUTER} to have copied everything", SERVED_S)
 
 
 _ROUTER_SETTINGS = {"source": ROUTED.source, "dest": ROUTED.destination, "from": "earliest"}

@@ -3,7 +3,7 @@ one whose source is that destination."""
 
 from __future__ import annotations
 
-from tests.chaos.clients import Port, ask
+from tests.chaos.clients import SERVED_S, Port, ask
 from tests.chaos.history import Place, Routed
 from tests.e2e.daemon import Daemon, wait_until
 
@@ -35,4 +35,4 @@ def wait_until_copied(port: Port) -> None:
             status = ask(port(), "GET", f"/v0/routers/{name}")
             return status is not None and status["lag"] == 0
 
-        wait_until(copied, f"router {name} to have copied everything")
+        wait_until(copied, f"router {name} to have copied everything", SERVED_S)

@@ -240,15 +240,22 @@ def _live(
             and world.is_met()
         )
 
+    def is_done() -> bool:
+        """Whether it has done so often what it does at random."""
+        doers = [world, *renewers, *operators]
+        return all(
+            sum(each.acts[what] for each in doers) >= times for what, times in options.least.items()
+        )
+
     with _running(clients):
         if keeper is not None:
             _wait_for_records(world)
             keeper.once()
         with _running([keeper] if keeper else []):
             if options.soak:
-                soak.pass_time(world, options.folder, options.seconds)
+                soak.pass_time(world, options.folder, options.seconds, is_done)
             else:
-                _steps(options, world, is_met)
+                _steps(options, world, is_met, is_done)
             if keeper is not None:
                 _stop([keeper], KEEPER_HANG_S)
         for operator in operators:
@@ -347,10 +354,22 @@ def _read_all(world: World, written: History, cast: Cast, reader: str) -> None:
 
 
 def _standing(world: World) -> list[str]:
-    """What stands still without a reason, as the daemon says."""
-    assert world.daemon is not None
-    alarms = world.daemon.status()["alarms"]
-    return [f"standing: {each['message']}" for each in alarms if each["alarm"] == "stands_still"]
+    """What stands still without a reason, as the daemon says: what lasts. Everything is done, and
+    an alarm is raised for some seconds more; it may be of a time in which the machine stood still.
+    """
+    found: list[str] = []
+
+    def is_over() -> bool:
+        assert world.daemon is not None
+        alarms = world.daemon.status()["alarms"]
+        found[:] = [
+            f"standing: {each['message']}" for each in alarms if each["alarm"] == "stands_still"
+        ]
+        return not found
+
+    with contextlib.suppress(AssertionError):
+        wait_until(is_over, "nothing to stand still")
+    return found
 
 
 def _readers(
@@ -397,12 +416,14 @@ def _wait_for_records(world: World) -> None:
     wait_until(there, f"{FIRST_RECORDS} records in each partition", 10 * HANG_S)
 
 
-def _steps(options: Options, world: World, is_met: Callable[[], bool]) -> None:
+def _steps(
+    options: Options, world: World, is_met: Callable[[], bool], is_done: Callable[[], bool]
+) -> None:
     ended = threading.Event()  # only its timeouts are used: the run's own pace
     end_ns = monotonic_ns() + int(options.seconds * 1e9)
     said_ns = monotonic_ns()
     for step in world.steps():
-        if monotonic_ns() >= end_ns:
+        if monotonic_ns() >= end_ns and is_done():
             return
         if options.kills and world.kills >= options.kills and is_met():
             return

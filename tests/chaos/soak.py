@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -253,8 +254,8 @@ class MemoryWatch(Client):
         return [f"memory: {self.peak_bytes} bytes were taken, the bound is {self.bound_bytes}"]
 
 
-def pass_time(world: World, folder: Path, seconds: float) -> None:
-    """The run, with a gap at the ends of some topics now and then."""
+def pass_time(world: World, folder: Path, seconds: float, is_done: Callable[[], bool]) -> None:
+    """The run, with a gap at the ends of some topics now and then; until it has done enough."""
     ended = threading.Event()  # only its timeouts are used
     end_ns = monotonic_ns() + int(seconds * 1e9)
     for _ in range(GAPS):
@@ -262,6 +263,8 @@ def pass_time(world: World, folder: Path, seconds: float) -> None:
         world.restart(between=lambda: _declare_gaps(folder / "data" / "ledger" / "ledger.db"))
         world.acts["gap"] += 1
     ended.wait(max(0.0, (end_ns - monotonic_ns()) / 1e9))
+    while not is_done():
+        ended.wait(SAMPLE_S)
 
 
 def _declare_gaps(path: Path) -> None:

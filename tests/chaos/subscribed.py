@@ -45,7 +45,9 @@ from tests.chaos.known import EVICTED, Known
 
 FLUSHED_MS = 10_000  # far more than the second after which what is finished is on disk
 HELD_MS = 5_000  # a connection may be held up as long by a process that was stopped before
-TIMER_MS = 1_000  # a time-out may be this much earlier for whom it is late to learn of a batch
+# A time-out may be this much earlier for whom it is late to learn of a batch: a shard stood still
+# while it was on its way, or the machine.
+TIMER_MS = 10_000
 
 Rule = Callable[[Known, Handings], Iterator[str]]
 

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.chaos.clients import Port
+from tests.chaos.clients import SERVED_S, Port
 from tests.chaos.consumers import (
     Consumer,
     Consumes,
@@ -21,9 +21,10 @@ from tests.chaos.lives import Lives
 from tests.chaos.watchers import Form
 from tests.e2e.daemon import HANG_S, UNANSWERED, Daemon, wait_until
 
-ACK_TIMEOUT_MS = 8_000
+# Twice what a machine that stands still may take off it (subscribed.py).
+ACK_TIMEOUT_MS = 20_000
 FAILURES_MAX = 3
-STALL_S = 0.5 * HANG_S
+STALL_S = 2 * HANG_S
 DEAD_LETTERS = "dead-letters"
 BURIED: list[Place] = [(DEAD_LETTERS, 0)]
 
@@ -132,7 +133,7 @@ def wait_until_drained(
 
 def undone(port: Port, wanted: Sequence[Subscribed]) -> list[str]:
     """What is to be sent again after the daemon stopped in good order, though all was done."""
-    lags = {each.subscription: lag_of(port, each) for each in wanted if each.reliable}
+    lags = {each.subscription: told_lag(port, each) for each in wanted if each.reliable}
     return [
         f"undone: after a restart {name} has a lag of {lag}" for name, lag in lags.items() if lag
     ]
@@ -160,8 +161,27 @@ def path_of(each: Subscribed | Pushes) -> str:
 
 def lag_of(port: Port, each: Subscribed | Pushes) -> int:
     """Its lag; 1 if it cannot be asked now."""
+    lag = _asked_lag(port, each)
+    return 1 if lag is None else lag
+
+
+def told_lag(port: Port, each: Subscribed | Pushes) -> int:
+    """Its lag, once it can be asked: a shard that has just begun may answer 503."""
+    lags: list[int] = []
+
+    def told() -> bool:
+        lag = _asked_lag(port, each)
+        if lag is not None:
+            lags.append(lag)
+        return bool(lags)
+
+    wait_until(told, f"the lag of {each.subscription}", SERVED_S)
+    return lags[0]
+
+
+def _asked_lag(port: Port, each: Subscribed | Pushes) -> int | None:
     with contextlib.suppress(*UNANSWERED):
         answer = ask_consumer(port(), "GET", path_of(each))
         if answer is not None:
             return int(answer["lag"])
-    return 1
+    return None

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from shards.clock import monotonic_ns
-from tests.chaos.clients import PATIENCE_S, RETRY_S, Client, Port, ask, can_read
+from tests.chaos.clients import PATIENCE_S, RETRY_S, SERVED_S, Client, Port, ask, can_read
 from tests.chaos.history import Filters, History, Place, Watching
 from tests.chaos.maps import batch_records, map_records, msgpack_end
 from tests.chaos.sse import ChunkDecoder, Position, SseParser
@@ -248,4 +248,4 @@ def wait_until_seen(watchers: Sequence[Watcher], port: Port) -> None:
         )
 
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: all(map(seen, watchers)), "the watchers to see all records")
+        wait_until(lambda: all(map(seen, watchers)), "the watchers to see all records", SERVED_S)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from shards.clock import monotonic_ns, wall_ms
 from tests.chaos import plan, pressure
+from tests.chaos.clients import SERVED_S
 from tests.chaos.history import Did, Harmed, History
 from tests.chaos.keeper import Keeper
 from tests.chaos.plan import Act, Step
@@ -34,12 +35,13 @@ KILLS_BEFORE_READY_MAX = 3
 
 
 class Options(Struct, frozen=True):
-    """Options of a run. It ends after ``seconds``, or after this many ``kills`` (0: no limit) if it
-    has met by then what it is about: all ``rungs``, and each kind of answer to a push. ``read``:
-    there are readers, watchers and routers; ``subscribe``: subscriptions; ``kafka``: Kafka's
-    clients; ``library``: the Python client, which needs an address that stays (``listen``);
-    ``push``: push subscriptions; ``renew``: names are deleted and created again; ``soak``: see
-    soak.py; ``bucket``: there is a pair on it, see pair.py."""
+    """Options of a run. It ends after ``seconds``, and not before each act of ``least`` was done so
+    often; or after this many ``kills`` (0: no limit) if it has met by then what it is about: all
+    ``rungs``, and each kind of answer to a push. ``read``: there are readers, watchers and routers;
+    ``subscribe``: subscriptions; ``kafka``: Kafka's clients; ``library``: the Python client, which
+    needs an address that stays (``listen``); ``push``: push subscriptions; ``renew``: names are
+    deleted and created again; ``soak``: see soak.py; ``bucket``: there is a pair on it, see
+    pair.py."""
 
     folder: Path
     seed: int
@@ -63,6 +65,7 @@ class Options(Struct, frozen=True):
     pad_bytes: int = 0
     waits: tuple[str, ...] = ("",)
     rungs: tuple[str, ...] = ()
+    least: dict[str, int] = {}
     settings: dict[str, object] = {}
     say: Callable[[str], None] = lambda _: None
 
@@ -215,7 +218,7 @@ class World:
         """Before each few kills waits until all shards are ready. Raises AssertionError if the
         daemon has ended by itself."""
         if self._unready_kills >= KILLS_BEFORE_READY_MAX:
-            wait_until(self._is_ready, "all shards to be ready")
+            wait_until(self._is_ready, "all shards to be ready", SERVED_S)
             self._unready_kills = 0
         self._unready_kills += 1
 
@@ -235,4 +238,6 @@ class World:
 
 def _wait_for_start(daemon: Daemon) -> None:
     """Waits until the daemon serves or has ended."""
-    wait_until(lambda: daemon.port or daemon.process.poll() is not None, "the daemon to start")
+    wait_until(
+        lambda: daemon.port or daemon.process.poll() is not None, "the daemon to start", SERVED_S
+    )
