@@ -31,7 +31,9 @@ UNANSWERED = (OSError, http.client.HTTPException)
 T = TypeVar("T")
 
 
-def wait_until(look: Callable[[], T], what: str, hang_s: float = HANG_S) -> T:
+def wait_until(
+    look: Callable[[], T], what: str, hang_s: float = HANG_S, pause_s: float = 0.01
+) -> T:
     """The first true value that ``look`` returns. Raises AssertionError after a hang."""
     deadline_ns = monotonic_ns() + int(hang_s * 1e9)
     while True:
@@ -40,7 +42,7 @@ def wait_until(look: Callable[[], T], what: str, hang_s: float = HANG_S) -> T:
             return found
         if monotonic_ns() > deadline_ns:
             raise AssertionError(f"waited {hang_s} s for: {what}")
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 class Answer(NamedTuple):

@@ -18,7 +18,9 @@ TIMES: dict[str, object] = {
     "push_allow": "127.0.0.1", "push_limiter_period_s": PERIOD_S,
     "push_slow_delay_s": 2 * PERIOD_S, "push_balance_interval_s": PERIOD_S,
 }  # fmt: skip
-SETTLED_HANG_S = 180.0
+# Settling needs seconds in which the machine can do what the rate asks of it.
+SETTLED_HANG_S = 600.0
+LOOK_S = 0.25  # a look asks the receiver for all that it has counted, which takes its time
 PATIENT_MS = 60_000  # of a receiver that answers: a busy machine is not to be its failure
 
 
@@ -86,9 +88,9 @@ class Pushing:
         """Waits until it is."""
         wait_until(
             lambda: self.is_settled(capacity, hold_s), f"{self.name} to settle at {capacity}",
-            SETTLED_HANG_S,
+            SETTLED_HANG_S, LOOK_S,
         )  # fmt: skip
 
     def wait_until_drained(self, hang_s: float = SETTLED_HANG_S) -> None:
         """Waits until nothing is left."""
-        wait_until(lambda: self.state["lag"] == 0, f"{self.name} to be delivered", hang_s)
+        wait_until(lambda: self.state["lag"] == 0, f"{self.name} to be delivered", hang_s, LOOK_S)

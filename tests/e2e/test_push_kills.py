@@ -16,13 +16,13 @@ from tools.receiver.behavior import Behavior
 from tools.receiver.log import Came, Went
 from tools.receiver.process import ReceiverProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-RATE = 100.0
+RATE = 50.0
 # From the first rate, a fifth of the maximum, it takes seven of these to most of the maximum.
 LONG_PERIOD_S = 3.0
 MOST = 0.75
-MINUTES_S = 600  # of records: however slow the machine is, some are left
+MINUTES_S = 1_800  # of records: however slow the machine is, some are left
 
 
 def test_a_rate_survives_the_kill_of_its_sender(data: Path) -> None:

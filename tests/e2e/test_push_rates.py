@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.daemon import running, wait_until
-from tests.e2e.pushing import PATIENT_MS, SETTLED_HANG_S, TIMES, Pushing
+from tests.e2e.pushing import LOOK_S, PATIENT_MS, SETTLED_HANG_S, TIMES, Pushing
 from tools.receiver.behavior import Behavior
 from tools.receiver.process import ReceiverProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize("capacity", [50, 250])
+@pytest.mark.parametrize("capacity", [50, 100])
 def test_a_sender_settles_at_the_capacity_of_its_receiver_and_follows_it(
     data: Path, capacity: int
 ) -> None:
-    """Row H25: within a tenth, with less than 5 % failures; then half of it, then all of it."""
+    """Row H25: within a tenth, with less than 5 % failures; then half of it, then all of it. The
+    capacities are such that a busy machine can send as much; ``make bench`` has larger ones."""
     with ReceiverProcess() as receiver, running(data, settings=TIMES) as daemon:
         receiver.behave("found", Behavior(capacity_per_s=capacity))
         pushing = Pushing(daemon, receiver, "found", rate_max=1_000, connections_max=64)
-        pushing.fill(400 * capacity)
+        pushing.fill(3 * int(SETTLED_HANG_S) * capacity)  # some are left, however long it takes
         pushing.wait_until_settled(capacity, 10)
         receiver.behave("found", Behavior(capacity_per_s=capacity / 2))
         pushing.wait_until_settled(capacity / 2, 10)
@@ -31,7 +32,7 @@ def test_a_sender_settles_at_the_capacity_of_its_receiver_and_follows_it(
 
 
 # The healthy ones by capacity; rate_max is far above it. The others cannot be served at all.
-CAPACITIES = {"c30": 30, "c40": 40, "c50": 50, "c60": 60, "c80": 80, "c100": 100}
+CAPACITIES = {"c25": 25, "c30": 30, "c35": 35, "c40": 40, "c50": 50, "c60": 60}
 BAD = {
     "down": Behavior(capacity_per_s=0),
     "silent": Behavior(silent_share=1),
@@ -41,6 +42,7 @@ BAD = {
 SLOW_PER_S = 10  # 4 connections of 400 ms each
 QUICK = {"backoff_ms": [50, 1_000]}
 DEAD = ("down", "silent", "cut")
+DEAD_RECORDS = 1_000
 
 
 def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> None:
@@ -58,7 +60,8 @@ def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> 
                 timeout_ms=1_000 if name == "silent" else PATIENT_MS,
             )  # fmt: skip
         for name, pushing in pushings.items():
-            pushing.fill(int(SETTLED_HANG_S) * CAPACITIES.get(name, SLOW_PER_S))
+            per_s = CAPACITIES.get(name, SLOW_PER_S)
+            pushing.fill(DEAD_RECORDS if name in DEAD else int(SETTLED_HANG_S) * per_s)
         expected = {**CAPACITIES, "slow": SLOW_PER_S}
         wait_until(
             lambda: all(
@@ -66,10 +69,11 @@ def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> 
             ),
             "all that answer to have what they can take",
             SETTLED_HANG_S,
+            LOOK_S,
         )
         for name in DEAD:
             state = pushings[name].state
-            assert state["lag"] == int(SETTLED_HANG_S) * SLOW_PER_S
+            assert state["lag"] == DEAD_RECORDS
         pushings["silent"].set(push={"timeout_ms": PATIENT_MS})
         for name in BAD:
             receiver.behave(name, Behavior())
@@ -80,7 +84,7 @@ def test_ten_receivers_of_different_speed_do_not_slow_each_other(data: Path) -> 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_backlog_uses_the_whole_rate_and_never_more(data: Path, shards: int) -> None:
     """Rows H8 and H15, at a real receiver."""
-    rate = 100.0
+    rate = 40.0
     with ReceiverProcess() as receiver, running(data, shards=shards, settings=TIMES) as daemon:
         pushing = Pushing(
             daemon,
@@ -89,11 +93,15 @@ def test_a_backlog_uses_the_whole_rate_and_never_more(data: Path, shards: int) -
             rate_max=rate,
             senders=shards,
             partitions=shards,
-            connections_max=4,
+            connections_max=2,
         )
-        pushing.fill(40_000)  # some are left, however long it takes to settle
+        # Some are left, however long it takes.
+        pushing.fill(2 * int(SETTLED_HANG_S * rate))
         pushing.wait_until_settled(rate, 10)
         # That is 90 % on the way up: only at its whole rate a sender shows whether it goes beyond.
         most = receiver.counts("whole").posts + 20 * rate
-        wait_until(lambda: receiver.counts("whole").posts > most, "POSTs at the whole rate")
+        wait_until(
+            lambda: receiver.counts("whole").posts > most, "POSTs at the whole rate",
+            SETTLED_HANG_S, LOOK_S,
+        )  # fmt: skip
         assert pushing.oversteps(rate) == []
