@@ -206,7 +206,8 @@ def test_an_error_after_fetched_records_ends_the_import_of_its_partition() -> No
         def poll(self) -> list[FetchedRecord]:
             found = [each for each in super().poll() if each.offset < 1]
             lost = SourceChanged("Kafka has deleted records before they were imported")
-            return found + [FetchedRecord(each.partition, 1, problem=lost) for each in found]
+            ends = [each.partition for each in found if each.partition == 1]
+            return found + [FetchedRecord(partition, 1, problem=lost) for partition in ends]
 
     async def act(topic: Moving, importer: Importer, clock: Clock) -> None:
         await until(lambda: importer.totals.failed > 0)
