@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -15,6 +14,7 @@ import pytest
 from bench import bodies, hot, report
 from bench.hot import HotResult
 from bench.results import Machine, Results
+from shards.clock import wall_ms
 
 # Calls from the bytes of a request to its place in the ring, those of C included. Each costs 50 to
 # 100 ns. Unlike a time, their number is the same on every machine.
@@ -52,7 +52,7 @@ def test_a_request_with_a_known_head_makes_no_more_calls_than_before(
         way.commit(topic_id, size.records)
         # The first in a millisecond is a sample, whose time is noted: on a slow machine each would
         # be, so this one stays.
-        now_ns = time.time_ns()
+        now_ns = wall_ms() * 1_000_000
         monkeypatch.setattr("time.time_ns", lambda: now_ns)
         receive, answer = [], []
         for _ in range(30):
