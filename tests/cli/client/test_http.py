@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from commands.client import http
 from commands.client.http import (
     Client,
     Refused,
@@ -41,13 +42,15 @@ class Clock:
 
 @pytest.fixture
 def only_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real time tells the caller nothing, however long an answer takes on this machine."""
+    """Real time tells the caller nothing and ends no attempt, however long an answer takes on this
+    machine."""
 
     class Silent(threading.Timer):
         def run(self) -> None:
             """Its time is over, and nothing happens."""
 
     monkeypatch.setattr(threading, "Timer", Silent)
+    monkeypatch.setattr(http, "TIMEOUT_MIN_S", 60.0)
 
 
 def in_turn(*answers: Answer) -> Script:
@@ -134,6 +137,7 @@ def test_a_fresh_connection_that_ends_without_answer_is_unreachable() -> None:
     assert len(server.calls) == 1
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_lost_connections_are_repeated_with_growing_waits_within_the_patience() -> None:
     clock = Clock()
     script = in_turn(Answer(0), Answer(0), Answer(0), Answer(200, 1))
@@ -145,6 +149,7 @@ def test_lost_connections_are_repeated_with_growing_waits_within_the_patience() 
     assert clock.waits == [100, 200, 400] and client.retries == 3
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_an_answer_that_is_cut_off_is_asked_for_again() -> None:
     clock, answers = Clock(), [b"10\r\n\r\n12", b"2\r\n\r\n12"]
 
@@ -164,6 +169,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again() -> None:
         server.join()
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_patience_ends() -> None:
     clock = Clock()
     with (
@@ -195,6 +201,7 @@ def test_429_and_503_are_repeated_as_retry_after_asks(answer: Answer, wait_ms: f
     assert clock.waits == [wait_ms]
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_504_is_repeated_as_a_lost_connection_is_and_at_last_counts_as_no_answer() -> None:
     clock = Clock()
     unknown = refusal(504, "outcome_unknown", "it may be stored")
@@ -220,6 +227,7 @@ def test_without_patience_a_429_is_a_refusal_immediately() -> None:
     assert waits == []
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
     clock = Clock()
     with (
@@ -330,6 +338,7 @@ def test_the_caller_is_told_of_a_wait_for_an_answer() -> None:
     ]
 
 
+@pytest.mark.usefixtures("only_the_clock")
 def test_a_long_poll_uses_no_patience_while_it_may_be_unanswered() -> None:
     clock = Clock()
     said: list[str] = []
