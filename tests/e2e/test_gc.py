@@ -24,7 +24,7 @@ from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Daemon, running, wait_until
 from tests.e2e.killed_gc import POINTS
 from tests.e2e.orphans import Place, write_some
-from tests.e2e.processes import stopped
+from tests.e2e.processes import unlisted
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 
@@ -135,7 +135,7 @@ def test_nothing_is_deleted_before_an_entry_names_it_and_a_killed_run_is_finishe
     with running(data) as daemon:
         records = write_some(daemon)
         orphan = place.put(1, 0, 900_001)
-        with stopped(daemon.process.pid):  # the supervisor: no entry is written
+        with unlisted(daemon):
             run = subprocess.Popen(place.command("gc"), cwd=ROOT, env=place.environ)
             try:
                 assert wait_until(place.named, "the orphan to be named") == [orphan]
@@ -158,7 +158,7 @@ def test_a_run_whose_daemon_ends_says_so_and_deletes_nothing(data: Path) -> None
     with running(data) as daemon:
         write_some(daemon)
         orphan = place.put(1, 0, 900_001)
-        with stopped(daemon.process.pid):
+        with unlisted(daemon):
             run = subprocess.Popen(
                 place.command("gc"), cwd=ROOT, env=place.environ, text=True,
                 stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Answer, Daemon, command, running, wait_until
-from tests.e2e.processes import kill_shards, stopped
+from tests.e2e.processes import kill_shards, unlisted
 from tests.e2e.proxy import Fault, object_puts, store_proxy
 from tests.e2e.stores import on_s3
 from tests.e2e.test_recovery import log_entries, recovered
@@ -286,7 +286,7 @@ def test_an_import_goes_on_exactly_after_a_recovery_from_the_store_alone(
                 wait_until(lambda: stored(daemon) > 0, "records")
                 entries = len(log_entries(options))
                 wait_until(lambda: len(log_entries(options)) > entries, "an entry with some")
-                with stopped(daemon.process.pid):  # the supervisor: no entry lists the rest
+                with unlisted(daemon):
                     listed = stored(daemon)
                     wait_until(lambda: stored(daemon) > listed, "records that are in no entry")
                     daemon.kill_everything()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.e2e.processes import (
     stop_until_killed,
     stopped,
     succession,
+    unlisted,
 )
 from tests.e2e.proxy import store_proxy
 from tests.e2e.stores import on_s3
@@ -82,14 +84,14 @@ def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> 
     with running(data, shards=2) as daemon, connect_to(daemon, 0) as line:
         line.produce("t", 0)
         # The supervisor is stopped too, so that the turn is seen to be skipped, not freed.
-        with succession(daemon, 1) as (pid,):
-            with stopped(pid):
-                with stopped(daemon.process.pid):
-                    # Every second turn is the stopped shard's.
-                    for number in range(1, 9):
-                        assert line.produce("t", number)["first_seq"] == number + 1
-                    assert alive(pid)
-                wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
+        with succession(daemon, 1) as (pid,), ExitStack() as until_killed:
+            with unlisted(daemon):
+                until_killed.enter_context(stopped(pid))
+                # Every second turn is the stopped shard's.
+                for number in range(1, 9):
+                    assert line.produce("t", number)["first_seq"] == number + 1
+                assert alive(pid)
+            wait_until(lambda: not alive(pid), "the supervisor to kill the stopped shard")
             # The connection is to shard 0: it never noticed.
             line.produce("t", 9)
         assert restarts(daemon, 0) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import ROOT, Answer, Daemon, running, wait_until
+from tests.e2e.daemon import HANG_S, ROOT, Answer, Daemon, running, wait_until
 from tests.e2e.processes import Line
 from tests.e2e.proxy import Fault, StoreProxy, store_proxy
 from tests.e2e.stores import on_s3
@@ -86,21 +86,19 @@ def _crowded(daemon: Daemon, proxy: StoreProxy) -> list[Line]:
     are none, and what was taken in is deleted with its topic."""
     daemon.ask("DELETE", "/v0/topics/t?force=true")
     assert daemon.produce("t", "before").status == 200
+    lines = [Line(daemon) for _ in range(PULLED + WAITING)]
     proxy.hold_object_puts()
-    lines: list[Line] = []
 
     def is_failing() -> bool:
         return "store_failing" in str(daemon.status()["alarms"])
 
-    def send(data: str, ack_timeout_ms: int) -> None:
-        lines.append(Line(daemon))
-        lines[-1].send("t", data, ack_timeout_ms=ack_timeout_ms)
-
-    for number in range(PULLED):
-        send(f"pulled {number}", 10_000)
-        wait_until(lambda: _pulled(daemon, len(lines)) or is_failing(), "it to be pulled")
-    for number in range(WAITING):
-        send(f"waiting {number}", 600_000 if number % 5 == 4 else 500)
+    for number, line in enumerate(lines[:PULLED]):
+        line.send("t", f"pulled {number}", ack_timeout_ms=10_000)
+        sent = number + 1
+        wait_until(lambda: _pulled(daemon, sent) or is_failing(), "it to be pulled")  # noqa: B023
+    for number, line in enumerate(lines[PULLED:]):
+        ack_timeout_ms = 600_000 if number % 5 == 4 else 500
+        line.send("t", f"waiting {number}", ack_timeout_ms=ack_timeout_ms)
     everything = (PULLED + WAITING) * REQUEST_BYTES
     wait_until(lambda: _used_bytes(daemon) >= everything or is_failing(), "all to be taken in")
     if not is_failing():  # then none of them was refused
@@ -121,7 +119,7 @@ def test_at_its_deadline_a_request_is_withdrawn_or_its_outcome_is_unknown_and_50
             bucket, proxy.endpoint_url, commit_window_min_ms=1, uploads_in_flight_max=2
         )  # fmt: skip
         with running(data, shards=2, **options) as daemon, ExitStack() as stack:
-            lines = wait_until(lambda: _crowded(daemon, proxy), "all to be taken in")
+            lines = wait_until(lambda: _crowded(daemon, proxy), "all to be taken in", 10 * HANG_S)
             for line in lines:
                 stack.enter_context(line)
             pulled, waiting = lines[:PULLED], lines[PULLED:]
