@@ -95,7 +95,7 @@ def test_an_idle_group_uploads_a_lone_request_immediately_and_others_at_an_objec
     with running(data, shards=2, settings=settings) as daemon:
         with connect_to(daemon, 0) as first, connect_to(daemon, 1) as second:
             assert first.produce("t", "lone")["first_seq"] == 1
-            first.send("t", "waits")
+            first.send("t", "waits", ack_timeout_ms=600_000)
             wait_until(lambda: daemon.status()["shards"][0]["ring_used_bytes"], "it to wait")
             assert daemon.status()["totals"]["requests_acked"] == 1
             assert second.produce("t", "x" * (64 << 10))["count"] == 1

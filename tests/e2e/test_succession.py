@@ -23,12 +23,12 @@ def test_offsets_are_right_where_a_predecessors_requests_are_committed_with_ours
             return int(daemon.status()["groups"][0]["backlog_bytes"])
 
         with connect_to(daemon, 0) as line:
-            line.send("t", "left", "over")
+            line.send("t", "left", "over", ack_timeout_ms=600_000)
             left_bytes = wait_until(backlog, "the request to be published")
             kill_shards(daemon, 0)
             assert line.answer() is None
         with connect_to(daemon, 0) as line:
-            line.send("t", "ours")
+            line.send("t", "ours", ack_timeout_ms=600_000)
             wait_until(lambda: backlog() > left_bytes, "the second request to be published")
             assert daemon.stop() == 0
             answer = line.answer()

@@ -82,7 +82,7 @@ def test_a_stop_does_not_wait_for_a_long_window(data: Path) -> None:
         with connect_to(daemon, 1) as line:
             # A lone request is uploaded immediately; the next one waits for the window.
             line.produce("t", 1)
-            line.send("t", 2)
+            line.send("t", 2, ack_timeout_ms=600_000)
             wait_until(lambda: daemon.status()["shards"][1]["ring_used_bytes"], "it to wait")
             daemon.process.send_signal(signal.SIGTERM)
             answer = line.answer()
