@@ -178,7 +178,7 @@ def test_members_who_wait_for_others_hold_nothing_that_the_others_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "FRAMES_BYTES_MAX", 6_000)
-    monkeypatch.setattr(group, "FIRST_REBALANCE_MS", 10_000)
+    monkeypatch.setattr(group, "FIRST_REBALANCE_MS", 600_000)
 
     def join() -> bytes:
         def text(value: bytes) -> bytes:
@@ -187,7 +187,7 @@ def test_members_who_wait_for_others_hold_nothing_that_the_others_need(
         metadata = bytes(9_000)
         return (
             Key.JOIN_GROUP.to_bytes(2, "big") + b"\0\0\0\0\0\7\xff\xff" + text(b"g")
-            + (10_000).to_bytes(4, "big") + text(b"") + text(b"consumer")
+            + (600_000).to_bytes(4, "big") + text(b"") + text(b"consumer")
             + (1).to_bytes(4, "big") + text(b"range") + len(metadata).to_bytes(4, "big") + metadata
         )  # fmt: skip
 
