@@ -88,9 +88,10 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """SIGSTOP to a process; it goes on at the end unless it is gone by then."""
+    """SIGSTOP to a process, which stands then; it goes on at the end unless it is gone by then."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it to stand")
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -103,7 +104,17 @@ def unlisted(daemon: Daemon) -> Iterator[None]:
     One is sent before: without another, a daemon stores for 15 s only, and an idle one for less."""
     assert daemon.json("PUT", "/v0/cursors/of-an-entry").status in (200, 201)
     ViaDaemon(socket_address(str(daemon.data))).await_backup()
-    with stopped(daemon.process.pid):
+    with contextlib.ExitStack() as stack:
+        with locked_ledger(daemon):  # in its own transaction it would hold up all others
+            stack.enter_context(stopped(daemon.process.pid))
+        yield
+
+
+@contextlib.contextmanager
+def locked_ledger(daemon: Daemon) -> Iterator[None]:
+    """While no process of the daemon is in a transaction of the ledger, and none can begin one."""
+    with contextlib.closing(LockFile(daemon.data / "lock")) as file:
+        wait_until(lambda: file.try_lock(locks.LEDGER), "the ledger lock")
         yield
 
 
@@ -156,15 +167,14 @@ class Line:
 @contextlib.contextmanager
 def held_commit(daemon: Daemon, topic: str) -> Iterator[None]:
     """While a record is not committed, because the ledger is locked; after it the record is."""
-    with contextlib.closing(LockFile(daemon.data / "lock")) as file, Line(daemon) as line:
-        wait_until(lambda: file.try_lock(locks.LEDGER), "the ledger lock")
-        line.send(topic, "held", ack_timeout_ms=600_000)
-        wait_until(
-            lambda: any(shard["ring_used_bytes"] for shard in daemon.status()["shards"]),
-            "it to be taken in",
-        )
-        yield
-        file.unlock(locks.LEDGER)
+    with Line(daemon) as line:
+        with locked_ledger(daemon):
+            line.send(topic, "held", ack_timeout_ms=600_000)
+            wait_until(
+                lambda: any(shard["ring_used_bytes"] for shard in daemon.status()["shards"]),
+                "it to be taken in",
+            )
+            yield
         answer = line.answer()
         assert answer is not None and answer.status == 200, answer
 

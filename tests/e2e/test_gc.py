@@ -11,20 +11,17 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ledger import notes
-from shards import locks
-from shards.locks import LockFile
 from tests.compaction.by_hand import compact, opened
 from tests.e2e.daemon import HANG_S, ROOT, UNANSWERED, Daemon, running, wait_until
 from tests.e2e.killed_gc import POINTS
 from tests.e2e.orphans import Place, write_some
-from tests.e2e.processes import unlisted
+from tests.e2e.processes import locked_ledger, unlisted
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
 
@@ -78,17 +75,12 @@ def test_what_a_kill_of_everything_left_uncommitted_goes_without_a_daemon(
     with running(data, **options) as daemon:
         records = write_some(daemon)
         committed = {row.key for row in place.rows()}
-        lock_file = LockFile(data / "lock")
-        try:
-            # With the ledger locked, an upload ends after its PUT.
-            wait_until(lambda: lock_file.try_lock(locks.LEDGER), "the ledger lock")
+        with locked_ledger(daemon):  # an upload ends after its PUT
             lost = threading.Thread(target=_produce_in_vain, args=(daemon,))
             lost.start()
             wait_until(lambda: place.present() - committed, "an object that is not committed")
             daemon.kill_everything()
             lost.join(HANG_S)
-        finally:
-            lock_file.close()
     (orphan,) = place.present() - committed
     assert place.json("gc", "--dry-run")["keys"] == [orphan]
     assert place.present() == committed | {orphan}
@@ -108,9 +100,7 @@ def test_an_object_whose_lease_lives_is_no_orphan(data: Path) -> None:
     with running(data) as daemon:
         write_some(daemon)
         committed = {row.key for row in place.rows()}
-        with closing(LockFile(data / "lock")) as lock_file:
-            # With the ledger locked an upload waits after its PUT.
-            wait_until(lambda: lock_file.try_lock(locks.LEDGER), "the ledger lock")
+        with locked_ledger(daemon):  # an upload waits after its PUT
             patient = {"ack_timeout_ms": 600_000}
             late = threading.Thread(target=daemon.produce, args=("orders", "late"), kwargs=patient)
             late.start()

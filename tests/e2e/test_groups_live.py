@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from shards import locks
 from shards.clock import monotonic_ns
-from shards.locks import LockFile
 from tests.e2e.daemon import Daemon, running, wait_for_heartbeats, wait_until
 from tests.e2e.load import load
-from tests.e2e.processes import Line, connect_to
+from tests.e2e.processes import Line, connect_to, locked_ledger
 from tests.e2e.proxy import Fault, object_puts, store_proxy
 from tests.e2e.stores import on_s3
 from tests.minio import Bucket
@@ -142,8 +140,7 @@ def test_a_flood_splits_the_group_and_silence_merges_it(data: Path, bucket: Buck
             proxy.delay_s = 0.02
             proxy.decide = object_puts(Fault.DELAY)
             # Uploads wait for the ledger: a PUT without an answer is a failing store after 2 s.
-            with contextlib.closing(LockFile(daemon.data / "lock")) as file:
-                wait_until(lambda: file.try_lock(locks.LEDGER), "the ledger lock")
+            with locked_ledger(daemon):
                 # 4 x 800 KiB of backlog is over 2 x target x members, for four members and two.
                 sent = fill(daemon, lines, 800 << 10)
             # Its halves may have merged again by the time of a look.

@@ -19,6 +19,7 @@ from tests.e2e.load import check_stored, load
 from tests.e2e.processes import (
     alive,
     connect_to,
+    locked_ledger,
     restarts,
     shard_pids,
     stop_until_killed,
@@ -86,7 +87,8 @@ def test_a_stopped_shard_is_skipped_by_its_group_and_then_killed(data: Path) -> 
         # The supervisor is stopped too, so that the turn is seen to be skipped, not freed.
         with succession(daemon, 1) as (pid,), ExitStack() as until_killed:
             with unlisted(daemon):
-                until_killed.enter_context(stopped(pid))
+                with locked_ledger(daemon):  # not within its own transaction
+                    until_killed.enter_context(stopped(pid))
                 # Every second turn is the stopped shard's.
                 for number in range(1, 9):
                     assert line.produce("t", number)["first_seq"] == number + 1

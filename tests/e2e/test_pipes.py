@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.e2e.consuming import (
     subscribe,
 )
 from tests.e2e.daemon import UNANSWERED, Daemon, running, wait_until
-from tests.e2e.processes import alive, stopped, succession, unlisted
+from tests.e2e.processes import alive, locked_ledger, stopped, succession, unlisted
 
 
 def seqs(messages: list[dict[str, Any]]) -> list[int]:
@@ -136,7 +137,9 @@ def test_a_poll_whose_answer_dies_with_its_shard_is_answered_again(data: Path) -
             far.begin("GET", f"{poll}&wait_ms=30000")
             wait_until(lambda: near.ask("GET", path).json["consumers"][0]["connected"], "the poll")
             # The supervisor is stopped too, so that it kills nobody before the owner answers.
-            with succession(daemon, 1 - owner) as (pid,), unlisted(daemon), stopped(pid):
+            with succession(daemon, 1 - owner) as (pid,), unlisted(daemon), ExitStack() as stack:
+                with locked_ledger(daemon):  # not within its own transaction
+                    stack.enter_context(stopped(pid))
                 records = {"records": [{"data": number} for number in range(4)]}
                 assert near.ask("POST", "/v0/topics/t", records).status == 200
                 wait_until(lambda: near.ask("GET", path).json["in_flight"] == 2, "its answer")
