@@ -132,15 +132,18 @@ def test_produce_repeats_a_lost_batch_with_the_same_key() -> None:
 def test_each_request_moves_a_cursor_over_its_lines_once_a_second_one_waits() -> None:
     with scripted(accepted) as server:
         assert run(server, "produce", "t", "--batch", "2", stdin="1\n\n2\n3\n4\n5\n").exit_code == 0
-    cursor = server.calls[1].path.rpartition("/")[2]
-    assert [(call.method, call.body) for call in server.calls if call.method != "POST"] == [
-        ("PUT", {"positions": [{"seq": 3, "partition": 0, "expected": None}]}), ("DELETE", None),
-    ]  # fmt: skip
-    assert [call.body.get("advance") for call in sent(server)] == [
-        None,
-        {"cursor": cursor, "expected": 3, "next": 5},
-        {"cursor": cursor, "expected": 5, "next": 6},
+    put, delete = (call for call in server.calls if call.method in ("PUT", "DELETE"))
+    cursor, place = put.path.rpartition("/")[2], put.body["positions"][0]["seq"]
+    assert put.body == {"positions": [{"seq": place, "partition": 0, "expected": None}]}
+    assert (delete.method, delete.body) == ("DELETE", None)
+    # On a busy machine the second batch may be read when the first is stored already.
+    moves = [
+        {"cursor": cursor, "expected": expected, "next": following}
+        for expected, following in ((3, 5), (5, 6))
+        if expected >= place
     ]
+    assert place in (3, 5)
+    assert [call.body.get("advance") for call in sent(server)] == [None] * (3 - len(moves)) + moves
 
 
 def test_who_may_make_no_cursor_sends_one_request_at_a_time() -> None:
